@@ -1,0 +1,52 @@
+# The few functions that every CMakeLists.txt of the project is written with.
+
+add_library(nibble_flags INTERFACE)
+target_compile_features(nibble_flags INTERFACE cxx_std_20)
+# -ffp-contract=off: a multiply and an add stay two roundings unless the source says fma (numerics.md, Decided 3).
+target_compile_options(nibble_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Werror -ffp-contract=off -fstack-protector-strong>)
+target_include_directories(nibble_flags INTERFACE ${PROJECT_SOURCE_DIR})
+if(NIBBLE_SANITIZE)
+  target_compile_options(nibble_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${NIBBLE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+  target_link_options(nibble_flags INTERFACE -fsanitize=${NIBBLE_SANITIZE})
+endif()
+
+# nibble_library(NAME jobs HDRS a.h SRCS a.cc DEPS nibble::base): target nibble_jobs, alias nibble::jobs.
+# Its headers are includable from the project root; DEPS are public because headers show their types.
+function(nibble_library)
+  cmake_parse_arguments(ARG "" "NAME" "HDRS;SRCS;DEPS;PRIVATE_DEPS" ${ARGN})
+  set(target nibble_${ARG_NAME})
+  if(ARG_SRCS)
+    add_library(${target} STATIC ${ARG_SRCS})
+    target_link_libraries(${target} PUBLIC ${ARG_DEPS} PRIVATE nibble_flags ${ARG_PRIVATE_DEPS})
+    target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR})
+    target_sources(${target} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HDRS})
+  else()
+    add_library(${target} INTERFACE)
+    target_link_libraries(${target} INTERFACE ${ARG_DEPS})
+    target_include_directories(${target} INTERFACE ${PROJECT_SOURCE_DIR})
+    target_sources(${target} INTERFACE FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${ARG_HDRS})
+  endif()
+  add_library(nibble::${ARG_NAME} ALIAS ${target})
+endfunction()
+
+# nibble_binary(NAME nibbled SRCS main.cc DEPS ...): a program in <build>/bin.
+function(nibble_binary)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS" ${ARGN})
+  add_executable(${ARG_NAME} ${ARG_SRCS})
+  target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS})
+endfunction()
+
+# nibble_test(NAME thread_pool_test SRCS ... DEPS ... [LABELS unit] [ARGS ...]): a GoogleTest program; each case is one
+# CTest, so that a skipped case shows as skipped.
+function(nibble_test)
+  cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;LABELS;DEFINITIONS" ${ARGN})
+  if(NOT ARG_LABELS)
+    set(ARG_LABELS unit)
+  endif()
+  add_executable(${ARG_NAME} ${ARG_SRCS})
+  target_link_libraries(${ARG_NAME} PRIVATE nibble_flags ${ARG_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  target_compile_definitions(${ARG_NAME} PRIVATE NIBBLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" ${ARG_DEFINITIONS})
+  gtest_discover_tests(${ARG_NAME} DISCOVERY_TIMEOUT 60 PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT 300)
+endfunction()

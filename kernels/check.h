@@ -1,0 +1,38 @@
+// Argument checks that every op's foo.cc begins with; messages name the field, what it got and what it wanted.
+#pragma once
+#include <initializer_list>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/matrix.h"
+
+#define NIBBLE_KERNEL_CHECK(expr)                      \
+  do {                                                 \
+    if (absl::Status status_ = (expr); !status_.ok()) { \
+      return status_;                                  \
+    }                                                  \
+  } while (false)
+
+namespace nibble::kernels {
+
+inline absl::Status CheckMatrix(const char* op, const char* field, const ConstMatrix& m, std::int64_t rows,
+                                std::int64_t cols, std::initializer_list<DType> dtypes) {
+  bool dtype_ok = false;
+  for (const DType dtype : dtypes) dtype_ok |= m.dtype == dtype;
+  if (!dtype_ok) return absl::InvalidArgumentError(absl::StrCat(op, ": ", field, " has dtype ", Name(m.dtype)));
+  if (m.rows != rows || m.cols != cols || m.stride < m.cols) {
+    return absl::InvalidArgumentError(absl::StrCat(op, ": ", field, " is [", m.rows, ", ", m.cols, "] with stride ",
+                                                   m.stride, ", wanted [", rows, ", ", cols, "]"));
+  }
+  if (m.data == nullptr && rows * cols != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(op, ": ", field, " is null"));
+  }
+  return absl::OkStatus();
+}
+
+inline absl::Status CheckThat(bool condition, const char* op, const char* what) {
+  if (condition) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(op, ": wanted ", what));
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,56 @@
+// Row-wise int8: q = clamp(rne(x * (1 / s)), -127, 127) with s = max(absmax, 1e-12) / 127 in f32, one s a row; the
+// clipped s is what is stored (numerics.md, Decided 1). -128 never appears.
+#pragma once
+#include <cstdint>
+
+namespace nibble::kernels {
+
+inline constexpr float kInt8MinAbsmax = 1e-12f;
+inline constexpr float kInt8MaxCode = 127.0f;
+// Served activations: elements with |x| > kOutlierRatio * mean|x| leave the row, at most max_outliers of them, the
+// largest magnitudes first, ties to the lower index (numerics.md, Decided 1).
+inline constexpr float kOutlierRatio = 6.0f;
+inline constexpr int kMaxOutliers = 16;
+inline constexpr int kDefaultOutliers = 8;
+
+// Rows of activations as the int8 product reads them. Borrowed buffers.
+//   codes          [M, stride]  i8; columns K..stride-1 hold 0; stride % 64 == 0. An outlier's own code is 0
+//   scale          [M]          f32
+//   num_outliers   [M]          i32, 0..max_outliers
+//   outlier_index  [M, 16]      i32, ascending within a row
+//   outlier_value  [M, 16]      f32, the element as it was
+struct QuantizedRows {
+  std::int8_t* codes = nullptr;
+  float* scale = nullptr;
+  std::int32_t* num_outliers = nullptr;
+  std::int32_t* outlier_index = nullptr;
+  float* outlier_value = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;    // K
+  std::int64_t stride = 0;
+};
+
+// A weight [N, K] as the int8 product reads it: tiles of 16 outputs by 4 k, so that one 64-byte load feeds 16 lanes of
+// a 4-way dot product. Byte ((n / 16) * padded_k / 4 + k / 4) * 64 + (n % 16) * 4 + k % 4 holds w[n, k]; what lies
+// outside [N, K] is 0.
+struct PackedInt8Weight {
+  const std::int8_t* tiles = nullptr;    // [ceil(N/16), padded_k/4, 16, 4]
+  const float* scale = nullptr;          // [N]
+  const std::int32_t* row_sum = nullptr; // [ceil(N/16)*16], sum over k of w[n, k]: makes u8 x s8 exact for s8 x s8
+  std::int64_t rows = 0;                 // N
+  std::int64_t cols = 0;                 // K
+  std::int64_t padded_k = 0;             // K rounded up to a multiple of 64
+};
+
+inline constexpr std::int64_t kInt8TileRows = 16;
+constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr std::int64_t Int8PaddedK(std::int64_t k) { return RoundUp(k, 64); }
+constexpr std::int64_t PackedInt8Bytes(std::int64_t n, std::int64_t k) {
+  return RoundUp(n, kInt8TileRows) * Int8PaddedK(k);
+}
+
+// codes [N, K] row-major -> tiles [PackedInt8Bytes(N, K)] and row_sum [RoundUp(N, 16)]. A change of place: no rounding.
+void PackInt8Weight(const std::int8_t* codes, std::int64_t n, std::int64_t k, std::int8_t* tiles,
+                    std::int32_t* row_sum);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,30 @@
+#include "kernels/isa.h"
+
+namespace nibble::kernels {
+
+Isa DetectIsa() {
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vnni");
+  return avx512 ? Isa::kAvx512 : avx2 ? Isa::kAvx2 : Isa::kPlain;
+}
+
+const char* Name(Isa isa) {
+  switch (isa) {
+    case Isa::kPlain: return "plain";
+    case Isa::kAvx2: return "avx2";
+    case Isa::kAvx512: return "avx512";
+  }
+  return "unknown";
+}
+
+std::optional<Isa> ParseIsa(std::string_view text) {
+  for (const Isa isa : {Isa::kPlain, Isa::kAvx2, Isa::kAvx512}) {
+    if (text == Name(isa)) return isa;
+  }
+  return std::nullopt;
+}
+
+}  // namespace nibble::kernels

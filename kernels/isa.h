@@ -1,0 +1,15 @@
+// Which instruction sets this machine has, found by CPUID; a flag may force a lower one, never a higher one.
+#pragma once
+#include <optional>
+#include <string_view>
+
+namespace nibble::kernels {
+
+// kAvx2 needs AVX2, FMA and F16C; kAvx512 needs F, BW, DQ, VL and VNNI besides.
+enum class Isa { kPlain = 0, kAvx2 = 1, kAvx512 = 2 };
+
+Isa DetectIsa();
+const char* Name(Isa isa);                          // "plain", "avx2", "avx512"
+std::optional<Isa> ParseIsa(std::string_view text);  // nothing for any other text
+
+}  // namespace nibble::kernels

@@ -1,0 +1,13 @@
+// What a kernel path returns: absl-free, so that nvcc never compiles abseil.
+#pragma once
+
+namespace nibble::kernels {
+
+enum class LaunchCode { kOk, kUnimplemented, kInternal, kResourceExhausted };
+
+struct [[nodiscard]] LaunchResult {
+  LaunchCode code = LaunchCode::kOk;
+  const char* text = "";  // a constant, or a string that CUDA owns
+};
+
+}  // namespace nibble::kernels

@@ -1,0 +1,18 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct AddArgs {
+  Matrix x;
+  ConstMatrix y;
+};
+
+// x = rn_x(x + y), the residual connection.
+//   x, y  [M, K]   f32 | bf16; x overwritten
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+absl::Status Add(const AddArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

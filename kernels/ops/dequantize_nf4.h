@@ -1,0 +1,22 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/formats/nf4.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct DequantizeNf4Args {
+  Nf4Weight w;
+  Matrix out;
+};
+
+// out = rn_out(book[code] * absmax), one rounding: the only NF4 dequantisation rule of the house.
+//   w    [N, K]   formats/nf4.h
+//   out  [N, K]   f32 | bf16; overwritten
+// Same bits on every path.
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Source: bitsandbytes kDequantizeBlockwise. Golden: tests/golden/kernels (bitsandbytes).
+absl::Status DequantizeNf4(const DequantizeNf4Args& args, const Stream& stream);
+
+}  // namespace nibble::kernels

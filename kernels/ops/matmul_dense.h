@@ -1,0 +1,27 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/formats/dense.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct MatmulDenseArgs {
+  ConstMatrix x;
+  PackedDenseWeight w;
+  const float* bias = nullptr;
+  Matrix y;
+};
+
+// y = rn_y(x * w^T + bias) with one fused multiply-add chain an output, over k in order, from 0; bias added last where there is
+// one. The float layers of a promised artifact.
+//   x     [M, K]   f32 | bf16
+//   w     [N, K]   f32 | bf16 panels (formats/dense.h); bf16 is widened exactly
+//   bias  [N]      f32, or null
+//   y     [M, N]   f32 | bf16; overwritten
+// Same bits on every path, batch and thread count.
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Source: numerics.md, Decided 9. Golden: tests/golden/kernels (numpy float64, within the bound of the chain).
+absl::Status MatmulDense(const MatmulDenseArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,25 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/formats/int8.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct QuantizeInt8Args {
+  ConstMatrix x;
+  QuantizedRows out;
+  int max_outliers = 0;
+};
+
+// Row-wise int8 of x, with up to max_outliers elements a row kept as they are.
+//   x    [M, K]   f32 | bf16, finite
+//   out  [M, K]   codes, scale, outliers (formats/int8.h); overwritten, padding included. Outlier buffers may be null
+//                 when max_outliers is 0
+// Requires 0 <= max_outliers <= 16. mean|x| is the sum of |x| over 16 virtual lanes (lane l takes l, l + 16, ...), then a
+// fixed tree, divided by K. Same bits on every path.
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Source: LLM.int8(), arXiv:2208.07339, a row at a time; numerics.md, Decided 1. Golden: tests/golden/kernels.
+absl::Status QuantizeInt8(const QuantizeInt8Args& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,27 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct RmsNormArgs {
+  ConstMatrix x;
+  const float* weight = nullptr;
+  float eps = 0;
+  Matrix y;
+  float* rstd = nullptr;
+};
+
+// y = rn_y((x * rstd) * weight), rstd = 1 / sqrt(mean(x^2) + eps), all in f32.
+//   x       [M, K]   f32 | bf16
+//   weight  [K]      f32
+//   y       [M, K]   f32 | bf16; overwritten; may be x
+//   rstd    [M]      f32, or null; for the backward pass
+// The sum of squares runs over 16 virtual lanes by fused multiply-add, then a fixed tree; sqrt and division are IEEE.
+// Same bits on every path.
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Source: RMSNorm, arXiv:1910.07467; numerics.md, Decided 9. Golden: tests/golden/kernels (transformers LlamaRMSNorm).
+absl::Status RmsNorm(const RmsNormArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,26 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct RmsNormBackwardArgs {
+  ConstMatrix x;
+  ConstMatrix grad_y;
+  const float* weight = nullptr;
+  const float* rstd = nullptr;
+  Matrix grad_x;
+};
+
+// Gradient of rms_norm to x: grad_x = rstd * (g*w - x * rstd^2 * mean(g*w*x)), g = grad_y, in f32.
+//   x, grad_y  [M, K]   f32 | bf16
+//   weight     [K]      f32
+//   rstd       [M]      f32, as rms_norm wrote it
+//   grad_x     [M, K]   f32 | bf16; overwritten; may be grad_y
+// Fixed order as in rms_norm.
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Source: derivative of rms_norm. Golden: tests/golden/kernels (autograd of the formula).
+absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,26 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/formats/int8.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct RmsNormQuantizeArgs {
+  ConstMatrix x;
+  const float* weight = nullptr;
+  float eps = 0;
+  QuantizedRows out;
+  int max_outliers = 0;
+};
+
+// quantize_int8(rms_norm(x)) in one pass over a row that stays in cache: norm, outliers, absmax, codes, scale.
+//   x       [M, K]   f32 | bf16
+//   weight  [K]      f32
+//   out     [M, K]   as quantize_int8
+// Bits equal to rms_norm into f32 followed by quantize_int8, on every path.
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Source: numerics.md, Decided 1 and 10.1. Golden: by way of rms_norm and quantize_int8.
+absl::Status RmsNormQuantize(const RmsNormQuantizeArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,31 @@
+// Where and how an op runs: passed by value as the last argument of every op.
+#pragma once
+#include <cstdint>
+#include <functional>
+
+#include "kernels/isa.h"
+#include "kernels/launch_counter.h"
+#include "kernels/thread_pool.h"
+
+namespace nibble::kernels {
+
+enum class DeviceKind : std::uint8_t { kCpu, kCuda };
+
+class DenseLibrary;
+
+// Borrows everything it points to. On the CPU an op has finished when it returns; on CUDA it is stream-ordered.
+struct Stream {
+  DeviceKind device = DeviceKind::kCpu;
+  Isa isa = Isa::kPlain;               // the highest path that may be taken
+  ThreadPool* pool = nullptr;          // null: everything on the calling thread
+  LaunchCounter* launches = nullptr;   // null: not counted
+  DenseLibrary* library = nullptr;     // the program's BEST_EFFORT matrix product; null: ops that need it say so
+  int device_index = 0;                // CUDA ordinal
+  void* cuda_stream = nullptr;         // cudaStream_t
+
+  // Runs body over [0, n) on the pool, or here when there is none.
+  void ParallelFor(std::int64_t n, std::int64_t grain,
+                   const std::function<void(std::int64_t, std::int64_t)>& body) const;
+};
+
+}  // namespace nibble::kernels

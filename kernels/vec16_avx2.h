@@ -1,0 +1,113 @@
+// Vec16Plain in two AVX2 registers; include only from *_avx2.cc.
+#pragma once
+#include <immintrin.h>
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/dtype.h"
+
+namespace nibble::kernels {
+
+struct Vec16Avx2 {
+  static constexpr int kLanes = 16;
+  __m256 lo, hi;
+
+  static Vec16Avx2 Set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static Vec16Avx2 Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static __m256 Widen(__m128i bits) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  static Vec16Avx2 Load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static Vec16Avx2 Load(const BF16* p) {
+    return {Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            Widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+  }
+  static Vec16Avx2 Load(const std::int8_t* p) {
+    const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
+  }
+  template <typename T>
+  static Vec16Avx2 LoadPartial(const T* p, int n, float fill = 0.0f) {
+    alignas(32) float t[kLanes];
+    for (int i = 0; i < kLanes; ++i) t[i] = i < n ? ToFloat(p[i]) : fill;
+    return Load(t);
+  }
+  void Store(float* p) const {
+    _mm256_storeu_ps(p, lo);
+    _mm256_storeu_ps(p + 8, hi);
+  }
+  // The bits of ToBF16 in 32-bit lanes.
+  static __m256i Narrow(__m256 x) {
+    const __m256i u = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x0040));
+    const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan));
+  }
+  void Store(BF16* p) const {
+    const __m256i packed = _mm256_packus_epi32(Narrow(lo), Narrow(hi));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+  }
+  template <typename T>
+  void StorePartial(T* p, int n) const {
+    alignas(32) float t[kLanes];
+    Store(t);
+    for (int i = 0; i < n; ++i) p[i] = RoundTo<T>(t[i]);
+  }
+
+  friend Vec16Avx2 operator+(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+  friend Vec16Avx2 operator-(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+  friend Vec16Avx2 operator*(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+  friend Vec16Avx2 operator/(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+  static Vec16Avx2 Fma(Vec16Avx2 a, Vec16Avx2 b, Vec16Avx2 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+  }
+  static Vec16Avx2 Max(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+  static Vec16Avx2 Min(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+  static Vec16Avx2 Abs(Vec16Avx2 a) {
+    const __m256 sign = _mm256_set1_ps(-0.0f);
+    return {_mm256_andnot_ps(sign, a.lo), _mm256_andnot_ps(sign, a.hi)};
+  }
+  static Vec16Avx2 Sqrt(Vec16Avx2 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
+  static Vec16Avx2 Rne(Vec16Avx2 a) {
+    constexpr int kMode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(a.lo, kMode), _mm256_round_ps(a.hi, kMode)};
+  }
+  static __m256 Pow2(__m256 n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  }
+  static Vec16Avx2 Scale2(Vec16Avx2 a, Vec16Avx2 n) {
+    return {_mm256_mul_ps(a.lo, Pow2(n.lo)), _mm256_mul_ps(a.hi, Pow2(n.hi))};
+  }
+  static Vec16Avx2 SelectLess(Vec16Avx2 a, Vec16Avx2 b, Vec16Avx2 x, Vec16Avx2 y) {
+    return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
+            _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};
+  }
+  static std::uint32_t MaskGreater(Vec16Avx2 a, Vec16Avx2 b) {
+    const int lo_mask = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ));
+    const int hi_mask = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
+    return static_cast<std::uint32_t>(lo_mask | hi_mask << 8);
+  }
+  void StoreInt8(std::int8_t* p) const {
+    const __m256i words = _mm256_permute4x64_epi64(
+        _mm256_packs_epi32(_mm256_cvtps_epi32(lo), _mm256_cvtps_epi32(hi)), 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+  }
+  float ReduceSum() const {
+    const __m256 s8 = _mm256_add_ps(lo, hi);
+    const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
+    return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+  float ReduceMax() const {
+    const __m256 m8 = _mm256_max_ps(lo, hi);
+    const __m128 m4 = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
+    const __m128 m2 = _mm_max_ps(m4, _mm_movehl_ps(m4, m4));
+    return _mm_cvtss_f32(_mm_max_ss(m2, _mm_shuffle_ps(m2, m2, 1)));
+  }
+};
+
+}  // namespace nibble::kernels
