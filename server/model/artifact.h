@@ -1,0 +1,81 @@
+// A model on disk, in the house's own form: one directory.
+//   nibble.json              format, act_outliers, kv dtype, provenance (ArtifactInfo)
+//   config.json              ToHfConfig
+//   tokenizer.json, tokenizer_config.json, generation_config.json where the source had one
+//   model.safetensors        tensors (docs/formats.md):
+//     f32, bf16   NAME
+//     int8        NAME i8 [N, K] and NAME_scale f32 [N] (linears, head, embedding when tied); the rest f32
+//     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8, NAME_absmax_factor f32, NAME_absmax_offset f32 [1] (double
+//                 quantised); embedding, norms and head as they were
+//     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the nf4 base's tensors
+//   record.bin               the proof that verify replays (numerics.md, Decided 10), where there is one
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/model/model_config.h"
+
+namespace nibble::model {
+
+enum class Format { kF32, kBF16, kNf4, kInt8, kTernary, kLora };
+const char* Name(Format format);                                    // "f32", ..., "lora" (nf4 base and one adapter)
+absl::StatusOr<Format> ParseFormat(std::string_view text);
+
+enum class Determinism { kBitwise, kBestEffort };  // kBitwise: int8 and ternary
+
+struct ArtifactInfo {
+  Format format = Format::kF32;
+  int act_outliers = 0;                              // int8: outliers an activation row may keep
+  kernels::DType kv_dtype = kernels::DType::kBF16;   // what K and V are rounded to before any use
+  bool int8_head = false;                            // int8: the head (and a tied embedding) is int8 too
+  std::string weights_digest;                        // SHA-256 over tensors alone: name, dtype, shape, bytes, by name
+  std::string base_digest;                           // lora, and what was made from another model
+  std::string source;                                // "import", "convert", "job"
+  std::string recorded_by;                           // who made record.bin: "trainer", "convert", or ""
+  base::Json provenance = base::Json::object();      // job id, dataset digest, tokenizer digest, config digest, ...
+
+  Determinism determinism() const;
+};
+
+base::Json ToJson(const ArtifactInfo& info);
+absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const base::Json& json);
+
+// A tensor lying in a mapped file.
+struct TensorView {
+  kernels::DType dtype;
+  std::vector<std::int64_t> shape;
+  std::span<const std::byte> bytes;
+};
+
+// An opened artifact. Thread-compatible; views live as long as it does.
+class Artifact {
+ public:
+  // DataLoss when a file contradicts itself, InvalidArgument naming the tensor when shapes or dtypes do not fit the config.
+  static absl::StatusOr<std::unique_ptr<Artifact>> Open(const std::string& directory);
+
+  const ModelConfig& config() const { return config_; }
+  const ArtifactInfo& info() const { return info_; }
+  const std::string& directory() const { return directory_; }
+  const std::map<std::string, TensorView>& tensors() const { return tensors_; }
+  absl::StatusOr<TensorView> Tensor(const std::string& name) const;  // NotFound
+  // As f32, whatever float type it is stored in.
+  absl::StatusOr<std::vector<float>> FloatTensor(const std::string& name) const;
+
+ private:
+  Artifact() = default;
+  std::string directory_;
+  ModelConfig config_;
+  ArtifactInfo info_;
+  std::vector<std::shared_ptr<const base::MappedFile>> files_;
+  std::map<std::string, TensorView> tensors_;
+};
+
+}  // namespace nibble::model

@@ -1,0 +1,37 @@
+// The tensors of a model by their canonical (Hugging Face) names: what must be there, with which shape, in what role.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/model/model_config.h"
+
+namespace nibble::model {
+
+enum class TensorRole { kEmbedding, kNorm, kLinear, kBias, kHead };
+
+struct TensorSpec {
+  std::string name;                 // "model.layers.0.self_attn.q_proj.weight"
+  std::vector<std::int64_t> shape;  // [N, K] for linears, [K] for norms
+  TensorRole role;
+};
+
+// The linears of one layer in the order the decoder meets them; names of their module paths end in these.
+enum class LinearKind { kQ, kK, kV, kO, kGate, kUp, kDown };
+inline constexpr int kNumLinearKinds = 7;
+const char* ModuleSuffix(LinearKind kind);  // "self_attn.q_proj", ..., "mlp.down_proj"
+const char* ShortName(LinearKind kind);     // "q_proj", ...: what target_modules lists
+std::string ModulePath(std::int64_t layer, LinearKind kind);  // "model.layers.3.mlp.up_proj"
+std::int64_t OutFeatures(const ModelConfig& config, LinearKind kind);
+std::int64_t InFeatures(const ModelConfig& config, LinearKind kind);
+
+inline constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
+inline constexpr char kFinalNormName[] = "model.norm.weight";
+inline constexpr char kHeadName[] = "lm_head.weight";  // absent when tied
+std::string InputNormName(std::int64_t layer);
+std::string PostAttentionNormName(std::int64_t layer);
+
+// Every tensor of the float model, in file order.
+std::vector<TensorSpec> RequiredTensors(const ModelConfig& config);
+
+}  // namespace nibble::model

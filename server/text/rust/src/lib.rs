@@ -1,0 +1,226 @@
+//! text_ffi.h: pointers in, owned bytes out. Each function here only turns C into
+//! Rust and back; the work and the panic barrier are in the modules.
+#![feature(alloc_error_hook)]
+
+mod budget;
+mod python;
+mod template;
+mod tokenizer;
+
+use budget::{guarded, Budget, Failure};
+use std::ptr::null_mut;
+use template::{Input, Template};
+use tokenizer::{DecoderKind, Tokenizer};
+
+const OK: i32 = 0;
+const INVALID: i32 = 1;
+const INTERNAL: i32 = 2;
+
+#[repr(C)]
+pub struct Bytes {
+    data: *mut u8,
+    size: usize,
+}
+
+impl From<Vec<u8>> for Bytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        let size = bytes.len();
+        Bytes { data: Box::into_raw(bytes.into_boxed_slice()).cast(), size }
+    }
+}
+
+unsafe fn slice<'a, T>(data: *const T, size: usize) -> &'a [T] {
+    if size == 0 {
+        return &[];
+    }
+    std::slice::from_raw_parts(data, size)
+}
+
+unsafe fn text<'a>(data: *const u8, size: usize) -> Result<&'a str, Failure> {
+    std::str::from_utf8(slice(data, size))
+        .map_err(|e| Failure::Invalid(format!("not UTF-8: {e}")))
+}
+
+unsafe fn answer(out: *mut Bytes, work: impl FnOnce() -> Result<Vec<u8>, Failure>) -> i32 {
+    // The modules guard their own work; this catches what lies around it.
+    let unlimited = Budget { bytes: usize::MAX, blocks: usize::MAX };
+    let (code, bytes) = match guarded(unlimited, work) {
+        Ok(bytes) => (OK, bytes),
+        Err(Failure::Invalid(reason)) => (INVALID, reason.into_bytes()),
+        Err(Failure::Panic(reason)) => (INTERNAL, reason.into_bytes()),
+    };
+    *out = bytes.into();
+    code
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_bytes_free(bytes: Bytes) {
+    if !bytes.data.is_null() {
+        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(bytes.data, bytes.size)));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_load(
+    json: *const u8,
+    size: usize,
+    tokenizer: *mut *mut Tokenizer,
+    out: *mut Bytes,
+) -> i32 {
+    *tokenizer = null_mut();
+    answer(out, || {
+        *tokenizer = Box::into_raw(Box::new(Tokenizer::load(slice(json, size))?));
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_free(tokenizer: *mut Tokenizer) {
+    if !tokenizer.is_null() {
+        drop(Box::from_raw(tokenizer));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_encode(
+    tokenizer: *const Tokenizer,
+    data: *const u8,
+    size: usize,
+    add_special_tokens: bool,
+    offsets: *mut Bytes,
+    out: *mut Bytes,
+) -> i32 {
+    let mut places = Vec::new();
+    let code = answer(out, || {
+        let (ids, found) = (*tokenizer).encode(text(data, size)?, add_special_tokens)?;
+        places = found;
+        Ok(ids)
+    });
+    if !offsets.is_null() {
+        *offsets = places.into();
+    }
+    code
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_decode(
+    tokenizer: *const Tokenizer,
+    ids: *const i32,
+    count: usize,
+    skip_special_tokens: bool,
+    out: *mut Bytes,
+) -> i32 {
+    answer(out, || {
+        let decoded = (*tokenizer).decode(slice(ids, count), skip_special_tokens)?;
+        Ok(decoded.into_bytes())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_decoder_kind(tokenizer: *const Tokenizer) -> DecoderKind {
+    (*tokenizer).kind
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_token_bytes(
+    tokenizer: *const Tokenizer,
+    id: i32,
+    out: *mut Bytes,
+) -> i32 {
+    answer(out, || Ok((*tokenizer).token_bytes(id)))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_token_id(
+    tokenizer: *const Tokenizer,
+    token: *const u8,
+    size: usize,
+) -> i64 {
+    text(token, size).ok().and_then(|t| (*tokenizer).token_id(t)).map_or(-1, i64::from)
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_token(
+    tokenizer: *const Tokenizer,
+    id: i32,
+    out: *mut Bytes,
+) -> i32 {
+    answer(out, || {
+        let token = (*tokenizer).token(id).ok_or(format!("no token has id {id}"))?;
+        Ok(token.into_bytes())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_is_special(tokenizer: *const Tokenizer, id: i32) -> bool {
+    (*tokenizer).is_special(id)
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_vocab_size(tokenizer: *const Tokenizer) -> usize {
+    (*tokenizer).vocab_size()
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_added_tokens(
+    tokenizer: *const Tokenizer,
+    out: *mut Bytes,
+) -> i32 {
+    answer(out, || Ok((*tokenizer).added_tokens()))
+}
+
+#[repr(C)]
+pub struct Text {
+    data: *const u8,
+    size: usize,
+}
+
+#[repr(C)]
+pub struct RenderInput {
+    messages: Text,
+    tools: Text,
+    variables: Text,
+    add_generation_prompt: bool,
+    now_unix_seconds: i64,
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_template_compile(
+    source: Text,
+    special_tokens: Text,
+    compiled: *mut *mut Template,
+    out: *mut Bytes,
+) -> i32 {
+    *compiled = null_mut();
+    answer(out, || {
+        let special_tokens = text(special_tokens.data, special_tokens.size)?;
+        let template = Template::compile(text(source.data, source.size)?, special_tokens)?;
+        *compiled = Box::into_raw(Box::new(template));
+        Ok(Vec::new())
+    })
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_template_free(compiled: *mut Template) {
+    if !compiled.is_null() {
+        drop(Box::from_raw(compiled));
+    }
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_template_render(
+    compiled: *const Template,
+    input: *const RenderInput,
+    out: *mut Bytes,
+) -> i32 {
+    answer(out, || {
+        let input = &*input;
+        (*compiled).render(&Input {
+            messages: text(input.messages.data, input.messages.size)?,
+            tools: text(input.tools.data, input.tools.size)?,
+            variables: text(input.variables.data, input.variables.size)?,
+            add_generation_prompt: input.add_generation_prompt,
+            now: input.now_unix_seconds,
+        })
+    })
+}

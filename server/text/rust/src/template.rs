@@ -1,0 +1,296 @@
+//! Chat templates as transformers renders them (utils/chat_template_utils.py): the
+//! same whitespace rules, globals and filters, in a sandbox without a loader.
+
+use crate::budget::{guarded, Budget, Failure};
+use crate::python;
+use minijinja::value::{Kwargs, Rest, Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde_json::Value as Json;
+use std::cell::Cell;
+use std::io;
+
+const NAME: &str = "chat_template";
+const MAX_SOURCE_BYTES: usize = 256 << 10;
+const MIN_OUTPUT_BYTES: usize = 4 << 20;
+const MAX_RECURSION: usize = 200;
+const MAX_ERROR_BYTES: usize = 1 << 10;
+// Real templates take 20 to 200 instructions a message, and a message is no
+// shorter than {"role":"","content":""}.
+const FUEL: u64 = 300_000;
+const FUEL_PER_INPUT_BYTE: u64 = 10;
+const MAX_BLOCKS: usize = 50_000;
+// 50'000 nested lists are dropped and printed by recursion. Reserved, not touched.
+const STACK_BYTES: usize = 256 << 20;
+
+thread_local! {
+    static NOW: Cell<i64> = const { Cell::new(0) };
+}
+
+/// What one rendering is given, each a JSON text.
+pub struct Input<'a> {
+    pub messages: &'a str,
+    pub tools: &'a str,
+    pub variables: &'a str,
+    pub add_generation_prompt: bool,
+    pub now: i64,
+}
+
+pub struct Template {
+    environment: Environment<'static>,
+    special_tokens: String,
+}
+
+struct Bounded {
+    text: Vec<u8>,
+    limit: usize,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > self.limit - self.text.len() {
+            let text = format!("the output is longer than {} bytes", self.limit);
+            return Err(io::Error::other(text));
+        }
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn raise_exception(message: Value) -> Result<Value, Error> {
+    let text = format!("raise_exception: {}", python::str(&message)?);
+    Err(Error::new(ErrorKind::InvalidOperation, text))
+}
+
+/// datetime.now().strftime(format), at the time the caller gave.
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let refuse = |text: &str| Error::new(ErrorKind::InvalidOperation, text.to_string());
+    let Ok(format) = std::ffi::CString::new(format) else {
+        return Err(refuse("strftime_now: the format holds a NUL byte"));
+    };
+    if format.is_empty() {
+        return Ok(String::new());
+    }
+    let mut buffer = [0u8; 256];
+    // SAFETY: all-zero is a valid tm; the buffer's size is passed with it.
+    let written = unsafe {
+        let mut calendar: libc::tm = std::mem::zeroed();
+        let now: libc::time_t = NOW.get();
+        if libc::localtime_r(&now, &mut calendar).is_null() {
+            return Err(refuse("strftime_now: the time is out of range"));
+        }
+        let out = buffer.as_mut_ptr().cast();
+        libc::strftime(out, buffer.len(), format.as_ptr(), &calendar)
+    };
+    if written == 0 {
+        return Err(refuse("strftime_now: the result is empty or longer than 255 bytes"));
+    }
+    Ok(String::from_utf8_lossy(&buffer[..written]).into_owned())
+}
+
+// Jinja's trim, join and string go through str(): None becomes "None".
+fn trim(value: &Value, characters: Option<&str>) -> Result<String, Error> {
+    let text = python::str(value)?;
+    Ok(match characters {
+        Some(set) => text.trim_matches(|c| set.contains(c)).to_string(),
+        None => text.trim().to_string(),
+    })
+}
+
+fn join(
+    value: &Value,
+    separator: Option<&Value>,
+    attribute: Option<&Value>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let named: Option<Value> = kwargs.get("attribute")?;
+    let named_separator: Option<Value> = kwargs.get("d")?;
+    kwargs.assert_all_used()?;
+    let separator = match separator.or(named_separator.as_ref()) {
+        Some(separator) => python::str(separator)?,
+        None => String::new(),
+    };
+    let attribute = attribute.or(named.as_ref());
+    let mut out = String::new();
+    for (i, item) in value.try_iter()?.enumerate() {
+        if i > 0 {
+            out.push_str(&separator);
+        }
+        out.push_str(&match attribute {
+            Some(name) => python::str(&item.get_item(name)?)?,
+            None => python::str(&item)?,
+        });
+    }
+    Ok(out)
+}
+
+// In Python a string and a dict have a length and an index, and can be iterated.
+fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+}
+
+fn is_iterable(value: &Value) -> bool {
+    is_sequence(value) || matches!(value.kind(), ValueKind::Iterable | ValueKind::Undefined)
+}
+
+/// transformers marks the assistant's text with {% generation %}, which prints its
+/// body. {% with %} does the same and minijinja knows it.
+fn replace_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        out.push_str(before);
+        rest = tag;
+        let inner = tag.trim_start_matches(['-', '+']).trim_start();
+        let gap = tag.len() - inner.len();
+        for (word, known) in [("generation", "with"), ("endgeneration", "endwith")] {
+            let after = inner.strip_prefix(word).map(str::trim_start);
+            let ends = |text: &str| text.trim_start_matches(['-', '+']).starts_with("%}");
+            if after.is_some_and(ends) {
+                out.push_str(&tag[..gap]);
+                out.push_str(known);
+                rest = &inner[word.len()..];
+                break;
+            }
+        }
+    }
+    out + rest
+}
+
+fn explain(error: Error) -> String {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        text = text + ": " + &cause.to_string();
+        source = cause.source();
+    }
+    if text.len() > MAX_ERROR_BYTES {
+        let end = (0..=MAX_ERROR_BYTES).rev().find(|&i| text.is_char_boundary(i));
+        text.truncate(end.unwrap_or(0));
+        text.push_str("...");
+    }
+    text
+}
+
+fn on_deep_stack<T: Send>(
+    budget: Budget,
+    work: impl FnOnce() -> Result<T, Failure> + Send,
+) -> Result<T, Failure> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("chat_template".into())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, || guarded(budget, work))
+            .map_err(|e| Failure::Panic(format!("cannot start a thread to render: {e}")))?;
+        // guarded() returns panics as values.
+        thread.join().unwrap_or_else(|_| Err(Failure::Panic("the renderer died".into())))
+    })
+}
+
+impl Template {
+    pub fn compile(source: &str, special_tokens: &str) -> Result<Template, Failure> {
+        if source.len() > MAX_SOURCE_BYTES {
+            let text = format!("is {} bytes long, at most {MAX_SOURCE_BYTES}", source.len());
+            return Err(Failure::Invalid(text));
+        }
+        let budget = Budget { bytes: 64 << 20, blocks: 4 * MAX_SOURCE_BYTES };
+        on_deep_stack(budget, || {
+            let mut environment = Environment::new();
+            environment.set_trim_blocks(true);
+            environment.set_lstrip_blocks(true);
+            environment.set_recursion_limit(MAX_RECURSION);
+            environment.set_unknown_method_callback(unknown_method_callback);
+            environment.set_formatter(|out, _, value| {
+                out.write_str(&python::str(value)?).map_err(Error::from)
+            });
+            environment.add_filter("tojson", |value: &Value, args: Rest<Value>, kwargs: Kwargs| {
+                python::tojson(value, args, kwargs)
+            });
+            environment.add_filter("string", |value: &Value| python::str(value));
+            environment.add_filter("trim", trim);
+            environment.add_filter("join", join);
+            environment.add_test("sequence", is_sequence);
+            environment.add_test("iterable", is_iterable);
+            environment.add_function("raise_exception", raise_exception);
+            environment.add_function("strftime_now", strftime_now);
+            let source = replace_generation_tags(source);
+            environment.add_template_owned(NAME, source).map_err(explain)?;
+            Ok(Template { environment, special_tokens: special_tokens.into() })
+        })
+    }
+
+    pub fn render(&self, input: &Input) -> Result<Vec<u8>, Failure> {
+        let context = self.context(input)?;
+        let input_bytes = input.messages.len() + input.tools.len() + input.variables.len();
+        let limit = MIN_OUTPUT_BYTES + 4 * input_bytes;
+        // A vector that grows holds its old half and its new whole.
+        let budget = Budget { bytes: 3 * limit, blocks: MAX_BLOCKS };
+        on_deep_stack(budget, || {
+            NOW.set(input.now);
+            let mut environment = self.environment.clone();
+            environment.set_fuel(Some(FUEL + FUEL_PER_INPUT_BYTE * input_bytes as u64));
+            let template = environment.get_template(NAME).map_err(explain)?;
+            let mut out = Bounded { text: Vec::new(), limit };
+            template.render_captured_to(&context, &mut out).map_err(explain)?;
+            Ok(out.text)
+        })
+    }
+
+    fn context(&self, input: &Input) -> Result<Value, Failure> {
+        let mut all = parse("special_tokens", &self.special_tokens, Json::is_object, "an object")?;
+        let extra = parse("variables", input.variables, Json::is_object, "an object")?;
+        let messages = parse("messages", input.messages, Json::is_array, "an array")?;
+        for (i, message) in messages.as_array().into_iter().flatten().enumerate() {
+            if !message.is_object() {
+                let text = format!("messages[{i}]: got {}, want an object", name_of(message));
+                return Err(Failure::Invalid(text));
+            }
+        }
+        all["tools"] = match input.tools {
+            "" => Json::Null,
+            tools => parse("tools", tools, Json::is_array, "an array")?,
+        };
+        all["documents"] = Json::Null;
+        for (name, value) in extra.as_object().into_iter().flatten() {
+            if ["messages", "tools", "add_generation_prompt"].contains(&name.as_str()) {
+                let text = format!("variables: {name} has a field of its own");
+                return Err(Failure::Invalid(text));
+            }
+            all[name] = value.clone();
+        }
+        all["messages"] = messages;
+        all["add_generation_prompt"] = Json::Bool(input.add_generation_prompt);
+        Ok(Value::from_serialize(&all))
+    }
+}
+
+fn name_of(json: &Json) -> &'static str {
+    match json {
+        Json::Null => "null",
+        Json::Bool(_) => "a boolean",
+        Json::Number(_) => "a number",
+        Json::String(_) => "a string",
+        Json::Array(_) => "an array",
+        Json::Object(_) => "an object",
+    }
+}
+
+fn parse(
+    field: &str,
+    text: &str,
+    fits: impl Fn(&Json) -> bool,
+    wanted: &str,
+) -> Result<Json, Failure> {
+    let text = if text.is_empty() { "{}" } else { text };
+    let json: Json =
+        serde_json::from_str(text).map_err(|e| format!("{field}: not JSON: {e}"))?;
+    if !fits(&json) {
+        return Err(Failure::Invalid(format!("{field}: got {}, want {wanted}", name_of(&json))));
+    }
+    Ok(json)
+}

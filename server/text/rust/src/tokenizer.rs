@@ -1,0 +1,176 @@
+//! A tokenizer.json as it is written, but for truncation and padding: those belong
+//! to the caller, as in transformers.
+
+use crate::budget::{guarded, Budget, Failure};
+use tokenizers::{Decoder, DecoderWrapper, Tokenizer as HfTokenizer};
+
+const MAX_JSON_BYTES: usize = 64 << 20;
+
+pub struct Tokenizer {
+    inner: HfTokenizer,
+    byte_fallback: bool,
+    pub kind: DecoderKind,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq)]
+pub enum DecoderKind {
+    Bytes = 0,
+    Runs = 1,
+    Whole = 2,
+}
+
+fn budget(input_bytes: usize) -> Budget {
+    // A loaded vocabulary takes about 15 times its file, an encoded text with its
+    // alignments about 100 times its bytes.
+    Budget { bytes: (64 << 20) + 256 * input_bytes, blocks: usize::MAX }
+}
+
+fn kind_of(decoder: Option<&DecoderWrapper>) -> DecoderKind {
+    let parts = match decoder {
+        Some(DecoderWrapper::ByteLevel(_)) => return DecoderKind::Bytes,
+        Some(DecoderWrapper::Metaspace(_)) | None => return DecoderKind::Runs,
+        Some(DecoderWrapper::Sequence(sequence)) => sequence.get_decoders(),
+        Some(other) => std::slice::from_ref(other),
+    };
+    if let [DecoderWrapper::ByteLevel(_)] = parts {
+        return DecoderKind::Bytes;
+    }
+    let mut fused = false;
+    for part in parts {
+        let stable = match part {
+            DecoderWrapper::Fuse(_) => {
+                fused = true;
+                true
+            }
+            // On one token each, or at the start of the text.
+            DecoderWrapper::Strip(strip) => !fused || strip.stop == 0,
+            DecoderWrapper::Replace(_) | DecoderWrapper::ByteFallback(_) => !fused,
+            _ => false,
+        };
+        if !stable {
+            return DecoderKind::Whole;
+        }
+    }
+    DecoderKind::Runs
+}
+
+/// The byte that a character of the byte-level alphabet stands for (GPT-2,
+/// encoder.py bytes_to_unicode): printable Latin-1 is itself, the rest 256 + i.
+fn alphabet_byte(c: char) -> Option<u8> {
+    let printable = |b: u32| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+    let code = c as u32;
+    if code < 256 {
+        return printable(code).then_some(code as u8);
+    }
+    let index = usize::try_from(code - 256).ok()?;
+    (0..=255u8).filter(|&b| !printable(b.into())).nth(index)
+}
+
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
+}
+
+fn end_run(run: &mut Vec<u8>, tokens: &mut Vec<String>) {
+    if !run.is_empty() {
+        tokens.push(String::from_utf8_lossy(run).into_owned());
+        run.clear();
+    }
+}
+
+impl Tokenizer {
+    pub fn load(json: &[u8]) -> Result<Tokenizer, Failure> {
+        if json.len() > MAX_JSON_BYTES {
+            let text = format!("is {} bytes long, at most {MAX_JSON_BYTES}", json.len());
+            return Err(Failure::Invalid(text));
+        }
+        guarded(budget(json.len()), || {
+            let mut inner = HfTokenizer::from_bytes(json).map_err(|e| e.to_string())?;
+            inner.with_truncation(None).map_err(|e| e.to_string())?;
+            inner.with_padding(None);
+            let kind = kind_of(inner.get_decoder());
+            let byte_fallback = match inner.get_decoder() {
+                Some(DecoderWrapper::Sequence(sequence)) => sequence.get_decoders(),
+                Some(other) => std::slice::from_ref(other),
+                None => &[],
+            };
+            let byte_fallback =
+                byte_fallback.iter().any(|part| matches!(part, DecoderWrapper::ByteFallback(_)));
+            Ok(Tokenizer { inner, byte_fallback, kind })
+        })
+    }
+
+    pub fn encode(&self, text: &str, special: bool) -> Result<(Vec<u8>, Vec<u8>), Failure> {
+        guarded(budget(text.len()), || {
+            let encoding = self.inner.encode(text, special).map_err(|e| e.to_string())?;
+            let ids = encoding.get_ids().iter().flat_map(|id| id.to_ne_bytes()).collect();
+            let offsets = encoding.get_offsets().iter();
+            let offsets = offsets.flat_map(|&(from, to)| [from as u32, to as u32]);
+            Ok((ids, offsets.flat_map(u32::to_ne_bytes).collect()))
+        })
+    }
+
+    /// As `tokenizers` decodes, but for one thing: of a run of <0xNN> that is not all
+    /// UTF-8 the whole characters stay, where ByteFallback drops the run. A text that
+    /// is cut inside a character keeps what was said before.
+    pub fn decode(&self, ids: &[i32], skip_special: bool) -> Result<String, Failure> {
+        guarded(budget(64 * ids.len()), || {
+            let mut tokens: Vec<String> = Vec::with_capacity(ids.len());
+            let mut run: Vec<u8> = Vec::new();
+            for &id in ids {
+                let Some(token) = self.token(id) else { continue };
+                if skip_special && self.inner.get_added_vocabulary().is_special_token(&token) {
+                    continue;
+                }
+                if let (true, Some(byte)) = (self.byte_fallback, fallback_byte(&token)) {
+                    run.push(byte);
+                    continue;
+                }
+                end_run(&mut run, &mut tokens);
+                tokens.push(token);
+            }
+            end_run(&mut run, &mut tokens);
+            match self.inner.get_decoder() {
+                Some(decoder) => Ok(decoder.decode(tokens).map_err(|e| e.to_string())?),
+                None => Ok(tokens.join(" ")),
+            }
+        })
+    }
+
+    /// None when no token has this id; such ids decode to nothing.
+    pub fn token(&self, id: i32) -> Option<String> {
+        self.inner.id_to_token(u32::try_from(id).ok()?)
+    }
+
+    /// Under Bytes: what the token adds. Under Runs: the byte of a <0xNN> token.
+    pub fn token_bytes(&self, id: i32) -> Vec<u8> {
+        let token = self.token(id).unwrap_or_default();
+        if self.kind != DecoderKind::Bytes {
+            let byte = fallback_byte(&token).filter(|_| self.byte_fallback);
+            return byte.into_iter().collect();
+        }
+        // A token with any other character stands for its own UTF-8.
+        let bytes: Option<Vec<u8>> = token.chars().map(alphabet_byte).collect();
+        bytes.unwrap_or_else(|| token.into_bytes())
+    }
+
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    pub fn is_special(&self, id: i32) -> bool {
+        let added = self.inner.get_added_vocabulary();
+        self.token(id).is_some_and(|token| added.is_special_token(&token))
+    }
+
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    pub fn added_tokens(&self) -> Vec<u8> {
+        let mut ids: Vec<u32> = self.inner.get_added_tokens_decoder().into_keys().collect();
+        ids.sort_unstable();
+        ids.into_iter().flat_map(u32::to_ne_bytes).collect()
+    }
+}

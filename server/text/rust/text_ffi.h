@@ -1,0 +1,98 @@
+// The C face of the Rust crate in this folder: Hugging Face `tokenizers` and
+// `minijinja`. Only server/text/*.cc includes it; nothing here throws or panics.
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct NibbleTokenizer NibbleTokenizer;
+typedef struct NibbleTemplate NibbleTemplate;
+
+// Bytes that Rust allocated; whoever got them calls nibble_bytes_free.
+typedef struct NibbleBytes {
+  uint8_t* data;
+  size_t size;
+} NibbleBytes;
+
+typedef enum NibbleTextCode {
+  NIBBLE_TEXT_OK = 0,
+  NIBBLE_TEXT_INVALID = 1,   // the input is at fault: `out` holds the reason
+  NIBBLE_TEXT_INTERNAL = 2,  // a panic inside: `out` holds its message
+} NibbleTextCode;
+
+// How decoded text grows, which decides how a stream may be cut.
+typedef enum NibbleDecoderKind {
+  NIBBLE_DECODER_BYTES = 0,  // byte-level: the bytes of the tokens in a row
+  NIBBLE_DECODER_RUNS = 1,   // SentencePiece: token by token but for <0xNN>
+  NIBBLE_DECODER_WHOLE = 2,  // only the whole text is final
+} NibbleDecoderKind;
+
+void nibble_bytes_free(NibbleBytes bytes);
+
+// Every function with `out` sets it on success and on failure; the text of a
+// failure is UTF-8. All pointers may be null only where their size is 0.
+NibbleTextCode nibble_tokenizer_load(const uint8_t* json, size_t size,
+                                     NibbleTokenizer** tokenizer,
+                                     NibbleBytes* out);
+void nibble_tokenizer_free(NibbleTokenizer* tokenizer);
+
+// out: int32 ids. offsets (may be null): for each id two uint32, its first byte
+// in the text and the one after its last.
+NibbleTextCode nibble_tokenizer_encode(const NibbleTokenizer* tokenizer,
+                                       const uint8_t* text, size_t size,
+                                       bool add_special_tokens,
+                                       NibbleBytes* offsets, NibbleBytes* out);
+NibbleTextCode nibble_tokenizer_decode(const NibbleTokenizer* tokenizer,
+                                       const int32_t* ids, size_t count,
+                                       bool skip_special_tokens,
+                                       NibbleBytes* out);
+NibbleDecoderKind nibble_tokenizer_decoder_kind(
+    const NibbleTokenizer* tokenizer);
+// Under NIBBLE_DECODER_BYTES what the token adds, which may be part of a
+// character; under NIBBLE_DECODER_RUNS the byte of a <0xNN> token, else nothing.
+NibbleTextCode nibble_tokenizer_token_bytes(const NibbleTokenizer* tokenizer,
+                                            int32_t id, NibbleBytes* out);
+
+int64_t nibble_tokenizer_token_id(const NibbleTokenizer* tokenizer,
+                                  const uint8_t* token, size_t size);  // or -1
+// The token as tokenizer.json spells it; INVALID when there is none.
+NibbleTextCode nibble_tokenizer_token(const NibbleTokenizer* tokenizer,
+                                      int32_t id, NibbleBytes* out);
+bool nibble_tokenizer_is_special(const NibbleTokenizer* tokenizer, int32_t id);
+size_t nibble_tokenizer_vocab_size(const NibbleTokenizer* tokenizer);
+// int32 ids of the added tokens, ascending.
+NibbleTextCode nibble_tokenizer_added_tokens(const NibbleTokenizer* tokenizer,
+                                             NibbleBytes* out);
+
+typedef struct NibbleText {
+  const uint8_t* data;
+  size_t size;
+} NibbleText;
+
+typedef struct NibbleRenderInput {
+  NibbleText messages;   // JSON array of objects
+  NibbleText tools;      // JSON array; empty: none
+  NibbleText variables;  // JSON object of what else the template reads; or empty
+  bool add_generation_prompt;
+  int64_t now_unix_seconds;  // for strftime_now
+} NibbleRenderInput;
+
+// special_tokens: JSON object such as {"bos_token": "<s>"}.
+NibbleTextCode nibble_template_compile(NibbleText source,
+                                       NibbleText special_tokens,
+                                       NibbleTemplate** compiled,
+                                       NibbleBytes* out);
+void nibble_template_free(NibbleTemplate* compiled);
+// out: the rendered text.
+NibbleTextCode nibble_template_render(const NibbleTemplate* compiled,
+                                      const NibbleRenderInput* input,
+                                      NibbleBytes* out);
+
+#ifdef __cplusplus
+}
+#endif
