@@ -1,0 +1,17 @@
+# Targets for Debian packages that bring no usable CMake configuration: SOCI and cpp-httplib have none, oneDNN's asks for
+# OpenCL headers that its package does not depend on.
+include_guard(GLOBAL)
+
+function(nibble_system_library name header library)
+  find_path(NIBBLE_${name}_INCLUDE ${header} REQUIRED)
+  find_library(NIBBLE_${name}_LIBRARY ${library} REQUIRED)
+  mark_as_advanced(NIBBLE_${name}_INCLUDE NIBBLE_${name}_LIBRARY)
+  add_library(nibble::${name} UNKNOWN IMPORTED GLOBAL)
+  set_target_properties(nibble::${name} PROPERTIES IMPORTED_LOCATION ${NIBBLE_${name}_LIBRARY}
+    INTERFACE_INCLUDE_DIRECTORIES ${NIBBLE_${name}_INCLUDE} INTERFACE_LINK_LIBRARIES "${ARGN}")
+endfunction()
+
+nibble_system_library(soci_core soci/soci.h soci_core)
+nibble_system_library(soci_sqlite3 soci/sqlite3/soci-sqlite3.h soci_sqlite3 nibble::soci_core)
+nibble_system_library(httplib httplib.h cpp-httplib)
+nibble_system_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)
