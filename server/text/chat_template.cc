@@ -1,0 +1,76 @@
+#include "server/text/chat_template.h"
+
+#include <ctime>
+
+#include "absl/status/status.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/text/ffi_result.h"
+#include "server/text/utf8.h"
+
+namespace nibble::text {
+namespace {
+
+NibbleText View(std::string_view text) { return {FfiData(text), text.size()}; }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Compile(
+    std::string_view source, const SpecialTokens& special_tokens) {
+  std::string json = "{";
+  for (const auto& [name, token] : special_tokens) {
+    if (!IsValidUtf8(name) || !IsValidUtf8(token)) {
+      return absl::InvalidArgumentError("special_tokens: not UTF-8");
+    }
+    if (json.size() > 1) json += ',';
+    AppendJsonString(name, &json);
+    json += ':';
+    AppendJsonString(token, &json);
+  }
+  json += '}';
+  NibbleTemplate* handle = nullptr;
+  FfiBytes answer;
+  const NibbleTextCode code = nibble_template_compile(
+      View(source), View(json), &handle, answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "chat_template", answer));
+  return std::unique_ptr<ChatTemplate>(new ChatTemplate(handle));
+}
+
+ChatTemplate::~ChatTemplate() { nibble_template_free(handle_); }
+
+absl::StatusOr<std::string> ChatTemplate::Render(
+    std::span<const ChatMessage> messages, const RenderOptions& options) const {
+  std::string json = "[";
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const auto& [role, content] = messages[i];
+    if (!IsValidUtf8(role) || !IsValidUtf8(content)) {
+      return absl::InvalidArgumentError(
+          base::StrCat("messages[", i, "]: not UTF-8"));
+    }
+    json += i == 0 ? "{\"role\":" : ",{\"role\":";
+    AppendJsonString(role, &json);
+    json += ",\"content\":";
+    AppendJsonString(content, &json);
+    json += '}';
+  }
+  json += ']';
+  return RenderJson(json, options);
+}
+
+absl::StatusOr<std::string> ChatTemplate::RenderJson(
+    std::string_view messages_json, const RenderOptions& options) const {
+  const NibbleRenderInput input = {
+      .messages = View(messages_json),
+      .tools = View(options.tools_json),
+      .variables = View(options.variables_json),
+      .add_generation_prompt = options.add_generation_prompt,
+      .now_unix_seconds = options.now_unix_seconds.value_or(std::time(nullptr)),
+  };
+  FfiBytes answer;
+  const NibbleTextCode code =
+      nibble_template_render(handle_, &input, answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "chat_template", answer));
+  return std::string(answer.view());
+}
+
+}  // namespace nibble::text

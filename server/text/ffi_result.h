@@ -1,0 +1,44 @@
+// From the Rust crate's answers to ours. Included by server/text/*.cc only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "server/base/strings.h"
+#include "server/text/rust/text_ffi.h"
+
+namespace nibble::text {
+
+// Owns what Rust wrote into an `out` parameter.
+class FfiBytes {
+ public:
+  FfiBytes() = default;
+  FfiBytes(const FfiBytes&) = delete;
+  FfiBytes& operator=(const FfiBytes&) = delete;
+  ~FfiBytes() { nibble_bytes_free(bytes_); }
+
+  NibbleBytes* out() { return &bytes_; }
+  std::string_view view() const {
+    return {reinterpret_cast<const char*>(bytes_.data), bytes_.size};
+  }
+
+ private:
+  NibbleBytes bytes_{nullptr, 0};
+};
+
+inline const std::uint8_t* FfiData(std::string_view text) {
+  return reinterpret_cast<const std::uint8_t*>(text.data());
+}
+
+// `what` opens the message: the field that was at fault.
+inline absl::Status FfiStatus(NibbleTextCode code, std::string_view what,
+                              const FfiBytes& answer) {
+  if (code == NIBBLE_TEXT_OK) return absl::OkStatus();
+  const std::string message = base::StrCat(what, ": ", answer.view());
+  if (code == NIBBLE_TEXT_INVALID) return absl::InvalidArgumentError(message);
+  return absl::InternalError(message);
+}
+
+}  // namespace nibble::text

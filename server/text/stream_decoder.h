@@ -1,0 +1,48 @@
+// Token ids one by one into text that can be shown at once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/text/tokenizer.h"
+
+namespace nibble::text {
+
+// All deltas in a row, then Tail::text, then U+FFFD if Tail::incomplete_utf8 is
+// not empty, are what Tokenizer::Decode makes of all the ids. Every delta is
+// whole UTF-8. One thread; the tokenizer must outlive it.
+class StreamDecoder {
+ public:
+  struct Tail {
+    std::string text;             // held until it was known to be the end
+    std::string incomplete_utf8;  // the beginning of a character, or empty
+  };
+
+  StreamDecoder(const Tokenizer& tokenizer, bool skip_special_tokens);
+
+  // What `id` adds; empty while a character is not whole.
+  // Errors: InvalidArgument (a negative id).
+  absl::StatusOr<std::string> Append(std::int32_t id);
+
+  // Ends the text: the decoder begins again with the next Append.
+  absl::StatusOr<Tail> Finish();
+
+ private:
+  absl::StatusOr<std::string> AppendBytes(std::int32_t id);
+  absl::StatusOr<std::string> AppendToRun(std::int32_t id);
+  absl::StatusOr<std::string> Release();
+
+  const Tokenizer& tokenizer_;
+  const bool skip_special_tokens_;
+  // The beginning of a character, from byte-level or <0xNN> tokens.
+  std::string incomplete_;
+  // Decoders other than byte-level look at a token's neighbours: pending_ is
+  // decoded after shown_, the last ids that gave text, and only what is new is
+  // returned.
+  std::vector<std::int32_t> shown_;
+  std::vector<std::int32_t> pending_;
+};
+
+}  // namespace nibble::text

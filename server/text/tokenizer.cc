@@ -1,0 +1,106 @@
+#include "server/text/tokenizer.h"
+
+#include <cstring>
+
+#include "server/base/status_macros.h"
+#include "server/text/ffi_result.h"
+
+namespace nibble::text {
+namespace {
+
+template <typename T>
+std::vector<T> CopyAs(std::string_view bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  }
+  return values;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
+    std::string_view json) {
+  NibbleTokenizer* handle = nullptr;
+  FfiBytes answer;
+  const NibbleTextCode code = nibble_tokenizer_load(FfiData(json), json.size(),
+                                                    &handle, answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "tokenizer.json", answer));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(handle));
+}
+
+Tokenizer::~Tokenizer() { nibble_tokenizer_free(handle_); }
+
+absl::StatusOr<std::vector<std::int32_t>> Tokenizer::Encode(
+    std::string_view text, bool add_special_tokens) const {
+  FfiBytes answer;
+  const NibbleTextCode code =
+      nibble_tokenizer_encode(handle_, FfiData(text), text.size(),
+                              add_special_tokens, nullptr, answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "text", answer));
+  return CopyAs<std::int32_t>(answer.view());
+}
+
+absl::StatusOr<std::vector<TokenSpan>> Tokenizer::EncodeWithSpans(
+    std::string_view text, bool add_special_tokens) const {
+  FfiBytes answer;
+  FfiBytes offsets;
+  const NibbleTextCode code =
+      nibble_tokenizer_encode(handle_, FfiData(text), text.size(),
+                              add_special_tokens, offsets.out(), answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "text", answer));
+  const auto ids = CopyAs<std::int32_t>(answer.view());
+  const auto places = CopyAs<std::uint32_t>(offsets.view());
+  std::vector<TokenSpan> spans;
+  spans.reserve(ids.size());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    spans.push_back({ids[i], places[2 * i], places[2 * i + 1]});
+  }
+  return spans;
+}
+
+absl::StatusOr<std::string> Tokenizer::Decode(
+    std::span<const std::int32_t> ids, bool skip_special_tokens) const {
+  FfiBytes answer;
+  const NibbleTextCode code = nibble_tokenizer_decode(
+      handle_, ids.data(), ids.size(), skip_special_tokens, answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "token_ids", answer));
+  return std::string(answer.view());
+}
+
+std::optional<std::int32_t> Tokenizer::TokenId(std::string_view token) const {
+  const std::int64_t id =
+      nibble_tokenizer_token_id(handle_, FfiData(token), token.size());
+  if (id < 0 || id > INT32_MAX) return std::nullopt;
+  return static_cast<std::int32_t>(id);
+}
+
+std::optional<std::string> Tokenizer::Token(std::int32_t id) const {
+  FfiBytes answer;
+  if (nibble_tokenizer_token(handle_, id, answer.out()) != NIBBLE_TEXT_OK) {
+    return std::nullopt;
+  }
+  return std::string(answer.view());
+}
+
+bool Tokenizer::IsSpecial(std::int32_t id) const {
+  return nibble_tokenizer_is_special(handle_, id);
+}
+
+std::size_t Tokenizer::vocab_size() const {
+  return nibble_tokenizer_vocab_size(handle_);
+}
+
+std::vector<AddedToken> Tokenizer::added_tokens() const {
+  FfiBytes answer;
+  std::vector<AddedToken> tokens;
+  if (nibble_tokenizer_added_tokens(handle_, answer.out()) != NIBBLE_TEXT_OK) {
+    return tokens;
+  }
+  for (const std::int32_t id : CopyAs<std::int32_t>(answer.view())) {
+    tokens.push_back({id, Token(id).value_or(""), IsSpecial(id)});
+  }
+  return tokens;
+}
+
+}  // namespace nibble::text

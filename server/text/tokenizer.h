@@ -1,0 +1,77 @@
+// Text to token ids and back, by a tokenizer.json that is obeyed as it is written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+struct NibbleTokenizer;
+
+namespace nibble::text {
+
+// A token and the bytes [begin, end) of the text that it stands for; special
+// tokens that were added stand for none.
+struct TokenSpan {
+  std::int32_t id;
+  std::uint32_t begin;
+  std::uint32_t end;
+};
+
+struct AddedToken {
+  std::int32_t id;
+  std::string content;
+  bool special;  // left out by Decode(..., skip_special_tokens = true)
+};
+
+// Thread-safe: nothing changes after FromJson.
+class Tokenizer {
+ public:
+  // Truncation and padding that the file asks for are left out, as transformers
+  // does: they belong to the caller.
+  // Errors: InvalidArgument (not a tokenizer.json, more than 64 MiB, or one that
+  // needs far more memory than its size).
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> FromJson(
+      std::string_view json);
+
+  Tokenizer(const Tokenizer&) = delete;
+  Tokenizer& operator=(const Tokenizer&) = delete;
+  ~Tokenizer();
+
+  // Special tokens that are spelled out in `text` become their ids.
+  // add_special_tokens: also those that the tokenizer itself puts around a text.
+  // Errors: InvalidArgument (text is not UTF-8, or not expressible in the
+  // vocabulary where that has no unknown token).
+  absl::StatusOr<std::vector<std::int32_t>> Encode(
+      std::string_view text, bool add_special_tokens) const;
+  absl::StatusOr<std::vector<TokenSpan>> EncodeWithSpans(
+      std::string_view text, bool add_special_tokens) const;
+
+  // Bytes that are no UTF-8 become U+FFFD. An id without a token (models pad
+  // their vocabulary) adds nothing. Errors: InvalidArgument (a negative id).
+  absl::StatusOr<std::string> Decode(std::span<const std::int32_t> ids,
+                                     bool skip_special_tokens) const;
+
+  std::optional<std::int32_t> TokenId(std::string_view token) const;
+  // The token as tokenizer.json spells it ("Ġthe"), or none with this id.
+  std::optional<std::string> Token(std::int32_t id) const;
+  bool IsSpecial(std::int32_t id) const;
+  // How many tokens there are, added ones included.
+  std::size_t vocab_size() const;
+  // Ascending by id.
+  std::vector<AddedToken> added_tokens() const;
+
+ private:
+  friend class StreamDecoder;
+  explicit Tokenizer(NibbleTokenizer* handle) : handle_(handle) {}
+
+  NibbleTokenizer* const handle_;
+};
+
+}  // namespace nibble::text
