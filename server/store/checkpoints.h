@@ -1,0 +1,44 @@
+// Checkpoints of a job: ATTEMPT/checkpoints/step-00000010/, each a published directory. The trainer writes and prunes its own
+// attempt's; the server looks across attempts.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/base/files.h"
+#include "server/store/published_directory.h"
+
+namespace nibble::store {
+
+struct CheckpointInfo {
+  std::int64_t attempt = 0;
+  std::int64_t step = 0;
+  std::string directory;
+  std::uint64_t bytes = 0;
+  std::string digest;  // of its manifest
+};
+
+// A checkpoint in the making below an attempt's directory; Commit publishes it.
+absl::StatusOr<PendingDirectory> BeginCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
+                                                 std::int64_t step);
+
+// Those of one attempt whose sizes fit their manifests, by step. What has no valid manifest is not one.
+absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files, const std::string& attempt_directory,
+                                                            std::int64_t attempt);
+// Those of all attempts below `attempts_directory`, by step, then attempt.
+absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
+                                                               const std::string& attempts_directory);
+// The newest whose every byte fits its manifest, older ones tried in turn; nothing when there is none.
+absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSystem& files,
+                                                                   const std::string& attempts_directory);
+// Removes all but the newest `keep` (>= 1) of one attempt.
+absl::Status PruneCheckpoints(base::FileSystem& files, const std::string& attempt_directory, std::int64_t keep);
+// The same across attempts: for the server, when no trainer of the job lives.
+absl::Status PruneAllCheckpoints(base::FileSystem& files, const std::string& attempts_directory, std::int64_t keep);
+
+// Removes *.tmp.* of an attempt that no trainer writes to any more.
+absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_directory);
+
+}  // namespace nibble::store

@@ -1,0 +1,142 @@
+#include "server/store/dataset_store.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/store/published_directory.h"
+
+namespace nibble::store {
+
+using base::JoinPath;
+using base::StrCat;
+
+namespace {
+
+constexpr std::uint64_t kMaxMetaBytes = 1u << 20;
+
+UploadLimits OneFile(UploadLimits limits) {
+  limits.max_files = 1;
+  return limits;
+}
+
+}  // namespace
+
+DatasetStore::DatasetStore(base::FileSystem& files, Layout layout, UploadLimits limits)
+    : files_(files),
+      layout_(std::move(layout)),
+      limits_(OneFile(limits)),
+      names_(std::make_shared<NameTable>("dataset", "DATASET")) {}
+
+absl::StatusOr<std::unique_ptr<DatasetStore>> DatasetStore::Open(base::FileSystem& files, const Layout& layout,
+                                                                 UploadLimits limits) {
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.datasets()));
+  NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, layout.datasets()));
+  std::unique_ptr<DatasetStore> store(new DatasetStore(files, layout, limits));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(layout.datasets()));
+  for (const std::string& name : names) {
+    auto dataset = store->Load(name);
+    if (dataset.ok()) {
+      store->datasets_.emplace(name, *std::move(dataset));
+    } else {
+      base::LogWarning("a directory of datasets/ is left out",
+                       {{"name", name}, {"why", std::string(dataset.status().message())}});
+    }
+  }
+  return store;
+}
+
+absl::StatusOr<StoredDataset> DatasetStore::Load(const std::string& name) const {
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
+  const std::string directory = layout_.dataset(name);
+  NIBBLE_ASSIGN_OR_RETURN(const Manifest manifest, CheckSizes(files_, directory));
+  const auto data = std::find_if(manifest.files.begin(), manifest.files.end(),
+                                 [](const ManifestEntry& file) { return file.name == kDatasetFile; });
+  if (data == manifest.files.end()) return absl::DataLossError(StrCat(directory, " has no ", kDatasetFile));
+  StoredDataset dataset;
+  dataset.name = name;
+  dataset.data_path = JoinPath(directory, kDatasetFile);
+  dataset.sha256 = data->sha256;
+  dataset.bytes = data->size;
+  struct stat info;
+  if (::stat(JoinPath(directory, kManifestFile).c_str(), &info) == 0) dataset.created = absl::TimeFromTimespec(info.st_mtim);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files_.Read(JoinPath(directory, kDatasetMetaFile), kMaxMetaBytes));
+  NIBBLE_ASSIGN_OR_RETURN(dataset.meta, base::ParseJson(text));
+  return dataset;
+}
+
+std::vector<StoredDataset> DatasetStore::List() const {
+  std::lock_guard lock(mutex_);
+  std::vector<StoredDataset> all;
+  for (const auto& [name, dataset] : datasets_) all.push_back(dataset);
+  return all;
+}
+
+absl::StatusOr<StoredDataset> DatasetStore::Get(std::string_view name) const {
+  std::lock_guard lock(mutex_);
+  const auto it = datasets_.find(name);
+  if (it == datasets_.end()) return names_->NotFound(name);
+  return it->second;
+}
+
+absl::StatusOr<std::shared_ptr<const Pin>> DatasetStore::PinDataset(std::string_view name, std::string_view user) {
+  std::lock_guard lock(mutex_);
+  if (!datasets_.contains(name)) return names_->NotFound(name);
+  return names_->AddPin(name, user);
+}
+
+absl::Status DatasetStore::Delete(std::string_view name) {
+  std::lock_guard lock(mutex_);
+  if (!datasets_.contains(name)) return names_->NotFound(name);
+  NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name));
+  NIBBLE_RETURN_IF_ERROR(RemovePublished(files_, layout_.dataset(name)));
+  datasets_.erase(datasets_.find(name));
+  return absl::OkStatus();
+}
+
+DatasetStore::Pending::Pending(DatasetStore& store, std::string name, std::string owner, std::unique_ptr<Upload> upload)
+    : store_(store), name_(std::move(name)), owner_(std::move(owner)), upload_(std::move(upload)) {}
+
+DatasetStore::Pending::~Pending() { store_.names_->Unreserve(name_, owner_); }
+
+absl::StatusOr<std::unique_ptr<DatasetStore::Pending>> DatasetStore::Begin(std::string_view name) {
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
+  const std::string owner = base::NewId("upload");
+  {
+    std::lock_guard lock(mutex_);
+    if (datasets_.contains(name)) return names_->Taken(name);
+    NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner));
+  }
+  auto upload = Upload::Begin(files_, layout_, limits_);
+  absl::Status status = upload.status();
+  if (status.ok()) status = (*upload)->BeginFile(kDatasetFile);
+  if (!status.ok()) {
+    names_->Unreserve(name, owner);
+    return status;
+  }
+  return std::unique_ptr<Pending>(new Pending(*this, std::string(name), owner, *std::move(upload)));
+}
+
+absl::StatusOr<StoredDataset> DatasetStore::Pending::Finish(std::string_view sha256, const DatasetValidator& validate) {
+  NIBBLE_RETURN_IF_ERROR(upload_->FinishFile(sha256));
+  const std::string uploaded = JoinPath(upload_->directory(), kDatasetFile);
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json meta, validate(uploaded));
+  base::FileSystem& files = store_.files_;
+  NIBBLE_ASSIGN_OR_RETURN(auto directory, PendingDirectory::Create(files, store_.layout_.dataset(name_)));
+  NIBBLE_RETURN_IF_ERROR(files.Rename(uploaded, JoinPath(directory.path(), kDatasetFile)));
+  NIBBLE_RETURN_IF_ERROR(
+      base::WriteFileAtomically(files, JoinPath(directory.path(), kDatasetMetaFile), base::Dump(meta, 1)));
+  NIBBLE_RETURN_IF_ERROR(directory.Commit().status());
+  NIBBLE_ASSIGN_OR_RETURN(StoredDataset dataset, store_.Load(name_));
+  std::lock_guard lock(store_.mutex_);
+  store_.datasets_.emplace(name_, dataset);
+  return dataset;
+}
+
+}  // namespace nibble::store

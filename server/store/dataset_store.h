@@ -1,0 +1,79 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/store/layout.h"
+#include "server/store/name_table.h"
+#include "server/store/upload.h"
+
+namespace nibble::store {
+
+inline constexpr char kDatasetFile[] = "data.jsonl";
+inline constexpr char kDatasetMetaFile[] = "meta.json";
+
+struct StoredDataset {
+  std::string name;
+  std::string data_path;  // absolute
+  std::string sha256;     // of the data file
+  std::uint64_t bytes = 0;
+  absl::Time created;
+  base::Json meta;  // what the validator returned: "format", "rows", ...
+};
+
+// Reads the whole file at `data_path` and returns meta.json, or why the data is refused (DATASET_FORMAT, with lines).
+using DatasetValidator = std::function<absl::StatusOr<base::Json>(const std::string& data_path)>;
+
+// Uploaded training data below datasets/, by name. A dataset never changes once it is there. Thread-safe.
+class DatasetStore {
+ public:
+  static absl::StatusOr<std::unique_ptr<DatasetStore>> Open(base::FileSystem& files, const Layout& layout,
+                                                            UploadLimits limits = {});
+
+  std::vector<StoredDataset> List() const;
+  absl::StatusOr<StoredDataset> Get(std::string_view name) const;  // NotFound (DATASET)
+  absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user);
+  absl::Status Delete(std::string_view name);  // NotFound; FailedPrecondition (DATASET_IN_USE)
+
+  // A stream of chunks that becomes a dataset, whole, or leaves nothing. One thread.
+  class Pending {
+   public:
+    absl::Status Append(std::string_view chunk) { return upload_->Append(chunk); }
+    // Checks the SHA-256, runs the validator, then publishes.
+    absl::StatusOr<StoredDataset> Finish(std::string_view sha256, const DatasetValidator& validate);
+    std::uint64_t bytes() const { return upload_->bytes(); }
+    ~Pending();
+
+   private:
+    friend class DatasetStore;
+    Pending(DatasetStore& store, std::string name, std::string owner, std::unique_ptr<Upload> upload);
+    DatasetStore& store_;
+    const std::string name_;
+    const std::string owner_;
+    std::unique_ptr<Upload> upload_;
+  };
+  absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name);  // AlreadyExists (NAME_TAKEN)
+
+ private:
+  DatasetStore(base::FileSystem& files, Layout layout, UploadLimits limits);
+  absl::StatusOr<StoredDataset> Load(const std::string& name) const;
+
+  base::FileSystem& files_;
+  const Layout layout_;
+  const UploadLimits limits_;
+  mutable std::mutex mutex_;
+  std::map<std::string, StoredDataset, std::less<>> datasets_;  // by mutex_
+  const std::shared_ptr<NameTable> names_;
+};
+
+}  // namespace nibble::store

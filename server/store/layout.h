@@ -1,0 +1,66 @@
+// Where everything lies under one state directory. This is the only place that spells these paths.
+//   nibble.db                                     jobs, attempts, events, idempotency (SQLite, WAL)
+//   lock                                          held with flock by the one server; its text is the pid
+//   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
+//   datasets/NAME/                                data.jsonl, meta.json, manifest.json
+//   uploads/ID/                                   what a client is sending; emptied at every start
+//   jobs/ID/attempts/N/                           what `nibble-trainer --job_dir` is given; only that attempt writes here
+//     attempt.json                                the order: jobs/attempt.h, written by the server before the start
+//     control.json                                {"command": "cancel" | "pause"}: read by the trainer on SIGTERM
+//     lock                                        held with flock as long as a process of the attempt lives; its pid
+//     journal.jsonl                               jobs/journal.h, appended and synced by the trainer
+//     outcome.json                                jobs/attempt.h, the trainer's last word
+//     trainer.log                                 its stdout and stderr
+//     checkpoints/step-00000010/                  files and manifest.json
+//     output/                                     the trained model and manifest.json, until it is published
+// A directory counts only with a manifest.json that fits it (published_directory.h); *.tmp.* is work that nobody finished.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace nibble::store {
+
+class Layout {
+ public:
+  // `root` must be absolute: the paths end up in attempt.json.
+  explicit Layout(std::string root);
+
+  const std::string& root() const { return root_; }
+  std::string database() const;
+  std::string lock() const;
+  std::string models() const;
+  std::string model(std::string_view name) const;
+  std::string datasets() const;
+  std::string dataset(std::string_view name) const;
+  std::string uploads() const;
+  std::string jobs() const;
+  std::string job(std::string_view id) const;
+  std::string attempts(std::string_view id) const;
+  std::string attempt(std::string_view id, std::int64_t attempt) const;
+
+ private:
+  std::string root_;
+};
+
+// Names within one attempt's directory.
+inline constexpr char kAttemptFile[] = "attempt.json";
+inline constexpr char kControlFile[] = "control.json";
+inline constexpr char kAttemptLockFile[] = "lock";
+inline constexpr char kJournalFile[] = "journal.jsonl";
+inline constexpr char kOutcomeFile[] = "outcome.json";
+inline constexpr char kTrainerLogFile[] = "trainer.log";
+inline constexpr char kCheckpointsDirectory[] = "checkpoints";
+inline constexpr char kOutputDirectory[] = "output";
+
+// "step-00000010", and back (nothing when the name is not of that form).
+std::string CheckpointName(std::int64_t step);
+std::optional<std::int64_t> CheckpointStep(std::string_view name);
+
+// True for names such as "m.tmp.ab12": never shown, removed at start.
+bool IsTemporaryName(std::string_view name);
+// A fresh temporary name beside `path`.
+std::string TemporaryPath(const std::string& path);
+
+}  // namespace nibble::store

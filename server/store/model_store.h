@@ -1,0 +1,83 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/store/layout.h"
+#include "server/store/name_table.h"
+#include "server/store/published_directory.h"
+
+namespace nibble::store {
+
+struct StoredModel {
+  std::string name;
+  std::string directory;
+  std::string manifest_digest;
+  std::uint64_t bytes = 0;
+  absl::Time created;
+  base::Json info;  // nibble.json as it lies there (model::ParseArtifactInfo reads it); an object, or null
+};
+
+// The artifacts below models/, by name. What an artifact means is server/model's affair. Thread-safe.
+class ModelStore {
+ public:
+  // Reads what is there; directories without a fitting manifest are left out with a warning, temporaries are removed.
+  static absl::StatusOr<std::unique_ptr<ModelStore>> Open(base::FileSystem& files, const Layout& layout);
+
+  std::vector<StoredModel> List() const;                             // by name
+  absl::StatusOr<StoredModel> Get(std::string_view name) const;      // NotFound (MODEL)
+  absl::StatusOr<Manifest> Verify(std::string_view name) const;      // every hash; DataLoss names the file
+
+  // A name that `owner` will publish under later: nobody else can take it. AlreadyExists (NAME_TAKEN). Idempotent for the
+  // same owner. Kept in memory: owners say it again after a restart.
+  absl::Status Reserve(std::string_view name, std::string_view owner);
+  void Unreserve(std::string_view name, std::string_view owner);
+
+  // Moves a directory published elsewhere on the same file system (a trainer's output) under `name`, which `owner` has
+  // reserved. Fine when models/NAME is there already with this manifest: the move was made before a crash.
+  absl::Status Publish(std::string_view name, std::string_view owner, const std::string& directory,
+                       const std::string& manifest_digest);
+
+  // A model written in place: write below directory(), then Commit.
+  class Pending {
+   public:
+    const std::string& directory() const { return directory_.path(); }
+    absl::StatusOr<StoredModel> Commit();
+    ~Pending();
+
+   private:
+    friend class ModelStore;
+    Pending(ModelStore& store, std::string name, std::string owner, PendingDirectory directory);
+    ModelStore& store_;
+    const std::string name_;
+    const std::string owner_;
+    PendingDirectory directory_;
+  };
+  absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name);  // AlreadyExists (NAME_TAKEN)
+
+  // While a pin lives the model cannot be deleted. `user` says who, in the refusal ("job job-1", "loaded").
+  absl::StatusOr<std::shared_ptr<const Pin>> PinModel(std::string_view name, std::string_view user);
+
+  absl::Status Delete(std::string_view name);  // NotFound; FailedPrecondition (MODEL_IN_USE)
+
+ private:
+  ModelStore(base::FileSystem& files, Layout layout);
+  absl::StatusOr<StoredModel> Load(const std::string& name) const;
+
+  base::FileSystem& files_;
+  const Layout layout_;
+  mutable std::mutex mutex_;
+  std::map<std::string, StoredModel, std::less<>> models_;  // by mutex_
+  const std::shared_ptr<NameTable> names_;
+};
+
+}  // namespace nibble::store

@@ -1,0 +1,29 @@
+#include "server/store/state_directory.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::store {
+
+absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileSystem& files, const std::string& path,
+                                                                     UploadLimits dataset_limits) {
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(path));
+  std::error_code error;
+  const std::string absolute = std::filesystem::canonical(path, error).string();
+  if (error) return absl::InvalidArgumentError(base::StrCat("state_dir ", path, ": ", error.message()));
+  const Layout layout(absolute);
+  // Before anything is read or removed: another server's work in progress looks like leftovers.
+  NIBBLE_ASSIGN_OR_RETURN(auto lock, StateLock::Acquire(layout.lock()));
+  NIBBLE_RETURN_IF_ERROR(files.RemoveAll(layout.uploads()));
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.uploads()));
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.jobs()));
+  NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, layout));
+  NIBBLE_ASSIGN_OR_RETURN(auto datasets, DatasetStore::Open(files, layout, dataset_limits));
+  return std::unique_ptr<StateDirectory>(
+      new StateDirectory{files, layout, std::move(lock), std::move(models), std::move(datasets)});
+}
+
+}  // namespace nibble::store

@@ -1,0 +1,26 @@
+#pragma once
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/base/files.h"
+#include "server/store/dataset_store.h"
+#include "server/store/layout.h"
+#include "server/store/model_store.h"
+#include "server/store/state_lock.h"
+
+namespace nibble::store {
+
+// A state directory that this process owns: made if it is not there, locked, leftovers removed, its stores open.
+// Thread-safe through its members.
+struct StateDirectory {
+  static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(base::FileSystem& files, const std::string& path,
+                                                              UploadLimits dataset_limits = {});
+  base::FileSystem& files;
+  const Layout layout;  // of the absolute path
+  std::unique_ptr<StateLock> lock;
+  std::unique_ptr<ModelStore> models;
+  std::unique_ptr<DatasetStore> datasets;
+};
+
+}  // namespace nibble::store

@@ -1,0 +1,38 @@
+#include "server/store/state_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "server/base/error.h"
+#include "server/base/strings.h"
+
+namespace nibble::store {
+
+absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0640);
+  if (fd < 0) return absl::InternalError(base::StrCat("open ", path, ": ", std::strerror(errno)));
+  std::unique_ptr<StateLock> lock(new StateLock(fd));
+  if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return absl::InternalError(base::StrCat("flock ", path, ": ", std::strerror(errno)));
+    char pid[32] = {};
+    const ssize_t n = ::pread(fd, pid, sizeof pid - 1, 0);
+    const std::string owner = n > 0 ? std::string(pid, static_cast<std::size_t>(n)) : "unknown";
+    return base::WithReason(
+        absl::FailedPreconditionError(base::StrCat("another nibbled (pid ", owner, ") serves this state directory: ", path)),
+        "STATE_DIR_IN_USE", {{"pid", owner}});
+  }
+  const std::string pid = std::to_string(::getpid());
+  if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+    return absl::InternalError(base::StrCat("write ", path, ": ", std::strerror(errno)));
+  }
+  return lock;
+}
+
+StateLock::~StateLock() { ::close(fd_); }
+
+}  // namespace nibble::store
