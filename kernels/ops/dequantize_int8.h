@@ -1,15 +1,8 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/dequantize_int8_launch.h"
 
 namespace nibble::kernels {
-
-struct DequantizeInt8Args {
-  ConstMatrix codes;
-  const float* scale = nullptr;
-  Matrix out;
-};
 
 // out = rn_out(float(codes) * scale of the row).
 //   codes  [N, K]   i8

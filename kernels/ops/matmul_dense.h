@@ -1,17 +1,8 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/dense.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/matmul_dense_launch.h"
 
 namespace nibble::kernels {
-
-struct MatmulDenseArgs {
-  ConstMatrix x;
-  PackedDenseWeight w;
-  const float* bias = nullptr;
-  Matrix y;
-};
 
 // y = rn_y(x * w^T + bias) with one fused multiply-add chain an output, over k in order, from 0; bias added last where there is
 // one. The float layers of a promised artifact.

@@ -1,17 +1,8 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/int8.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/matmul_int8_launch.h"
 
 namespace nibble::kernels {
-
-struct MatmulInt8Args {
-  QuantizedRows x;
-  PackedInt8Weight w;
-  const float* bias = nullptr;
-  Matrix y;
-};
 
 // y = x * w^T over int8 codes, exact int32 accumulation, one epilogue:
 //   without outliers  rn_y(((float(acc) * s_row) * s_col) + bias)

@@ -1,16 +1,8 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/int8.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/quantize_int8_launch.h"
 
 namespace nibble::kernels {
-
-struct QuantizeInt8Args {
-  ConstMatrix x;
-  QuantizedRows out;
-  int max_outliers = 0;
-};
 
 // Row-wise int8 of x, with up to max_outliers elements a row kept as they are.
 //   x    [M, K]   f32 | bf16, finite

@@ -1,17 +1,8 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/rms_norm_launch.h"
 
 namespace nibble::kernels {
-
-struct RmsNormArgs {
-  ConstMatrix x;
-  const float* weight = nullptr;
-  float eps = 0;
-  Matrix y;
-  float* rstd = nullptr;
-};
 
 // y = rn_y((x * rstd) * weight), rstd = 1 / sqrt(mean(x^2) + eps), all in f32.
 //   x       [M, K]   f32 | bf16

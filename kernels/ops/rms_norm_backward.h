@@ -1,17 +1,8 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/rms_norm_backward_launch.h"
 
 namespace nibble::kernels {
-
-struct RmsNormBackwardArgs {
-  ConstMatrix x;
-  ConstMatrix grad_y;
-  const float* weight = nullptr;
-  const float* rstd = nullptr;
-  Matrix grad_x;
-};
 
 // Gradient of rms_norm to x: grad_x = rstd * (g*w - x * rstd^2 * mean(g*w*x)), g = grad_y, in f32.
 //   x, grad_y  [M, K]   f32 | bf16

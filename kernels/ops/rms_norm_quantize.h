@@ -1,18 +1,8 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/int8.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/rms_norm_quantize_launch.h"
 
 namespace nibble::kernels {
-
-struct RmsNormQuantizeArgs {
-  ConstMatrix x;
-  const float* weight = nullptr;
-  float eps = 0;
-  QuantizedRows out;
-  int max_outliers = 0;
-};
 
 // quantize_int8(rms_norm(x)) in one pass over a row that stays in cache: norm, outliers, absmax, codes, scale.
 //   x       [M, K]   f32 | bf16

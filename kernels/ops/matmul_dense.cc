@@ -1,0 +1,19 @@
+#include "kernels/ops/matmul_dense.h"
+
+#include "kernels/check.h"
+#include "kernels/ops/matmul_dense_table.h"
+
+namespace nibble::kernels {
+
+absl::Status MatmulDense(const MatmulDenseArgs& args, const Stream& stream) {
+  constexpr const char* kOp = "matmul_dense";
+  const PackedDenseWeight& w = args.w;
+  NIBBLE_KERNEL_CHECK(CheckThat(w.rows >= 0 && w.cols >= 0 && args.x.rows >= 0, kOp, "no negative size"));
+  NIBBLE_KERNEL_CHECK(CheckThat(w.dtype == DType::kF32 || w.dtype == DType::kBF16, kOp, "w in f32 or bf16"));
+  NIBBLE_KERNEL_CHECK(CheckThat(w.rows == 0 || w.cols == 0 || w.panels != nullptr, kOp, "w with panels"));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, args.x.rows, w.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));
+  return Launch(kMatmulDenseTable, args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,85 @@
+// The fast path of matmul_dense over any Vec: lanes are outputs, so each output keeps its one chain over k; Rows x
+// Panels chains run side by side to fill the latency of the multiply-add.
+#pragma once
+#include <algorithm>
+
+#include "kernels/formats/dense.h"
+#include "kernels/ops/matmul_dense_launch.h"
+
+namespace nibble::kernels {
+
+template <typename Vec, typename X, typename W, int Rows, int Panels>
+inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64_t panel) {
+  const std::int64_t cols = args.w.cols;
+  const W* w = static_cast<const W*>(args.w.panels) + panel * cols * 16;
+  const X* x = args.x.Row<X>(row);
+  Vec acc[Rows][Panels];
+  for (int r = 0; r < Rows; ++r) {
+    for (int p = 0; p < Panels; ++p) acc[r][p] = Vec::Zero();
+  }
+  for (std::int64_t k = 0; k < cols; ++k) {
+    Vec panels[Panels];
+    for (int p = 0; p < Panels; ++p) panels[p] = Vec::Load(w + (p * cols + k) * 16);
+    for (int r = 0; r < Rows; ++r) {
+      const Vec a = Vec::Set1(ToFloat(x[r * args.x.stride + k]));
+      for (int p = 0; p < Panels; ++p) acc[r][p] = Vec::Fma(a, panels[p], acc[r][p]);
+    }
+  }
+  for (int p = 0; p < Panels; ++p) {
+    const std::int64_t n = (panel + p) * 16;
+    const int lanes = static_cast<int>(std::min<std::int64_t>(16, args.w.rows - n));
+    const Vec bias = args.bias == nullptr ? Vec::Zero() : Vec::LoadPartial(args.bias + n, lanes);
+    for (int r = 0; r < Rows; ++r) {
+      const Vec y = args.bias == nullptr ? acc[r][p] : acc[r][p] + bias;
+      if (args.y.dtype == DType::kF32) {
+        y.StorePartial(args.y.Row<float>(row + r) + n, lanes);
+      } else {
+        y.StorePartial(args.y.Row<BF16>(row + r) + n, lanes);
+      }
+    }
+  }
+}
+
+template <typename Vec, typename X, typename W, int Rows, int Panels>
+inline void DenseColumn(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t panel) {
+  std::int64_t row = begin;
+  for (; row + Rows <= end; row += Rows) DenseBlock<Vec, X, W, Rows, Panels>(args, row, panel);
+  if constexpr (Rows > 1) {
+    if (row < end) DenseColumn<Vec, X, W, Rows - 1, Panels>(args, row, end, panel);
+  }
+}
+
+template <typename Vec, typename X, typename W, int Rows, int Panels>
+void DenseRange(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t chunks,
+                std::int64_t chunk) {
+  const std::int64_t num_panels = (args.w.rows + 15) / 16;
+  for (std::int64_t unit = begin; unit < end; ++unit) {
+    const std::int64_t panel = unit / chunks * Panels;
+    const std::int64_t row = unit % chunks * chunk;
+    const std::int64_t row_end = std::min(row + chunk, args.x.rows);
+    if (panel + Panels <= num_panels) {
+      DenseColumn<Vec, X, W, Rows, Panels>(args, row, row_end, panel);
+    } else {
+      for (std::int64_t p = panel; p < num_panels; ++p) DenseColumn<Vec, X, W, Rows, 1>(args, row, row_end, p);
+    }
+  }
+}
+
+// Units of work are (group of panels, chunk of rows) as in matmul_int8.
+template <typename Vec, int Rows, int Panels>
+LaunchResult MatmulDenseVec(const MatmulDenseArgs& args, const Stream& stream) {
+  constexpr std::int64_t kChunk = Rows * 16;
+  const std::int64_t groups = ((args.w.rows + 15) / 16 + Panels - 1) / Panels;
+  const std::int64_t chunks = (args.x.rows + kChunk - 1) / kChunk;
+  stream.ParallelFor(groups * chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+    const bool wide_x = args.x.dtype == DType::kF32;
+    const bool wide_w = args.w.dtype == DType::kF32;
+    if (wide_x && wide_w) DenseRange<Vec, float, float, Rows, Panels>(args, begin, end, chunks, kChunk);
+    if (wide_x && !wide_w) DenseRange<Vec, float, BF16, Rows, Panels>(args, begin, end, chunks, kChunk);
+    if (!wide_x && wide_w) DenseRange<Vec, BF16, float, Rows, Panels>(args, begin, end, chunks, kChunk);
+    if (!wide_x && !wide_w) DenseRange<Vec, BF16, BF16, Rows, Panels>(args, begin, end, chunks, kChunk);
+  });
+  return {};
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,64 @@
+// VNNI: vpdpbusd multiplies unsigned by signed bytes, so activation bytes are moved up by 128 (x ^ 0x80) and
+// 128 * row_sum(w) is taken off the sum: exact modulo 2^32, hence exact.
+#include "kernels/ops/matmul_int8_table.h"
+#include "kernels/ops/matmul_int8_vec.h"
+#include "kernels/vec16_avx512.h"
+
+namespace nibble::kernels {
+namespace {
+
+inline __m512i LoadTile(const std::int8_t* p) { return _mm512_loadu_si512(p); }
+
+struct VnniPath {
+  // 24 accumulators, 4 tiles and a row's bytes in 32 registers; 10 loads feed 24 products.
+  static constexpr int kMaxRows = 6;
+  static constexpr int kMaxTiles = 4;
+
+  template <int Rows, int Tiles>
+  static void Block(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile) {
+    const std::int64_t tile_bytes = args.w.padded_k * kInt8TileRows;
+    const std::int8_t* w = args.w.tiles + tile * tile_bytes;
+    const std::int8_t* x = args.x.codes + row * args.x.stride;
+    const __m512i flip = _mm512_set1_epi8(static_cast<char>(0x80));
+    __m512i acc[Rows][Tiles];
+    for (int t = 0; t < Tiles; ++t) {
+      const __m512i sums = _mm512_loadu_si512(args.w.row_sum + (tile + t) * kInt8TileRows);
+      const __m512i start = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sums, 7));
+      for (int r = 0; r < Rows; ++r) acc[r][t] = start;
+    }
+    // Few rows read the weight from memory; the hardware's prefetch stops at a page.
+    constexpr std::int64_t kAhead = Rows <= 3 ? 2048 : 0;
+    for (std::int64_t k = 0; k < args.w.padded_k; k += 4) {
+      __m512i tiles[Tiles];
+      for (int t = 0; t < Tiles; ++t) {
+        const std::int8_t* p = w + t * tile_bytes + k * kInt8TileRows;
+        tiles[t] = LoadTile(p);
+        if constexpr (kAhead > 0) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead), _MM_HINT_T0);
+      }
+      for (int r = 0; r < Rows; ++r) {
+        std::int32_t bytes;
+        __builtin_memcpy(&bytes, x + r * args.x.stride + k, sizeof bytes);
+        const __m512i a = _mm512_xor_si512(_mm512_set1_epi32(bytes), flip);
+        for (int t = 0; t < Tiles; ++t) acc[r][t] = _mm512_dpbusd_epi32(acc[r][t], a, tiles[t]);
+      }
+    }
+    for (int r = 0; r < Rows; ++r) {
+      for (int t = 0; t < Tiles; ++t) {
+        const std::int8_t* p = w + t * tile_bytes;
+        StoreTile(args, row + r, tile + t, Vec16Avx512{_mm512_cvtepi32_ps(acc[r][t])}, [p](std::int32_t j) {
+          const __m128i up = _mm_cvtsi32_si128(24 - 8 * (j & 3));
+          const __m512i code = _mm512_srai_epi32(_mm512_sll_epi32(LoadTile(p + j / 4 * 64), up), 24);
+          return Vec16Avx512{_mm512_cvtepi32_ps(code)};
+        });
+      }
+    }
+  }
+};
+
+}  // namespace
+
+LaunchResult MatmulInt8Avx512(const MatmulInt8Args& args, const Stream& stream) {
+  return MatmulInt8Split<VnniPath>(args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,19 @@
+// Arguments and path type of matmul_int8: absl-free, for the paths themselves. The contract is in matmul_int8.h.
+#pragma once
+#include "kernels/formats/int8.h"
+#include "kernels/launch_result.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct MatmulInt8Args {
+  QuantizedRows x;
+  PackedInt8Weight w;
+  const float* bias = nullptr;
+  Matrix y;
+};
+
+using MatmulInt8Kernel = LaunchResult(const MatmulInt8Args&, const Stream&);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,79 @@
+// What the fast paths of matmul_int8 share: how outputs are split over threads, and the epilogue of a tile.
+// A Path gives Vec, kMaxTiles (tiles side by side) and
+//   template <int Rows, int Tiles> static void Block(const MatmulInt8Args&, std::int64_t row, std::int64_t tile);
+// which computes Rows rows from `row` on by Tiles tiles from `tile` on and ends in StoreTile.
+#pragma once
+#include <algorithm>
+
+#include "kernels/formats/int8.h"
+#include "kernels/ops/matmul_int8_launch.h"
+
+namespace nibble::kernels {
+
+// acc: the exact products of one row and the 16 outputs of a tile, as f32. outlier_code(j): w[tile * 16 + lane, j].
+template <typename Vec, typename OutlierCode>
+inline void StoreTile(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile, Vec acc,
+                      OutlierCode outlier_code) {
+  const std::int64_t n = tile * kInt8TileRows;
+  const int lanes = static_cast<int>(std::min<std::int64_t>(kInt8TileRows, args.w.rows - n));
+  const bool whole = lanes == kInt8TileRows;
+  const Vec s_col = whole ? Vec::Load(args.w.scale + n) : Vec::LoadPartial(args.w.scale + n, lanes);
+  Vec y = acc * Vec::Set1(args.x.scale[row]) * s_col;
+  const std::int32_t outliers = args.x.num_outliers == nullptr ? 0 : args.x.num_outliers[row];
+  if (outliers > 0) {
+    Vec o = Vec::Zero();
+    const std::int32_t* index = args.x.outlier_index + row * kMaxOutliers;
+    const float* value = args.x.outlier_value + row * kMaxOutliers;
+    for (std::int32_t i = 0; i < outliers; ++i) o = Vec::Fma(Vec::Set1(value[i]), outlier_code(index[i]), o);
+    y = y + o * s_col;
+  }
+  if (args.bias != nullptr) {
+    y = y + (whole ? Vec::Load(args.bias + n) : Vec::LoadPartial(args.bias + n, lanes));
+  }
+  if (args.y.dtype == DType::kF32) {
+    float* out = args.y.Row<float>(row) + n;
+    whole ? y.Store(out) : y.StorePartial(out, lanes);
+  } else {
+    BF16* out = args.y.Row<BF16>(row) + n;
+    whole ? y.Store(out) : y.StorePartial(out, lanes);
+  }
+}
+
+template <typename Path, int Rows, int Tiles>
+inline void TileColumn(const MatmulInt8Args& args, std::int64_t begin, std::int64_t end, std::int64_t tile) {
+  std::int64_t row = begin;
+  for (; row + Rows <= end; row += Rows) Path::template Block<Rows, Tiles>(args, row, tile);
+  if constexpr (Rows > 1) {
+    if (row < end) TileColumn<Path, Rows - 1, Tiles>(args, row, end, tile);
+  }
+}
+
+template <typename Path, int Tiles>
+inline void TileGroup(const MatmulInt8Args& args, std::int64_t begin, std::int64_t end, std::int64_t tile,
+                      std::int64_t tiles) {
+  if constexpr (Tiles > 1) {
+    if (tiles < Tiles) return TileGroup<Path, Tiles - 1>(args, begin, end, tile, tiles);
+  }
+  TileColumn<Path, Path::kMaxRows, Tiles>(args, begin, end, tile);
+}
+
+// Units of work are (tile group, chunk of rows), the chunks of one group adjacent: its tiles stay in the second-level
+// cache while the rows pass. Few rows make one chunk, so a decode step reads every tile once.
+template <typename Path>
+LaunchResult MatmulInt8Split(const MatmulInt8Args& args, const Stream& stream) {
+  constexpr std::int64_t kChunk = Path::kMaxRows * 16;
+  const std::int64_t num_tiles = (args.w.rows + kInt8TileRows - 1) / kInt8TileRows;
+  const std::int64_t groups = (num_tiles + Path::kMaxTiles - 1) / Path::kMaxTiles;
+  const std::int64_t chunks = (args.x.rows + kChunk - 1) / kChunk;
+  stream.ParallelFor(groups * chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t unit = begin; unit < end; ++unit) {
+      const std::int64_t tile = unit / chunks * Path::kMaxTiles;
+      const std::int64_t row = unit % chunks * kChunk;
+      TileGroup<Path, Path::kMaxTiles>(args, row, std::min(row + kChunk, args.x.rows), tile,
+                                       std::min<std::int64_t>(Path::kMaxTiles, num_tiles - tile));
+    }
+  });
+  return {};
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,43 @@
+#include "kernels/ops/matmul_library.h"
+
+#include "kernels/check.h"
+
+namespace nibble::kernels {
+namespace {
+
+template <typename T>
+void AddBias(const float* bias, const Matrix& y, const Stream& stream) {
+  stream.ParallelFor(y.rows, 16, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      T* out = y.Row<T>(row);
+      for (std::int64_t n = 0; n < y.cols; ++n) out[n] = RoundTo<T>(ToFloat(out[n]) + bias[n]);
+    }
+  });
+}
+
+}  // namespace
+
+absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream) {
+  constexpr const char* kOp = "matmul_library";
+  const std::int64_t rows = args.x.rows;
+  NIBBLE_KERNEL_CHECK(CheckThat(rows >= 0 && args.x.cols >= 0 && args.w.rows >= 0, kOp, "no negative size"));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, rows, args.x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "w", args.w, args.w.rows, args.x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, rows, args.w.rows, {DType::kF32, DType::kBF16}));
+  if (stream.library == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(kOp, ": the stream has no library for dense products"));
+  }
+  if (args.bias != nullptr && stream.device != DeviceKind::kCpu) {
+    return absl::UnimplementedError(absl::StrCat(kOp, ": bias is added on the CPU only"));
+  }
+  if (rows == 0 || args.w.rows == 0) return absl::OkStatus();
+  if (stream.launches != nullptr) stream.launches->Add(stream.library->kernel_name());
+  NIBBLE_KERNEL_CHECK(stream.library->Matmul(args.x, args.w, args.y, args.accumulate, stream));
+  if (args.bias != nullptr) {
+    args.y.dtype == DType::kF32 ? AddBias<float>(args.bias, args.y, stream)
+                                : AddBias<BF16>(args.bias, args.y, stream);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,17 @@
+#include "kernels/ops/quantize_int8.h"
+
+#include "kernels/formats/int8_check.h"
+#include "kernels/ops/quantize_int8_table.h"
+
+namespace nibble::kernels {
+
+absl::Status QuantizeInt8(const QuantizeInt8Args& args, const Stream& stream) {
+  constexpr const char* kOp = "quantize_int8";
+  NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0 && args.x.cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "out", args.out, args.x.rows, args.x.cols));
+  NIBBLE_KERNEL_CHECK(CheckMaxOutliers(kOp, args.out, args.max_outliers));
+  return Launch(kQuantizeInt8Table, args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,18 @@
+// Arguments and path type of quantize_int8: absl-free, for the paths themselves. The contract is in quantize_int8.h.
+#pragma once
+#include "kernels/formats/int8.h"
+#include "kernels/launch_result.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct QuantizeInt8Args {
+  ConstMatrix x;
+  QuantizedRows out;
+  int max_outliers = 0;
+};
+
+using QuantizeInt8Kernel = LaunchResult(const QuantizeInt8Args&, const Stream&);
+
+}  // namespace nibble::kernels

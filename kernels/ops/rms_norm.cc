@@ -1,0 +1,17 @@
+#include "kernels/ops/rms_norm.h"
+
+#include "kernels/check.h"
+#include "kernels/ops/rms_norm_table.h"
+
+namespace nibble::kernels {
+
+absl::Status RmsNorm(const RmsNormArgs& args, const Stream& stream) {
+  constexpr const char* kOp = "rms_norm";
+  NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0 && args.x.cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.weight != nullptr, kOp, "a weight"));
+  return Launch(kRmsNormTable, args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,21 @@
+#include "kernels/ops/rms_norm_backward.h"
+
+#include "kernels/check.h"
+#include "kernels/ops/rms_norm_backward_table.h"
+
+namespace nibble::kernels {
+
+absl::Status RmsNormBackward(const RmsNormBackwardArgs& args, const Stream& stream) {
+  constexpr const char* kOp = "rms_norm_backward";
+  const std::int64_t rows = args.x.rows;
+  const std::int64_t cols = args.x.cols;
+  NIBBLE_KERNEL_CHECK(CheckThat(rows >= 0 && cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, rows, cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_x", args.grad_x, rows, cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.weight != nullptr, kOp, "a weight"));
+  NIBBLE_KERNEL_CHECK(CheckThat(rows == 0 || args.rstd != nullptr, kOp, "the rstd that rms_norm wrote"));
+  return Launch(kRmsNormBackwardTable, args, stream);
+}
+
+}  // namespace nibble::kernels

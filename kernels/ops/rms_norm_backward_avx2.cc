@@ -1,0 +1,11 @@
+#include "kernels/ops/rms_norm_backward_table.h"
+#include "kernels/ops/rms_norm_backward_vec.h"
+#include "kernels/vec16_avx2.h"
+
+namespace nibble::kernels {
+
+LaunchResult RmsNormBackwardAvx2(const RmsNormBackwardArgs& args, const Stream& stream) {
+  return RmsNormBackwardVec<Vec16Avx2>(args, stream);
+}
+
+}  // namespace nibble::kernels

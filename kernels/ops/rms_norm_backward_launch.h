@@ -1,0 +1,19 @@
+// Arguments and path type of rms_norm_backward: absl-free, for the paths themselves. The contract is in rms_norm_backward.h.
+#pragma once
+#include "kernels/launch_result.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct RmsNormBackwardArgs {
+  ConstMatrix x;
+  ConstMatrix grad_y;
+  const float* weight = nullptr;
+  const float* rstd = nullptr;
+  Matrix grad_x;
+};
+
+using RmsNormBackwardKernel = LaunchResult(const RmsNormBackwardArgs&, const Stream&);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,18 @@
+#include "kernels/ops/rms_norm_quantize.h"
+
+#include "kernels/formats/int8_check.h"
+#include "kernels/ops/rms_norm_quantize_table.h"
+
+namespace nibble::kernels {
+
+absl::Status RmsNormQuantize(const RmsNormQuantizeArgs& args, const Stream& stream) {
+  constexpr const char* kOp = "rms_norm_quantize";
+  NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0 && args.x.cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.weight != nullptr, kOp, "a weight"));
+  NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "out", args.out, args.x.rows, args.x.cols));
+  NIBBLE_KERNEL_CHECK(CheckMaxOutliers(kOp, args.out, args.max_outliers));
+  return Launch(kRmsNormQuantizeTable, args, stream);
+}
+
+}  // namespace nibble::kernels

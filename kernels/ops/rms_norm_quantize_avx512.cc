@@ -1,0 +1,11 @@
+#include "kernels/ops/rms_norm_quantize_table.h"
+#include "kernels/ops/rms_norm_quantize_vec.h"
+#include "kernels/vec16_avx512.h"
+
+namespace nibble::kernels {
+
+LaunchResult RmsNormQuantizeAvx512(const RmsNormQuantizeArgs& args, const Stream& stream) {
+  return RmsNormQuantizeVec<Vec16Avx512>(args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,20 @@
+// Arguments and path type of rms_norm_quantize: absl-free, for the paths themselves. The contract is in rms_norm_quantize.h.
+#pragma once
+#include "kernels/formats/int8.h"
+#include "kernels/launch_result.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct RmsNormQuantizeArgs {
+  ConstMatrix x;
+  const float* weight = nullptr;
+  float eps = 0;
+  QuantizedRows out;
+  int max_outliers = 0;
+};
+
+using RmsNormQuantizeKernel = LaunchResult(const RmsNormQuantizeArgs&, const Stream&);
+
+}  // namespace nibble::kernels
