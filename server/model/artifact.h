@@ -4,15 +4,17 @@
 //   tokenizer.json, tokenizer_config.json, generation_config.json where the source had one
 //   model.safetensors        tensors (docs/formats.md):
 //     f32, bf16   NAME
-//     int8        NAME i8 [N, K] and NAME_scale f32 [N] (linears, head, embedding when tied); the rest f32
-//     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8, NAME_absmax_factor f32, NAME_absmax_offset f32 [1] (double
-//                 quantised); embedding, norms and head as they were
+//     int8        NAME i8 [N, K] and NAME_scale f32 [N] (linears, head, embedding when tied); norms and biases f32; an
+//                 embedding that is not int8 keeps its source's type, a head that is not int8 is bf16
+//     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8 [N, ceil(K/64)], NAME_absmax_factor f32, NAME_absmax_offset f32 [1]
+//                 (double quantised); norms and biases f32; embedding and head keep their source's type
 //     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the nf4 base's tensors
 //   record.bin               the proof that verify replays (numerics.md, Decided 10), where there is one
 #pragma once
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "kernels/dtype.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
+#include "server/model/adapter.h"
 #include "server/model/model_config.h"
 
 namespace nibble::model {
@@ -45,8 +48,11 @@ struct ArtifactInfo {
   Determinism determinism() const;
 };
 
+// With a "checksum" over the rest, which ParseArtifactInfo wants to find and to match (DataLoss otherwise).
 base::Json ToJson(const ArtifactInfo& info);
 absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const base::Json& json);
+// nibble.json, atomically: for who adds a record or provenance to an artifact that is there.
+absl::Status WriteArtifactInfo(base::FileSystem& files, const std::string& directory, const ArtifactInfo& info);
 
 // A tensor lying in a mapped file.
 struct TensorView {
@@ -59,6 +65,7 @@ struct TensorView {
 class Artifact {
  public:
   // DataLoss when a file contradicts itself, InvalidArgument naming the tensor when shapes or dtypes do not fit the config.
+  // Reads headers, not weights: VerifyBytes does that.
   static absl::StatusOr<std::unique_ptr<Artifact>> Open(const std::string& directory);
 
   const ModelConfig& config() const { return config_; }
@@ -68,12 +75,18 @@ class Artifact {
   absl::StatusOr<TensorView> Tensor(const std::string& name) const;  // NotFound
   // As f32, whatever float type it is stored in.
   absl::StatusOr<std::vector<float>> FloatTensor(const std::string& name) const;
+  // Of a lora artifact; its tensors are in tensors() by their PEFT names.
+  const std::optional<AdapterConfig>& adapter() const { return adapter_; }
+  // Reads every byte: DataLoss naming the file unless weights_digest and the digests of the small files
+  // (provenance["files"]) are what nibble.json says.
+  absl::Status VerifyBytes() const;
 
  private:
   Artifact() = default;
   std::string directory_;
   ModelConfig config_;
   ArtifactInfo info_;
+  std::optional<AdapterConfig> adapter_;
   std::vector<std::shared_ptr<const base::MappedFile>> files_;
   std::map<std::string, TensorView> tensors_;
 };

@@ -1,0 +1,119 @@
+#include "server/model/adapter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::model {
+namespace {
+
+using base::Json;
+using base::StrCat;
+
+constexpr LinearKind kKinds[] = {LinearKind::kQ,    LinearKind::kK,  LinearKind::kV,   LinearKind::kO,
+                                 LinearKind::kGate, LinearKind::kUp, LinearKind::kDown};
+
+absl::Status Unsupported(std::string_view key, const Json& value) {
+  return base::WithReason(
+      absl::UnimplementedError(StrCat(kAdapterConfigFile, ": \"", key, "\" ", base::Dump(value).substr(0, 64))),
+      "UNSUPPORTED_ADAPTER");
+}
+
+// Absent, null, false, empty, "none" and zero all say: not used.
+bool IsOff(const Json& value) {
+  return value.is_null() || value == false || value == "none" || value == 0 ||
+         ((value.is_array() || value.is_object()) && value.empty());
+}
+
+}  // namespace
+
+double AdapterConfig::scaling() const {
+  return rslora ? alpha / std::sqrt(static_cast<double>(rank)) : alpha / static_cast<double>(rank);
+}
+
+bool AdapterConfig::has_target(LinearKind kind) const {
+  return std::find(targets.begin(), targets.end(), kind) != targets.end();
+}
+
+Json ToPeftConfig(const AdapterConfig& config) {
+  Json json = Json::object();
+  json["peft_type"] = "LORA";
+  json["task_type"] = "CAUSAL_LM";
+  json["base_model_name_or_path"] = config.base_model_name_or_path;
+  json["r"] = config.rank;
+  // PEFT writes whole numbers as such.
+  if (config.alpha == std::floor(config.alpha) && std::fabs(config.alpha) < 0x1p53) {
+    json["lora_alpha"] = static_cast<std::int64_t>(config.alpha);
+  } else {
+    json["lora_alpha"] = config.alpha;
+  }
+  json["lora_dropout"] = config.dropout;
+  json["use_rslora"] = config.rslora;
+  json["bias"] = "none";
+  json["fan_in_fan_out"] = false;
+  json["inference_mode"] = true;
+  json["init_lora_weights"] = true;
+  json["modules_to_save"] = nullptr;
+  json["rank_pattern"] = Json::object();
+  json["alpha_pattern"] = Json::object();
+  Json& targets = json["target_modules"] = Json::array();
+  for (const LinearKind kind : config.targets) targets.push_back(ShortName(kind));
+  return json;
+}
+
+absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
+  if (!json.is_object()) return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": not a JSON object"));
+  AdapterConfig config;
+  NIBBLE_ASSIGN_OR_RETURN(const std::string type, base::GetString(json, "peft_type", kAdapterConfigFile));
+  if (type != "LORA") return Unsupported("peft_type", type);
+  for (const char* key : {"bias", "modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "fan_in_fan_out",
+                          "layers_to_transform", "trainable_token_indices", "lora_bias", "target_parameters"}) {
+    const auto it = json.find(key);
+    if (it != json.end() && !IsOff(*it)) return Unsupported(key, *it);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(config.rank, base::GetInt(json, "r", kAdapterConfigFile));
+  if (config.rank < 1 || config.rank > kMaxLoraRank) {
+    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"r\" is ", config.rank, ", wanted 1 to ", kMaxLoraRank));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(config.alpha, base::GetNumber(json, "lora_alpha", kAdapterConfigFile));
+  if (!std::isfinite(config.alpha) || config.alpha <= 0) {
+    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"lora_alpha\" is ", config.alpha, ", wanted above 0"));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(config.dropout, base::GetNumber(json, "lora_dropout", kAdapterConfigFile, 0.0));
+  NIBBLE_ASSIGN_OR_RETURN(config.rslora, base::GetBool(json, "use_rslora", kAdapterConfigFile, false));
+  NIBBLE_ASSIGN_OR_RETURN(config.base_model_name_or_path,
+                          base::GetString(json, "base_model_name_or_path", kAdapterConfigFile, ""));
+  const auto targets = json.find("target_modules");
+  if (targets == json.end() || !targets->is_array() || targets->empty()) {
+    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"target_modules\" is no list of linears"));
+  }
+  for (const LinearKind kind : kKinds) {
+    if (std::find(targets->begin(), targets->end(), Json(ShortName(kind))) != targets->end()) config.targets.push_back(kind);
+  }
+  if (config.targets.size() != targets->size()) return Unsupported("target_modules", *targets);
+  return config;
+}
+
+std::string LoraAName(std::int64_t layer, LinearKind kind) {
+  return StrCat("base_model.model.", ModulePath(layer, kind), ".lora_A.weight");
+}
+std::string LoraBName(std::int64_t layer, LinearKind kind) {
+  return StrCat("base_model.model.", ModulePath(layer, kind), ".lora_B.weight");
+}
+
+std::vector<TensorPlan> AdapterTensors(const ModelConfig& model, const AdapterConfig& adapter) {
+  std::vector<TensorPlan> plan;
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
+    for (const LinearKind kind : kKinds) {
+      if (!adapter.has_target(kind)) continue;
+      plan.push_back({LoraAName(layer, kind), kernels::DType::kF32, {adapter.rank, InFeatures(model, kind)}});
+      plan.push_back({LoraBName(layer, kind), kernels::DType::kF32, {OutFeatures(model, kind), adapter.rank}});
+    }
+  }
+  return plan;
+}
+
+}  // namespace nibble::model

@@ -1,0 +1,215 @@
+#include "server/model/artifact.h"
+
+#include <cstdint>
+
+#include "server/base/error.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/float_convert.h"
+#include "server/model/layout.h"
+#include "server/model/safetensors.h"
+
+namespace nibble::model {
+namespace {
+
+using base::Json;
+using base::StrCat;
+using kernels::DType;
+
+constexpr char kInfoFile[] = "nibble.json";
+constexpr std::uint64_t kMaxInfoBytes = 4 << 20;
+constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
+constexpr int kLayoutVersion = 1;
+constexpr Format kFormats[] = {Format::kF32, Format::kBF16, Format::kNf4, Format::kInt8, Format::kTernary, Format::kLora};
+
+absl::Status Corrupt(std::string_view what) {
+  return base::WithReason(absl::DataLossError(std::string(what)), "CORRUPT_ARTIFACT");
+}
+
+absl::StatusOr<Json> ReadJson(const std::string& directory, const char* name, std::uint64_t max_bytes) {
+  auto text = base::RealFileSystem().Read(base::JoinPath(directory, name), max_bytes);
+  if (!text.ok()) {
+    if (absl::IsNotFound(text.status())) return Corrupt(StrCat("the artifact has no ", name));
+    return std::move(text).status();
+  }
+  auto json = base::ParseJson(*text);
+  if (!json.ok()) return Corrupt(StrCat(name, ": ", base::ToStd(json.status().message())));
+  return json;
+}
+
+std::string DTypeList(const std::vector<DType>& dtypes) {
+  std::string text;
+  for (const DType dtype : dtypes) text += StrCat(text.empty() ? "" : " or ", kernels::Name(dtype));
+  return text;
+}
+
+// The stored tensors must be exactly the wanted ones.
+absl::Status CheckTensors(const std::vector<StoredTensor>& wanted, const char* file,
+                          std::map<std::string, SafetensorsTensor>& found, std::map<std::string, TensorView>& out) {
+  for (const StoredTensor& want : wanted) {
+    const auto it = found.find(want.name);
+    if (it == found.end()) return absl::InvalidArgumentError(StrCat(file, ": no tensor \"", want.name, "\""));
+    const SafetensorsTensor& got = it->second;
+    bool fits = false;
+    for (const DType dtype : want.dtypes) fits = fits || got.dtype == dtype;
+    if (!fits || got.shape != want.shape) {
+      return absl::InvalidArgumentError(StrCat(file, ": tensor \"", want.name, "\" is ", got.dtype_name, " ",
+                                               ShapeText(got.shape), ", wanted ", DTypeList(want.dtypes), " ",
+                                               ShapeText(want.shape)));
+    }
+    if (reinterpret_cast<std::uintptr_t>(got.bytes.data()) % static_cast<std::uintptr_t>(kernels::SizeOf(*got.dtype)) != 0) {
+      return Corrupt(StrCat(file, ": tensor \"", want.name, "\" is not aligned to its element size"));
+    }
+    out.emplace(want.name, TensorView{*got.dtype, got.shape, got.bytes});
+    found.erase(it);
+  }
+  if (!found.empty()) return absl::InvalidArgumentError(StrCat(file, ": unknown tensor \"", found.begin()->first, "\""));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const char* Name(Format format) {
+  switch (format) {
+    case Format::kF32: return "f32";
+    case Format::kBF16: return "bf16";
+    case Format::kNf4: return "nf4";
+    case Format::kInt8: return "int8";
+    case Format::kTernary: return "ternary";
+    case Format::kLora: return "lora";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<Format> ParseFormat(std::string_view text) {
+  for (const Format format : kFormats) {
+    if (text == Name(format)) return format;
+  }
+  return absl::InvalidArgumentError(
+      StrCat("format \"", text.substr(0, 32), "\", wanted f32, bf16, nf4, int8, ternary or lora"));
+}
+
+Determinism ArtifactInfo::determinism() const {
+  return format == Format::kInt8 || format == Format::kTernary ? Determinism::kBitwise : Determinism::kBestEffort;
+}
+
+Json ToJson(const ArtifactInfo& info) {
+  Json json = Json::object();
+  json["version"] = kLayoutVersion;
+  json["format"] = Name(info.format);
+  json["act_outliers"] = info.act_outliers;
+  json["kv_dtype"] = kernels::Name(info.kv_dtype);
+  json["int8_head"] = info.int8_head;
+  json["weights_digest"] = info.weights_digest;
+  json["base_digest"] = info.base_digest;
+  json["source"] = info.source;
+  json["recorded_by"] = info.recorded_by;
+  json["provenance"] = info.provenance;
+  json["checksum"] = base::Sha256Hex(base::Dump(json));
+  return json;
+}
+
+absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t version, base::GetInt(json, "version", kInfoFile));
+  if (version != kLayoutVersion) {
+    return absl::UnimplementedError(StrCat(kInfoFile, ": version ", version, ", this program reads ", kLayoutVersion));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string checksum, base::GetString(json, "checksum", kInfoFile));
+  Json rest = json;
+  rest.erase("checksum");
+  if (base::Sha256Hex(base::Dump(rest)) != checksum) return Corrupt(StrCat(kInfoFile, ": its checksum does not match"));
+  ArtifactInfo info;
+  NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(json, "format", kInfoFile));
+  NIBBLE_ASSIGN_OR_RETURN(info.format, ParseFormat(format));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t outliers, base::GetInt(json, "act_outliers", kInfoFile));
+  if (outliers < 0 || outliers > 16) {
+    return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"act_outliers\" is ", outliers, ", wanted 0 to 16"));
+  }
+  info.act_outliers = static_cast<int>(outliers);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string kv, base::GetString(json, "kv_dtype", kInfoFile));
+  if (kv != "bf16" && kv != "f32") {
+    return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"kv_dtype\" is \"", kv.substr(0, 32), "\", wanted bf16 or f32"));
+  }
+  info.kv_dtype = kv == "f32" ? DType::kF32 : DType::kBF16;
+  NIBBLE_ASSIGN_OR_RETURN(info.int8_head, base::GetBool(json, "int8_head", kInfoFile));
+  NIBBLE_ASSIGN_OR_RETURN(info.weights_digest, base::GetString(json, "weights_digest", kInfoFile));
+  NIBBLE_ASSIGN_OR_RETURN(info.base_digest, base::GetString(json, "base_digest", kInfoFile));
+  NIBBLE_ASSIGN_OR_RETURN(info.source, base::GetString(json, "source", kInfoFile));
+  NIBBLE_ASSIGN_OR_RETURN(info.recorded_by, base::GetString(json, "recorded_by", kInfoFile));
+  const auto provenance = json.find("provenance");
+  if (provenance == json.end() || !provenance->is_object()) {
+    return absl::InvalidArgumentError(StrCat(kInfoFile, ": no \"provenance\", wanted an object"));
+  }
+  info.provenance = *provenance;
+  return info;
+}
+
+absl::Status WriteArtifactInfo(base::FileSystem& files, const std::string& directory, const ArtifactInfo& info) {
+  return base::WriteFileAtomically(files, base::JoinPath(directory, kInfoFile), base::Dump(ToJson(info), 2) + "\n");
+}
+
+absl::StatusOr<std::unique_ptr<Artifact>> Artifact::Open(const std::string& directory) {
+  std::unique_ptr<Artifact> artifact(new Artifact());
+  artifact->directory_ = directory;
+  NIBBLE_ASSIGN_OR_RETURN(const Json info, ReadJson(directory, kInfoFile, kMaxInfoBytes));
+  NIBBLE_ASSIGN_OR_RETURN(artifact->info_, ParseArtifactInfo(info));
+  NIBBLE_ASSIGN_OR_RETURN(const Json config, ReadJson(directory, "config.json", kMaxConfigBytes));
+  NIBBLE_ASSIGN_OR_RETURN(artifact->config_, ParseHfConfig(config));
+  if (!base::RealFileSystem().Exists(base::JoinPath(directory, "tokenizer.json"))) {
+    return Corrupt("the artifact has no tokenizer.json");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto wanted, StoredTensors(artifact->config_, artifact->info_));
+  NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(base::JoinPath(directory, "model.safetensors")));
+  NIBBLE_RETURN_IF_ERROR(CheckTensors(wanted, "model.safetensors", stored.tensors, artifact->tensors_));
+  artifact->files_ = std::move(stored.files);
+  if (artifact->info_.format == Format::kLora) {
+    NIBBLE_ASSIGN_OR_RETURN(const Json peft, ReadJson(directory, kAdapterConfigFile, kMaxConfigBytes));
+    NIBBLE_ASSIGN_OR_RETURN(artifact->adapter_, ParsePeftConfig(peft));
+    std::vector<StoredTensor> adapter;
+    for (TensorPlan& plan : AdapterTensors(artifact->config_, *artifact->adapter_)) {
+      adapter.push_back({std::move(plan.name), {plan.dtype}, std::move(plan.shape)});
+    }
+    NIBBLE_ASSIGN_OR_RETURN(stored, OpenSafetensors(base::JoinPath(directory, kAdapterWeightsFile)));
+    NIBBLE_RETURN_IF_ERROR(CheckTensors(adapter, kAdapterWeightsFile, stored.tensors, artifact->tensors_));
+    for (auto& file : stored.files) artifact->files_.push_back(std::move(file));
+  }
+  return artifact;
+}
+
+absl::StatusOr<TensorView> Artifact::Tensor(const std::string& name) const {
+  const auto it = tensors_.find(name);
+  if (it == tensors_.end()) return absl::NotFoundError(StrCat("no tensor \"", name, "\""));
+  return it->second;
+}
+
+absl::StatusOr<std::vector<float>> Artifact::FloatTensor(const std::string& name) const {
+  NIBBLE_ASSIGN_OR_RETURN(const TensorView view, Tensor(name));
+  auto values = ToFloats(view.bytes, view.dtype, NumElements(view.shape).value_or(-1));
+  if (!values.ok()) return absl::InvalidArgumentError(StrCat(name, ": ", base::ToStd(values.status().message())));
+  return values;
+}
+
+absl::Status Artifact::VerifyBytes() const {
+  std::vector<TensorDigest> digests;
+  for (const auto& [name, view] : tensors_) {
+    base::Sha256 sha;
+    sha.Update(view.bytes.data(), view.bytes.size());
+    digests.push_back({name, view.dtype, view.shape, sha.HexDigest()});
+  }
+  const std::string digest = WeightsDigest(std::move(digests));
+  if (digest != info_.weights_digest) {
+    return Corrupt(StrCat("the tensors have digest ", digest, ", ", kInfoFile, " says ", info_.weights_digest));
+  }
+  const auto files = info_.provenance.find("files");
+  if (files == info_.provenance.end()) return absl::OkStatus();
+  for (const auto& [name, wanted] : files->items()) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes,
+                            base::RealFileSystem().Read(base::JoinPath(directory_, name), kMaxSmallFileBytes));
+    if (wanted != base::Sha256Hex(bytes)) return Corrupt(StrCat(name, ": its digest is not what ", kInfoFile, " says"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::model

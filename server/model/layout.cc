@@ -1,0 +1,56 @@
+#include "server/model/layout.h"
+
+#include "kernels/formats/double_quant.h"
+#include "kernels/formats/nf4.h"
+#include "server/base/strings.h"
+
+namespace nibble::model {
+
+using base::StrCat;
+using kernels::DType;
+
+bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info) {
+  switch (info.format) {
+    case Format::kInt8:
+      return role == TensorRole::kLinear || (info.int8_head && (role == TensorRole::kHead ||
+                                                               (role == TensorRole::kEmbedding && config.tied_embeddings)));
+    case Format::kNf4: case Format::kLora: return role == TensorRole::kLinear;
+    default: return false;
+  }
+}
+
+absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info) {
+  if (info.format == Format::kTernary) return absl::UnimplementedError("format \"ternary\" is not built yet");
+  std::vector<StoredTensor> out;
+  for (const TensorSpec& spec : RequiredTensors(config)) {
+    if (!IsQuantized(spec.role, config, info)) {
+      std::vector<DType> dtypes;
+      switch (info.format) {
+        case Format::kF32: dtypes = {DType::kF32}; break;
+        case Format::kBF16: dtypes = {DType::kBF16}; break;
+        // Small tensors are widened; embedding and head keep their source's type.
+        default:
+          dtypes = spec.role == TensorRole::kNorm || spec.role == TensorRole::kBias
+                       ? std::vector<DType>{DType::kF32}
+                       : std::vector<DType>{DType::kF32, DType::kBF16};
+      }
+      out.push_back({spec.name, dtypes, spec.shape});
+      continue;
+    }
+    const std::int64_t n = spec.shape[0];
+    const std::int64_t k = spec.shape[1];
+    if (info.format == Format::kInt8) {
+      out.push_back({spec.name, {DType::kI8}, spec.shape});
+      out.push_back({spec.name + kInt8ScaleSuffix, {DType::kF32}, {n}});
+    } else {
+      const std::int64_t blocks = kernels::Nf4RowBlocks(k);
+      out.push_back({spec.name, {DType::kU8}, {n, kernels::Nf4RowBytes(k)}});
+      out.push_back({spec.name + kNf4AbsmaxSuffix, {DType::kI8}, {n, blocks}});
+      out.push_back({spec.name + kNf4FactorSuffix, {DType::kF32}, {kernels::DoubleQuantBlocks(n * blocks)}});
+      out.push_back({spec.name + kNf4OffsetSuffix, {DType::kF32}, {1}});
+    }
+  }
+  return out;
+}
+
+}  // namespace nibble::model

@@ -1,0 +1,32 @@
+// Which tensors an artifact of a format holds, with their types and shapes: the one list that writers plan by and
+// Artifact::Open checks against.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/model/artifact.h"
+#include "server/model/tensor_table.h"
+
+namespace nibble::model {
+
+// Suffixes of what stands beside a quantised weight.
+inline constexpr char kInt8ScaleSuffix[] = "_scale";
+inline constexpr char kNf4AbsmaxSuffix[] = "_absmax";
+inline constexpr char kNf4FactorSuffix[] = "_absmax_factor";
+inline constexpr char kNf4OffsetSuffix[] = "_absmax_offset";
+
+struct StoredTensor {
+  std::string name;
+  std::vector<kernels::DType> dtypes;  // any of these
+  std::vector<std::int64_t> shape;
+};
+
+// True when the weight of this role is stored as int8 codes (or NF4 codes) in that format.
+bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info);
+
+// Those of model.safetensors. Unimplemented for formats that are not built.
+absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info);
+
+}  // namespace nibble::model

@@ -1,0 +1,63 @@
+// Writes a safetensors file tensor by tensor: same plan and same bytes in, same file out.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "server/base/files.h"
+#include "server/base/sha256.h"
+
+namespace nibble::model {
+
+struct TensorPlan {
+  std::string name;
+  kernels::DType dtype;
+  std::vector<std::int64_t> shape;
+};
+
+struct TensorDigest {
+  std::string name;
+  kernels::DType dtype;
+  std::vector<std::int64_t> shape;
+  std::string sha256;  // of its bytes
+};
+
+// SHA-256 over "NAME DTYPE [SHAPE] SHA256(bytes)\n" of every tensor, by name: what `weights_digest` is.
+std::string WeightsDigest(std::vector<TensorDigest> tensors);
+
+// Tensors lie narrow types first and, within one width, in the order of the plan; the header is padded so that every tensor
+// begins at a multiple of its element size, and the widest ones at 64 bytes. One thread.
+class SafetensorsWriter {
+ public:
+  // Errors: InvalidArgument (duplicate name, size overflow), those of the file system.
+  static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
+      base::FileSystem& files, const std::string& path, std::vector<TensorPlan> plan,
+      const std::map<std::string, std::string>& metadata = {});
+
+  // Names in the order in which the file wants them.
+  const std::vector<TensorPlan>& order() const { return order_; }
+  // All bytes of one tensor, once. One that comes before its turn is held in memory until then.
+  absl::Status Put(std::string_view name, std::string_view bytes);
+  // fsync and close. Internal when a tensor never came.
+  absl::Status Finish();
+  const std::vector<TensorDigest>& digests() const { return digests_; }  // file order; complete after Finish
+
+ private:
+  SafetensorsWriter() = default;
+  absl::Status Write(std::string_view bytes);
+
+  std::unique_ptr<base::WritableFile> file_;
+  std::vector<TensorPlan> order_;
+  std::map<std::string, std::size_t, std::less<>> position_;
+  std::map<std::size_t, std::string> held_;
+  std::size_t next_ = 0;
+  std::vector<TensorDigest> digests_;
+};
+
+}  // namespace nibble::model
