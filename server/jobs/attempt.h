@@ -1,0 +1,74 @@
+// How server and trainer meet: the files of one attempt's directory (store/layout.h). The server writes attempt.json before the
+// start and control.json to say why it sends SIGTERM; the trainer writes outcome.json before it exits in good order.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/jobs/job_spec.h"
+
+namespace nibble::jobs {
+
+// Exit codes of a trainer (ops.md 3). Any other code, and any signal, is a failure that counts and is retried.
+inline constexpr int kExitOk = 0;         // with an outcome "ok"
+inline constexpr int kExitBadInput = 42;  // never retried; the outcome says why
+inline constexpr int kExitTempFail = 75;  // checkpointed after SIGTERM: goes on later, does not count
+
+// The order. All paths are absolute.
+struct AttemptOrder {
+  std::string job_id;
+  std::int64_t attempt = 0;
+  JobSpec spec;  // resolved
+  std::string base_model_directory;
+  std::string train_data_path;
+  std::string eval_data_path;               // "": none
+  std::string resume_checkpoint_directory;  // "": from the start
+  std::int64_t resume_step = 0;
+  std::string output_directory;  // publish the trained model here (store::PendingDirectory)
+  std::string report_address;    // of the server's report service; "": journal only
+  std::string token;             // of this attempt; sent with every report
+  std::int64_t threads = 1;
+  std::string isa = "auto";  // auto | plain | avx2 | avx512
+  std::string nibble_version;
+};
+
+absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& attempt_directory, const AttemptOrder& order);
+absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std::string& attempt_directory);
+
+// What SIGTERM means. Without control.json: checkpoint and exit 75 (the server stops, or the node is wanted back).
+enum class Control {
+  kPreempt,
+  kCancel,  // exit soon, no checkpoint needed; outcome "cancelled"
+  kPause,   // checkpoint, outcome "paused", exit 75
+};
+absl::Status WriteControl(base::FileSystem& files, const std::string& attempt_directory, Control control);
+// kPreempt when there is no control.json.
+absl::StatusOr<Control> ReadControl(base::FileSystem& files, const std::string& attempt_directory);
+
+// The last word.
+struct Outcome {
+  enum class Kind { kOk, kFailed, kCancelled, kPaused };
+  Kind kind = Kind::kFailed;
+  // kFailed: a canonical code by name ("INVALID_ARGUMENT"), a reason of api.md 4e ("NAN_LOSS"), words for people.
+  std::string code;
+  std::string reason;
+  std::string message;
+  // The exit code that follows: what a server that was restarted meanwhile cannot wait for.
+  int exit_code = 1;
+  std::string output_directory;             // kOk
+  base::Json final = base::Json::object();  // kOk: figures to show ("eval_loss_int8", ...); merged into the job's progress
+};
+
+absl::Status WriteOutcome(base::FileSystem& files, const std::string& attempt_directory, const Outcome& outcome);
+// NotFound when there is none; DataLoss when it cannot be read.
+absl::StatusOr<Outcome> ReadOutcome(base::FileSystem& files, const std::string& attempt_directory);
+
+// "INVALID_ARGUMENT" and back; unknown names are kUnknown.
+std::string CodeName(absl::StatusCode code);
+absl::StatusCode ParseCodeName(const std::string& name);
+
+}  // namespace nibble::jobs

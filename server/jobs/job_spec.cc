@@ -1,0 +1,207 @@
+#include "server/jobs/job_spec.h"
+
+#include <algorithm>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <set>
+#include <string_view>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/strings.h"
+
+namespace nibble::jobs {
+
+using base::StrCat;
+
+namespace {
+
+constexpr std::int64_t kMaxSeqLen = 1 << 20;
+constexpr std::int64_t kMaxSteps = 100'000'000;
+constexpr std::int64_t kMaxBatch = 65'536;
+constexpr std::size_t kMaxLabels = 16;
+constexpr std::size_t kMaxText = 256;
+
+class Checker {
+ public:
+  void Add(std::string field, std::string message) { found_.push_back({std::move(field), std::move(message)}); }
+
+  void Name(std::string_view field, const std::string& name) {
+    const absl::Status status = base::CheckName(field, name);
+    if (status.ok()) return;
+    // CheckName's message begins with the field, as FieldError makes it.
+    Add(std::string(field), std::string(status.message()).substr(field.size() + 2));
+  }
+  void Int(std::string field, std::int64_t value, std::int64_t low, std::int64_t high = std::numeric_limits<std::int64_t>::max()) {
+    if (value >= low && value <= high) return;
+    if (high == std::numeric_limits<std::int64_t>::max()) {
+      Add(std::move(field), StrCat("is ", value, ", wanted at least ", low));
+    } else {
+      Add(std::move(field), StrCat("is ", value, ", wanted ", low, " to ", high));
+    }
+  }
+  // Written so that NaN fails.
+  void Number(std::string field, double value, bool good, std::string_view wanted) {
+    if (std::isfinite(value) && good) return;
+    Add(std::move(field), StrCat("is ", value, ", wanted ", wanted));
+  }
+  void OneOf(std::string field, const std::string& value, std::initializer_list<std::string_view> choices) {
+    if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
+    std::string list;
+    for (const std::string_view choice : choices) list = StrCat(list, list.empty() ? "" : ", ", choice);
+    Add(std::move(field), StrCat("is \"", value.substr(0, 64), "\", wanted one of ", list));
+  }
+  std::vector<FieldViolation> Take() { return std::move(found_); }
+
+ private:
+  std::vector<FieldViolation> found_;
+};
+
+bool IsDevice(const std::string& device) {
+  if (device == "auto" || device == "cpu") return true;
+  if (device.rfind("cuda:", 0) != 0 || device.size() < 6 || device.size() > 8) return false;
+  return device.find_first_not_of("0123456789", 5) == std::string::npos;
+}
+
+void CheckData(const JobSpec& spec, Checker& check) {
+  const DataConfig& data = spec.data;
+  if (data.format.has_value()) check.OneOf("data.format", *data.format, {"text", "prompt_completion", "chat"});
+  check.Int("data.max_seq_len", data.max_seq_len, 2, kMaxSeqLen);
+  check.OneOf("data.packing", data.packing, {"none", "segmented"});
+  if (data.overlong.has_value()) {
+    check.OneOf("data.overlong", *data.overlong, {"split", "truncate", "drop", "error"});
+    if (*data.overlong == "split" && data.format.has_value() && *data.format != "text") {
+      check.Add("data.overlong", StrCat("is \"split\", which only text rows can be; the format is ", *data.format));
+    }
+  }
+  check.Int("data.shuffle_seed", data.shuffle_seed, 0);
+}
+
+void CheckQLora(const QLoraMethod& qlora, Checker& check) {
+  check.Int("qlora.r", qlora.r, 1, 4096);
+  check.Number("qlora.alpha", qlora.alpha, qlora.alpha > 0.0, "a number above 0");
+  check.Number("qlora.dropout", qlora.dropout, qlora.dropout >= 0.0 && qlora.dropout < 1.0, "0 <= dropout < 1");
+  if (qlora.target_modules.empty()) check.Add("qlora.target_modules", "is empty, wanted at least one");
+  const std::vector<std::string> known = QLoraMethod().target_modules;
+  std::set<std::string> seen;
+  for (const std::string& module : qlora.target_modules) {
+    if (std::find(known.begin(), known.end(), module) == known.end()) {
+      std::string list;
+      for (const std::string& name : known) list = StrCat(list, list.empty() ? "" : ", ", name);
+      check.Add("qlora.target_modules", StrCat("has \"", module.substr(0, 64), "\", wanted some of ", list));
+    } else if (!seen.insert(module).second) {
+      check.Add("qlora.target_modules", StrCat("has \"", module, "\" twice"));
+    }
+  }
+  check.OneOf("qlora.compute_dtype", qlora.compute_dtype, {"bf16", "fp32"});
+  check.Int("qlora.seed", qlora.seed, 0);
+}
+
+void CheckOptim(const OptimConfig& optim, Checker& check) {
+  check.Number("optim.lr", optim.lr, optim.lr > 0.0, "a number above 0");
+  check.Number("optim.beta1", optim.beta1, optim.beta1 >= 0.0 && optim.beta1 < 1.0, "0 <= beta1 < 1");
+  check.Number("optim.beta2", optim.beta2, optim.beta2 >= 0.0 && optim.beta2 < 1.0, "0 <= beta2 < 1");
+  check.Number("optim.eps", optim.eps, optim.eps > 0.0, "a number above 0");
+  check.Number("optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0.0, "at least 0");
+  check.Number("optim.max_grad_norm", optim.max_grad_norm, optim.max_grad_norm >= 0.0, "at least 0 (0: no clipping)");
+  check.OneOf("optim.schedule", optim.schedule, {"constant", "linear", "cosine"});
+  if (optim.warmup_steps.has_value() && optim.warmup_ratio.has_value()) {
+    check.Add("optim.warmup_ratio", "is given beside warmup_steps, wanted at most one of the two");
+  }
+  if (optim.warmup_steps.has_value()) check.Int("optim.warmup_steps", *optim.warmup_steps, 0, kMaxSteps);
+  if (optim.warmup_ratio.has_value()) {
+    check.Number("optim.warmup_ratio", *optim.warmup_ratio, *optim.warmup_ratio >= 0.0 && *optim.warmup_ratio <= 1.0,
+                 "0 to 1");
+  }
+  check.Number("optim.min_lr_ratio", optim.min_lr_ratio, optim.min_lr_ratio >= 0.0 && optim.min_lr_ratio <= 1.0, "0 to 1");
+}
+
+void CheckRun(const JobSpec& spec, Checker& check) {
+  const RunConfig& run = spec.run;
+  if (run.max_steps.has_value() && run.epochs.has_value()) {
+    check.Add("run.epochs", "is given beside max_steps, wanted at most one of the two");
+  }
+  if (run.max_steps.has_value()) check.Int("run.max_steps", *run.max_steps, 1, kMaxSteps);
+  if (run.epochs.has_value()) {
+    check.Number("run.epochs", *run.epochs, *run.epochs > 0.0 && *run.epochs <= 1e6, "above 0, at most 1000000");
+  }
+  check.Int("run.micro_batch", run.micro_batch, 1, kMaxBatch);
+  check.Int("run.grad_accum", run.grad_accum, 1, kMaxBatch);
+  check.Int("run.eval_every", run.eval_every, 0, kMaxSteps);
+  if (run.eval_every > 0 && spec.eval_dataset.empty()) {
+    check.Add("run.eval_every", StrCat("is ", run.eval_every, ", which needs an evaluation set (eval_dataset)"));
+  }
+  check.Int("run.save_every", run.save_every, 0, kMaxSteps);
+  check.Int("run.keep_last", run.keep_last, 1, 1000);
+  check.Int("run.seed", run.seed, 0);
+  check.Int("run.priority", run.priority, -1000, 1000);
+}
+
+bool IsLaterMethod(const std::string& method) {
+  for (const char* later : {"bitnet_qat", "int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
+    if (method == later) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
+  Checker check;
+  if (spec.method != kMethodQLora && !IsLaterMethod(spec.method)) check.OneOf("method", spec.method, {kMethodQLora});
+  check.Name("base_model", spec.base_model);
+  check.Name("train_dataset", spec.train_dataset);
+  if (!spec.eval_dataset.empty()) check.Name("eval_dataset", spec.eval_dataset);
+  if (!spec.output_model.empty()) check.Name("output_model", spec.output_model);
+  if (!IsDevice(spec.device)) {
+    check.Add("device", StrCat("is \"", spec.device.substr(0, 64), "\", wanted auto, cpu or cuda:N"));
+  }
+  if (spec.display_name.size() > kMaxText) {
+    check.Add("display_name", StrCat("has ", spec.display_name.size(), " bytes, wanted at most ", kMaxText));
+  }
+  if (spec.labels.size() > kMaxLabels) {
+    check.Add("labels", StrCat("has ", spec.labels.size(), " entries, wanted at most ", kMaxLabels));
+  }
+  for (const auto& [key, value] : spec.labels) {
+    if (key.empty() || key.size() > kMaxText || value.size() > kMaxText) {
+      check.Add("labels", StrCat("has a key or value that is empty or longer than ", kMaxText, " bytes"));
+      break;
+    }
+  }
+  CheckData(spec, check);
+  if (spec.method == kMethodQLora) CheckQLora(spec.qlora, check);
+  CheckOptim(spec.optim, check);
+  CheckRun(spec, check);
+  return check.Take();
+}
+
+absl::Status Validate(const JobSpec& spec) {
+  if (IsLaterMethod(spec.method)) {
+    return base::WithReason(absl::UnimplementedError(StrCat("method: ", spec.method, " is not built yet, wanted qlora")),
+                            "UNIMPLEMENTED", {{"field", "method"}});
+  }
+  const std::vector<FieldViolation> violations = FindViolations(spec);
+  if (violations.empty()) return absl::OkStatus();
+  std::string text;
+  std::map<std::string, std::string> metadata;
+  for (const FieldViolation& violation : violations) {
+    text = StrCat(text, text.empty() ? "" : "; ", violation.field, ": ", violation.message);
+    metadata.emplace(violation.field, violation.message);
+  }
+  metadata["field"] = violations.front().field;
+  return base::WithReason(absl::InvalidArgumentError(text), "FIELD_VIOLATION", metadata);
+}
+
+JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,
+                const std::string& default_device) {
+  if (spec.output_model.empty()) spec.output_model = job_id;
+  if (spec.device == "auto") spec.device = default_device;
+  if (!spec.data.format.has_value()) spec.data.format = dataset_format;
+  if (!spec.data.overlong.has_value()) spec.data.overlong = *spec.data.format == "text" ? "split" : "truncate";
+  if (!spec.optim.warmup_steps.has_value() && !spec.optim.warmup_ratio.has_value()) spec.optim.warmup_ratio = 0.03;
+  if (!spec.run.max_steps.has_value() && !spec.run.epochs.has_value()) spec.run.epochs = 1.0;
+  return spec;
+}
+
+}  // namespace nibble::jobs

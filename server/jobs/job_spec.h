@@ -1,0 +1,98 @@
+// What a fine-tuning job is to do (api.md 4b), shared by the server and the trainer. The defaults are the initialisers here and
+// nowhere else. std::optional marks what Resolve() fills in; a resolved spec has no field left to choose.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/json.h"
+
+namespace nibble::jobs {
+
+inline constexpr char kMethodQLora[] = "qlora";
+
+struct DataConfig {
+  std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own
+  std::int64_t max_seq_len = 512;
+  std::string packing = "segmented";    // none | segmented (rows share a sequence, attention does not cross them)
+  std::optional<std::string> overlong;  // split (text only) | truncate | drop | error; default: split text, truncate others
+  bool train_on_prompt = false;         // false: loss on completions only; text has no prompt
+  std::int64_t shuffle_seed = 0;
+};
+
+struct QLoraMethod {
+  std::int64_t r = 16;
+  double alpha = 32.0;
+  double dropout = 0.0;
+  std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  bool use_rslora = false;             // scale alpha / sqrt(r) instead of alpha / r
+  bool double_quant = true;            // int8 absmax in blocks of 256
+  std::string compute_dtype = "bf16";  // bf16 | fp32
+  std::int64_t seed = 0;               // of the adapters' initial values
+};
+
+struct OptimConfig {
+  double lr = 2e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+  double max_grad_norm = 1.0;                // 0: no clipping
+  std::string schedule = "cosine";           // constant | linear | cosine
+  std::optional<std::int64_t> warmup_steps;  // at most one of these two; default: ratio 0.03
+  std::optional<double> warmup_ratio;
+  double min_lr_ratio = 0.0;  // the schedule ends at lr * this
+};
+
+struct RunConfig {
+  std::optional<std::int64_t> max_steps;  // optimiser steps; at most one of these two; default: 1 epoch
+  std::optional<double> epochs;
+  std::int64_t micro_batch = 4;
+  std::int64_t grad_accum = 1;
+  bool activation_checkpointing = false;
+  std::int64_t eval_every = 0;   // optimiser steps; 0: before and after training only (with an evaluation set)
+  std::int64_t save_every = 50;  // optimiser steps; 0: no checkpoint, a lost attempt starts over
+  std::int64_t keep_last = 2;    // good checkpoints kept
+  std::int64_t seed = 0;         // of dropout
+  std::int64_t priority = 0;     // higher first
+};
+
+struct JobSpec {
+  std::string display_name;
+  std::string method = kMethodQLora;
+  std::string base_model;
+  std::string train_dataset;
+  std::string eval_dataset;  // "": none
+  std::string output_model;  // "": named after the job
+  std::string device = "auto";  // auto | cpu | cuda:N
+  DataConfig data;
+  QLoraMethod qlora;
+  OptimConfig optim;
+  RunConfig run;
+  std::map<std::string, std::string> labels;  // at most 16
+};
+
+base::Json ToJson(const JobSpec& spec);
+// Absent keys keep their defaults. InvalidArgument (FIELD_VIOLATION) names an unknown key or a wrong type by its path
+// ("optim.lr"); Unimplemented names a method or field of the api that is not built.
+absl::StatusOr<JobSpec> ParseJobSpec(const base::Json& json);
+
+struct FieldViolation {
+  std::string field;  // "qlora.r"
+  std::string message;
+};
+// All of what is wrong with the spec by itself (models and data are not looked at).
+std::vector<FieldViolation> FindViolations(const JobSpec& spec);
+// Unimplemented for a method that is not built; InvalidArgument (FIELD_VIOLATION) whose metadata has "field" (the first) and
+// one entry per field; Ok.
+absl::Status Validate(const JobSpec& spec);
+
+// Fills what is left open. `dataset_format` is the training set's own; `default_device` stands for "auto".
+JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,
+                const std::string& default_device);
+
+}  // namespace nibble::jobs

@@ -1,0 +1,258 @@
+#include <cmath>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/job_spec.h"
+
+namespace nibble::jobs {
+
+using base::Json;
+using base::StrCat;
+
+namespace {
+
+// Fields of the api whose parts come later: known by name, so that they are refused as such and not as typing errors.
+const char* const kLaterFields[] = {
+    "eval_fraction", "publish", "resume_from", "warm_start_from", "data.fields", "data.chat_template", "data.roles",
+    "qlora.nf4_block", "qlora.merge_aware_int8", "optim.optimizer", "run.keep_best", "run.early_stop", "run.loss_watchdog",
+    "run.max_duration", "run.artifact_ttl", "run.deterministic", "bitnet_qat", "int8_mixed", "int8_qt", "aqt", "lora",
+    "full"};
+
+// Walks one object of the document: each Get takes a key, Finish refuses what nobody took. The first error wins.
+class Reader {
+ public:
+  Reader(const Json& object, std::string prefix, absl::Status& status)
+      : object_(object), prefix_(std::move(prefix)), status_(status) {
+    if (!object.is_object()) Fail(prefix_.empty() ? "spec" : prefix_.substr(0, prefix_.size() - 1), object, "an object");
+  }
+
+  void Get(std::string_view key, std::string& out) {
+    if (const Json* v = Take(key, "a string", [](const Json& j) { return j.is_string(); })) out = v->get<std::string>();
+  }
+  void Get(std::string_view key, bool& out) {
+    if (const Json* v = Take(key, "true or false", [](const Json& j) { return j.is_boolean(); })) out = v->get<bool>();
+  }
+  void Get(std::string_view key, std::int64_t& out) {
+    if (const Json* v = Take(key, "an integer", IsInt)) out = v->get<std::int64_t>();
+  }
+  void Get(std::string_view key, double& out) {
+    if (const Json* v = Take(key, "a number", [](const Json& j) { return j.is_number(); })) out = v->get<double>();
+  }
+  template <typename T>
+  void Get(std::string_view key, std::optional<T>& out) {
+    T value{};
+    if (Has(key)) {
+      Get(key, value);
+      out = value;
+    } else {
+      seen_.insert(std::string(key));
+    }
+  }
+  void Get(std::string_view key, std::vector<std::string>& out) {
+    const auto all_strings = [](const Json& j) {
+      if (!j.is_array()) return false;
+      for (const Json& item : j) {
+        if (!item.is_string()) return false;
+      }
+      return true;
+    };
+    if (const Json* v = Take(key, "a list of strings", all_strings)) out = v->get<std::vector<std::string>>();
+  }
+  void Get(std::string_view key, std::map<std::string, std::string>& out) {
+    const auto all_strings = [](const Json& j) {
+      if (!j.is_object()) return false;
+      for (const auto& item : j.items()) {
+        if (!item.value().is_string()) return false;
+      }
+      return true;
+    };
+    if (const Json* v = Take(key, "an object of strings", all_strings)) {
+      for (const auto& item : v->items()) out[item.key()] = item.value().get<std::string>();
+    }
+  }
+  // The object under `key`, or an empty one.
+  Json Object(std::string_view key) {
+    const Json* v = Take(key, "an object", [](const Json& j) { return j.is_object(); });
+    return v != nullptr ? *v : Json::object();
+  }
+  bool Has(std::string_view key) const {
+    if (!object_.is_object()) return false;
+    const auto it = object_.find(std::string(key));
+    return it != object_.end() && !it->is_null();
+  }
+  void Finish() {
+    if (!status_.ok() || !object_.is_object()) return;
+    for (const auto& item : object_.items()) {
+      if (seen_.contains(item.key())) continue;
+      const std::string field = prefix_ + item.key();
+      for (const char* later : kLaterFields) {
+        if (field == later) {
+          status_ = base::WithReason(absl::UnimplementedError(StrCat(field, ": is not built yet")), "UNIMPLEMENTED",
+                                     {{"field", field}});
+          return;
+        }
+      }
+      status_ = base::FieldError(field.substr(0, 128), "is not a field of a job spec");
+      return;
+    }
+  }
+
+ private:
+  static bool IsInt(const Json& j) {
+    return j.is_number_integer() && (!j.is_number_unsigned() || j.get<std::uint64_t>() <= INT64_MAX);
+  }
+  void Fail(const std::string& field, const Json& got, std::string_view wanted) {
+    if (status_.ok()) status_ = base::FieldError(field, StrCat("is ", base::Dump(got).substr(0, 64), ", wanted ", wanted));
+  }
+  template <typename Check>
+  const Json* Take(std::string_view key, std::string_view wanted, Check check) {
+    seen_.insert(std::string(key));
+    if (!status_.ok() || !Has(key)) return nullptr;
+    const Json& value = object_.at(std::string(key));
+    if (check(value)) return &value;
+    Fail(prefix_ + std::string(key), value, wanted);
+    return nullptr;
+  }
+
+  const Json& object_;
+  const std::string prefix_;
+  absl::Status& status_;
+  std::set<std::string> seen_;
+};
+
+template <typename T>
+void PutOptional(Json& json, const char* key, const std::optional<T>& value) {
+  if (value.has_value()) json[key] = *value;
+}
+
+}  // namespace
+
+Json ToJson(const JobSpec& spec) {
+  Json json = Json::object();
+  json["display_name"] = spec.display_name;
+  json["method"] = spec.method;
+  json["base_model"] = spec.base_model;
+  json["train_dataset"] = spec.train_dataset;
+  json["eval_dataset"] = spec.eval_dataset;
+  json["output_model"] = spec.output_model;
+  json["device"] = spec.device;
+  Json data = Json::object();
+  PutOptional(data, "format", spec.data.format);
+  data["max_seq_len"] = spec.data.max_seq_len;
+  data["packing"] = spec.data.packing;
+  PutOptional(data, "overlong", spec.data.overlong);
+  data["train_on_prompt"] = spec.data.train_on_prompt;
+  data["shuffle_seed"] = spec.data.shuffle_seed;
+  json["data"] = std::move(data);
+  if (spec.method == kMethodQLora) {
+    Json qlora = Json::object();
+    qlora["r"] = spec.qlora.r;
+    qlora["alpha"] = spec.qlora.alpha;
+    qlora["dropout"] = spec.qlora.dropout;
+    qlora["target_modules"] = spec.qlora.target_modules;
+    qlora["use_rslora"] = spec.qlora.use_rslora;
+    qlora["double_quant"] = spec.qlora.double_quant;
+    qlora["compute_dtype"] = spec.qlora.compute_dtype;
+    qlora["seed"] = spec.qlora.seed;
+    json["qlora"] = std::move(qlora);
+  }
+  Json optim = Json::object();
+  optim["lr"] = spec.optim.lr;
+  optim["beta1"] = spec.optim.beta1;
+  optim["beta2"] = spec.optim.beta2;
+  optim["eps"] = spec.optim.eps;
+  optim["weight_decay"] = spec.optim.weight_decay;
+  optim["max_grad_norm"] = spec.optim.max_grad_norm;
+  optim["schedule"] = spec.optim.schedule;
+  PutOptional(optim, "warmup_steps", spec.optim.warmup_steps);
+  PutOptional(optim, "warmup_ratio", spec.optim.warmup_ratio);
+  optim["min_lr_ratio"] = spec.optim.min_lr_ratio;
+  json["optim"] = std::move(optim);
+  Json run = Json::object();
+  PutOptional(run, "max_steps", spec.run.max_steps);
+  PutOptional(run, "epochs", spec.run.epochs);
+  run["micro_batch"] = spec.run.micro_batch;
+  run["grad_accum"] = spec.run.grad_accum;
+  run["activation_checkpointing"] = spec.run.activation_checkpointing;
+  run["eval_every"] = spec.run.eval_every;
+  run["save_every"] = spec.run.save_every;
+  run["keep_last"] = spec.run.keep_last;
+  run["seed"] = spec.run.seed;
+  run["priority"] = spec.run.priority;
+  json["run"] = std::move(run);
+  Json labels = Json::object();
+  for (const auto& [key, value] : spec.labels) labels[key] = value;
+  json["labels"] = std::move(labels);
+  return json;
+}
+
+absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
+  JobSpec spec;
+  absl::Status status;
+  Reader top(json, "", status);
+  top.Get("display_name", spec.display_name);
+  top.Get("method", spec.method);
+  top.Get("base_model", spec.base_model);
+  top.Get("train_dataset", spec.train_dataset);
+  top.Get("eval_dataset", spec.eval_dataset);
+  top.Get("output_model", spec.output_model);
+  top.Get("device", spec.device);
+  top.Get("labels", spec.labels);
+  const Json data_json = top.Object("data"), qlora_json = top.Object("qlora"), optim_json = top.Object("optim"),
+             run_json = top.Object("run");
+  top.Finish();
+
+  Reader data(data_json, "data.", status);
+  data.Get("format", spec.data.format);
+  data.Get("max_seq_len", spec.data.max_seq_len);
+  data.Get("packing", spec.data.packing);
+  data.Get("overlong", spec.data.overlong);
+  data.Get("train_on_prompt", spec.data.train_on_prompt);
+  data.Get("shuffle_seed", spec.data.shuffle_seed);
+  data.Finish();
+
+  Reader qlora(qlora_json, "qlora.", status);
+  qlora.Get("r", spec.qlora.r);
+  qlora.Get("alpha", spec.qlora.alpha);
+  qlora.Get("dropout", spec.qlora.dropout);
+  qlora.Get("target_modules", spec.qlora.target_modules);
+  qlora.Get("use_rslora", spec.qlora.use_rslora);
+  qlora.Get("double_quant", spec.qlora.double_quant);
+  qlora.Get("compute_dtype", spec.qlora.compute_dtype);
+  qlora.Get("seed", spec.qlora.seed);
+  qlora.Finish();
+
+  Reader optim(optim_json, "optim.", status);
+  optim.Get("lr", spec.optim.lr);
+  optim.Get("beta1", spec.optim.beta1);
+  optim.Get("beta2", spec.optim.beta2);
+  optim.Get("eps", spec.optim.eps);
+  optim.Get("weight_decay", spec.optim.weight_decay);
+  optim.Get("max_grad_norm", spec.optim.max_grad_norm);
+  optim.Get("schedule", spec.optim.schedule);
+  optim.Get("warmup_steps", spec.optim.warmup_steps);
+  optim.Get("warmup_ratio", spec.optim.warmup_ratio);
+  optim.Get("min_lr_ratio", spec.optim.min_lr_ratio);
+  optim.Finish();
+
+  Reader run(run_json, "run.", status);
+  run.Get("max_steps", spec.run.max_steps);
+  run.Get("epochs", spec.run.epochs);
+  run.Get("micro_batch", spec.run.micro_batch);
+  run.Get("grad_accum", spec.run.grad_accum);
+  run.Get("activation_checkpointing", spec.run.activation_checkpointing);
+  run.Get("eval_every", spec.run.eval_every);
+  run.Get("save_every", spec.run.save_every);
+  run.Get("keep_last", spec.run.keep_last);
+  run.Get("seed", spec.run.seed);
+  run.Get("priority", spec.run.priority);
+  run.Finish();
+  if (!status.ok()) return status;
+  return spec;
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,69 @@
+// The journal of one attempt: JSON lines that the trainer appends, and sends to the server as they are. Each line has
+//   "sequence"   1, 2, 3 ... within the attempt, without a gap
+//   "time"       RFC 3339, UTC, milliseconds
+//   "type"       state | step | eval | checkpoint | model | warning | log
+// and, by type:
+//   state        "state": "RUNNING" when training begins (once an attempt), "step" (0, or where it resumed), "max_steps"
+//   step         "step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "step_ms", "kernel_launches",
+//                "peak_memory_bytes"; optional "epoch", "trainable_tokens", "launches": {"matmul_nf4": n, ...}
+//   eval         "step", "eval_loss"; optional "what" ("int8": the artifact that will be served)
+//   checkpoint   "step", "directory" (relative to the attempt's), "bytes", "digest"
+//   warning      "reason", "message"; log "message"
+// A line that is not whole (the process died in it) is no line: readers stop before it.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/clock.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+
+namespace nibble::jobs {
+
+inline constexpr std::size_t kMaxJournalLineBytes = 1u << 20;
+
+struct JournalLine {
+  std::int64_t sequence = 0;
+  std::string type;
+  std::string time;
+  base::Json body;  // the whole object, the three above included
+};
+
+// InvalidArgument for what is not such a line.
+absl::StatusOr<JournalLine> ParseJournalLine(std::string_view text);
+
+// Appends lines. One thread.
+class JournalWriter {
+ public:
+  static absl::StatusOr<std::unique_ptr<JournalWriter>> Open(base::FileSystem& files, base::Clock& clock,
+                                                             const std::string& attempt_directory);
+  // Adds sequence and time, appends, syncs, and returns the line as written (for the report stream).
+  absl::StatusOr<std::string> Append(std::string_view type, const base::Json& fields);
+  std::int64_t last_sequence() const { return sequence_; }
+
+ private:
+  JournalWriter(base::Clock& clock, std::unique_ptr<base::WritableFile> file) : clock_(clock), file_(std::move(file)) {}
+  base::Clock& clock_;
+  std::unique_ptr<base::WritableFile> file_;
+  std::int64_t sequence_ = 0;
+};
+
+// Follows a journal from where the last call ended. One thread.
+class JournalReader {
+ public:
+  explicit JournalReader(const std::string& attempt_directory);
+  // The whole lines that are new; none when there is no journal. A whole line that does not parse is DataLoss.
+  absl::StatusOr<std::vector<JournalLine>> ReadNew();
+
+ private:
+  std::string path_;
+  std::uint64_t offset_ = 0;  // after the last whole line
+};
+
+std::string FormatEventTime(absl::Time time);
+
+}  // namespace nibble::jobs
