@@ -1,0 +1,84 @@
+#include "kernels/ops/matmul_library.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "tests/support/isas.h"
+#include "tests/support/numeric.h"
+#include "tests/support/random.h"
+
+namespace nibble::kernels {
+namespace {
+
+using support::CpuStream;
+
+// A library in plain loops, f32 only.
+class LoopLibrary : public DenseLibrary {
+ public:
+  const char* kernel_name() const override { return "loop_product"; }
+  absl::Status Matmul(const ConstMatrix& x, const ConstMatrix& w, const Matrix& y, bool accumulate,
+                      const Stream&) override {
+    if (y.dtype != DType::kF32) return absl::UnimplementedError("f32 only");
+    for (std::int64_t r = 0; r < x.rows; ++r) {
+      for (std::int64_t n = 0; n < w.rows; ++n) {
+        float sum = accumulate ? y.Row<float>(r)[n] : 0.0f;
+        for (std::int64_t k = 0; k < x.cols; ++k) sum += x.Row<float>(r)[k] * w.Row<float>(n)[k];
+        y.Row<float>(r)[n] = sum;
+      }
+    }
+    return absl::OkStatus();
+  }
+};
+
+struct Product {
+  std::vector<float> x = support::NormalVector(1, 3 * 20), w = support::NormalVector(2, 7 * 20),
+                     bias = support::NormalVector(3, 7), y = support::NormalVector(4, 3 * 7);
+  MatmulLibraryArgs Args(bool accumulate) {
+    return {MakeConstMatrix(x.data(), DType::kF32, 3, 20), MakeConstMatrix(w.data(), DType::kF32, 7, 20), bias.data(),
+            accumulate, MakeMatrix(y.data(), DType::kF32, 3, 7)};
+  }
+};
+
+TEST(MatmulLibraryTest, ProductOldValueAndBiasAddUpAndOneLaunchIsCounted) {
+  for (const bool accumulate : {false, true}) {
+    Product p;
+    std::vector<double> exact(21), sum_abs(21);
+    for (std::size_t i = 0; i < 21; ++i) {
+      exact[i] = static_cast<double>(p.bias[i % 7]) + (accumulate ? static_cast<double>(p.y[i]) : 0.0);
+      sum_abs[i] = std::fabs(p.bias[i % 7]) + std::fabs(p.y[i]);
+      for (std::size_t k = 0; k < 20; ++k) {
+        const double term = static_cast<double>(p.x[i / 7 * 20 + k]) * p.w[i % 7 * 20 + k];
+        exact[i] += term;
+        sum_abs[i] += std::fabs(term);
+      }
+    }
+    LoopLibrary library;
+    LaunchCounter launches;
+    Stream stream = CpuStream(DetectIsa());
+    stream.library = &library;
+    stream.launches = &launches;
+    ASSERT_TRUE(MatmulLibrary(p.Args(accumulate), stream).ok());
+    EXPECT_TRUE(support::AllWithin(p.y, exact, [&](std::size_t i) { return support::DotBound(22, sum_abs[i]); }));
+    EXPECT_EQ(launches.Snapshot().at("loop_product"), 1u);
+  }
+}
+
+TEST(MatmulLibraryTest, WhatIsMissingOrWrongIsSaid) {
+  Product p;
+  Stream stream = CpuStream(Isa::kPlain);
+  EXPECT_EQ(MatmulLibrary(p.Args(false), stream).code(), absl::StatusCode::kFailedPrecondition);
+  LoopLibrary library;
+  stream.library = &library;
+  MatmulLibraryArgs args = p.Args(false);
+  args.w.cols = 19;
+  EXPECT_EQ(MatmulLibrary(args, stream).code(), absl::StatusCode::kInvalidArgument);
+  args = p.Args(false);
+  args.y.dtype = DType::kBF16;
+  EXPECT_EQ(MatmulLibrary(args, stream).code(), absl::StatusCode::kUnimplemented) << "the library's own answer";
+  args.x.rows = args.y.rows = 0;
+  EXPECT_TRUE(MatmulLibrary(args, stream).ok()) << "nothing to do, nothing asked of the library";
+}
+
+}  // namespace
+}  // namespace nibble::kernels
