@@ -1,15 +1,8 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/nf4.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/dequantize_nf4_launch.h"
 
 namespace nibble::kernels {
-
-struct DequantizeNf4Args {
-  Nf4Weight w;
-  Matrix out;
-};
 
 // out = rn_out(book[code] * absmax), one rounding: the only NF4 dequantisation rule of the house.
 //   w    [N, K]   formats/nf4.h

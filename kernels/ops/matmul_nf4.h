@@ -1,25 +1,18 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/nf4.h"
-#include "kernels/matrix.h"
-#include "kernels/stream.h"
+#include "kernels/ops/matmul_nf4_launch.h"
 
 namespace nibble::kernels {
 
-struct MatmulNf4Args {
-  ConstMatrix x;
-  Nf4Weight w;
-  const float* bias = nullptr;
-  Matrix y;
-};
-
 // y = rn_y(x * dequantize(w)^T + bias), w rounded to x's dtype (the rule of dequantize_nf4), without materialising w:
-// at most a tile of it exists at a time. Accumulates in f32. BEST_EFFORT: paths agree within a bound, not in bits.
+// at most a tile of it exists at a time. Accumulates in f32. BEST_EFFORT: paths agree within a bound, not in bits, and
+// a path may take denormal products and bf16 weights for zero (vdpbf16ps does).
 //   x     [M, K]   f32 | bf16
 //   w     [N, K]   formats/nf4.h
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten; must not alias x
-// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), ResourceExhausted (scratch: x once
+// more, a tile of w a thread), Internal (launch).
 // Source: QLoRA arXiv:2305.14314 s.3. Golden: tests/golden/kernels (bitsandbytes weights, float64 product).
 absl::Status MatmulNf4(const MatmulNf4Args& args, const Stream& stream);
 

@@ -1,0 +1,18 @@
+#include "kernels/ops/dequantize_nf4.h"
+
+#include "kernels/check.h"
+#include "kernels/ops/dequantize_nf4_table.h"
+
+namespace nibble::kernels {
+
+absl::Status DequantizeNf4(const DequantizeNf4Args& args, const Stream& stream) {
+  constexpr const char* kOp = "dequantize_nf4";
+  const Nf4Weight& w = args.w;
+  NIBBLE_KERNEL_CHECK(CheckThat(w.rows >= 0 && w.cols >= 0, kOp, "w with no negative dimension"));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "out", args.out, w.rows, w.cols, {DType::kF32, DType::kBF16}));
+  if (w.rows == 0 || w.cols == 0) return absl::OkStatus();
+  NIBBLE_KERNEL_CHECK(CheckThat(w.codes != nullptr && w.absmax != nullptr, kOp, "codes and absmax of w, got null"));
+  return Launch(kDequantizeNf4Table, args, stream);
+}
+
+}  // namespace nibble::kernels

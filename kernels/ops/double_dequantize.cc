@@ -1,0 +1,17 @@
+#include "kernels/ops/double_dequantize.h"
+
+#include "kernels/check.h"
+#include "kernels/ops/double_dequantize_table.h"
+
+namespace nibble::kernels {
+
+absl::Status DoubleDequantize(const DoubleDequantizeArgs& args, const Stream& stream) {
+  constexpr const char* kOp = "double_dequantize";
+  NIBBLE_KERNEL_CHECK(CheckThat(args.n >= 0, kOp, "n not negative"));
+  if (args.n == 0) return absl::OkStatus();
+  NIBBLE_KERNEL_CHECK(CheckThat(args.codes != nullptr && args.factor != nullptr && args.absmax != nullptr, kOp,
+                                "codes, factor and absmax, got null"));
+  return Launch(kDoubleDequantizeTable, args, stream);
+}
+
+}  // namespace nibble::kernels

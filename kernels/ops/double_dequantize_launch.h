@@ -1,0 +1,18 @@
+#pragma once
+#include "kernels/formats/double_quant.h"
+#include "kernels/launch_result.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct DoubleDequantizeArgs {
+  const std::int8_t* codes = nullptr;
+  const float* factor = nullptr;
+  float offset = 0;
+  std::int64_t n = 0;
+  float* absmax = nullptr;
+};
+
+using DoubleDequantizeKernel = LaunchResult(const DoubleDequantizeArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

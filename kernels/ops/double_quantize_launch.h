@@ -1,0 +1,18 @@
+#pragma once
+#include "kernels/formats/double_quant.h"
+#include "kernels/launch_result.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct DoubleQuantizeArgs {
+  const float* absmax = nullptr;
+  std::int64_t n = 0;
+  std::int8_t* codes = nullptr;
+  float* factor = nullptr;
+  float* offset = nullptr;
+};
+
+using DoubleQuantizeKernel = LaunchResult(const DoubleQuantizeArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,17 @@
+#pragma once
+#include "kernels/formats/nf4.h"
+#include "kernels/launch_result.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct QuantizeNf4Args {
+  ConstMatrix x;
+  std::uint8_t* codes = nullptr;
+  float* absmax = nullptr;
+};
+
+using QuantizeNf4Kernel = LaunchResult(const QuantizeNf4Args& args, const Stream& stream);
+
+}  // namespace nibble::kernels
