@@ -1,0 +1,165 @@
+#include "server/data/example.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::data {
+namespace {
+
+using ByteRanges = std::vector<std::pair<std::size_t, std::size_t>>;
+
+// Tokens of `text`, trained where they begin inside one of the ranges.
+absl::StatusOr<Example> Mark(std::string_view text, bool add_special_tokens, const ByteRanges& ranges,
+                             const text::Tokenizer& tokenizer) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto spans, tokenizer.EncodeWithSpans(text, add_special_tokens));
+  Example example;
+  for (const text::TokenSpan& span : spans) {
+    const bool inside = span.end > span.begin && std::any_of(ranges.begin(), ranges.end(), [&](const auto& range) {
+                          return span.begin >= range.first && span.begin < range.second;
+                        });
+    example.tokens.push_back(span.id);
+    example.trained.push_back(inside ? 1 : 0);
+  }
+  return example;
+}
+
+absl::Status TemplateError(std::string_view message) {
+  return base::WithReason(absl::InvalidArgumentError(base::StrCat("chat template: ", message)), "TEMPLATE_ERROR");
+}
+
+absl::StatusOr<std::string> RenderPrefix(const text::ChatTemplate& chat, const base::Json& messages, std::size_t count,
+                                         bool add_generation_prompt) {
+  base::Json prefix = base::Json::array();
+  for (std::size_t i = 0; i < count; ++i) prefix.push_back(messages[i]);
+  text::RenderOptions options;
+  options.add_generation_prompt = add_generation_prompt;
+  auto rendered = chat.RenderJson(base::Dump(prefix), options);
+  if (!rendered.ok()) return TemplateError(base::ToStd(rendered.status().message()));
+  return rendered;
+}
+
+absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt) {
+  if (text.chat_template == nullptr) {
+    return base::WithReason(absl::FailedPreconditionError("the base model has no chat template, which format chat needs"),
+                            "TEMPLATE_ERROR");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string full, RenderPrefix(*text.chat_template, messages, messages.size(), false));
+  ByteRanges ranges;
+  if (train_on_prompt) ranges.emplace_back(0, full.size());
+  for (std::size_t i = 0; i < messages.size() && !train_on_prompt; ++i) {
+    if (record.roles[i] != "assistant") continue;
+    NIBBLE_ASSIGN_OR_RETURN(const std::string before, RenderPrefix(*text.chat_template, messages, i, true));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string after, RenderPrefix(*text.chat_template, messages, i + 1, false));
+    // Without this the turn's place in the text is not known, and a wrong mask trains on the wrong words in silence.
+    if (!full.starts_with(after) || !after.starts_with(before)) {
+      return TemplateError(base::StrCat("message ", i, " does not continue what was rendered before it; "
+                                        "set train_on_prompt, or use another template"));
+    }
+    ranges.emplace_back(before.size(), after.size());
+  }
+  return Mark(full, /*add_special_tokens=*/false, ranges, *text.tokenizer);
+}
+
+}  // namespace
+
+std::int64_t Example::num_trained() const {
+  return trained.empty() ? 0 : std::accumulate(trained.begin() + 1, trained.end(), std::int64_t{0});
+}
+
+absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
+                                              const model::ModelConfig& config, const TokeniseOptions& options) {
+  Example whole;
+  switch (format) {
+    case Format::kText: {
+      NIBBLE_ASSIGN_OR_RETURN(whole.tokens, text.tokenizer->Encode(record.text, /*add_special_tokens=*/true));
+      whole.trained.assign(whole.tokens.size(), 1);
+      break;
+    }
+    case Format::kPromptCompletion: {
+      const std::string joined = record.prompt + record.completion;
+      const ByteRanges ranges = {{options.train_on_prompt ? 0 : record.prompt.size(), joined.size()}};
+      NIBBLE_ASSIGN_OR_RETURN(whole, Mark(joined, /*add_special_tokens=*/true, ranges, *text.tokenizer));
+      break;
+    }
+    case Format::kChat: {
+      NIBBLE_ASSIGN_OR_RETURN(whole, TokeniseChat(record, text, options.train_on_prompt));
+      break;
+    }
+  }
+  if (format != Format::kChat && !config.eos_token_ids.empty() &&
+      (whole.tokens.empty() || whole.tokens.back() != config.eos_token_ids.front())) {
+    whole.tokens.push_back(config.eos_token_ids.front());
+    whole.trained.push_back(1);
+  }
+  const auto limit = static_cast<std::size_t>(options.max_seq_len);
+  std::vector<Example> pieces;
+  if (whole.tokens.size() <= limit) {
+    pieces.push_back(std::move(whole));
+  } else if (format == Format::kText) {
+    for (std::size_t begin = 0; begin < whole.tokens.size(); begin += limit) {
+      const std::size_t count = std::min(limit, whole.tokens.size() - begin);
+      const auto tokens = std::span(whole.tokens).subspan(begin, count);
+      pieces.push_back({{tokens.begin(), tokens.end()}, std::vector<std::uint8_t>(count, 1)});
+    }
+  } else if (options.overlong == Overlong::kTruncate) {
+    whole.tokens.resize(limit);
+    whole.trained.resize(limit);
+    pieces.push_back(std::move(whole));
+  } else if (options.overlong == Overlong::kError) {
+    return absl::InvalidArgumentError(base::StrCat("has ", whole.tokens.size(), " tokens, max_seq_len is ", limit));
+  }
+  return pieces;
+}
+
+absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
+                                    const model::ModelConfig& config, const TokeniseOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
+  Dataset dataset;
+  std::string_view rest = file->text();
+  std::int64_t line_number = 0;
+  while (!rest.empty()) {
+    const std::size_t end = rest.find('\n');
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+    ++line_number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    const auto at_line = [&](const absl::Status& status) {
+      absl::Status named(status.code(), base::StrCat("line ", line_number, ": ", base::ToStd(status.message())));
+      return base::WithReason(named, base::Reason(status).empty() ? "DATASET_FORMAT" : base::Reason(status));
+    };
+    auto record = ParseRecord(line, format);
+    if (!record.ok()) return at_line(record.status());
+    auto pieces = Tokenise(*record, format, text, config, options);
+    if (!pieces.ok()) return at_line(pieces.status());
+    ++dataset.num_rows;
+    if (pieces->empty()) ++dataset.num_dropped;
+    if (format != Format::kText && pieces->size() == 1 &&
+        static_cast<std::int64_t>(pieces->front().tokens.size()) == options.max_seq_len) {
+      ++dataset.num_truncated;
+    }
+    for (Example& example : *pieces) {
+      // Nothing to learn from it (one token, or a prompt that fills the row): it would only take time.
+      if (example.num_trained() == 0) continue;
+      dataset.num_tokens += static_cast<std::int64_t>(example.tokens.size());
+      dataset.num_trained += example.num_trained();
+      dataset.examples.push_back(std::move(example));
+    }
+  }
+  if (dataset.num_trained == 0) {
+    return base::WithReason(
+        absl::InvalidArgumentError(base::StrCat("the dataset has no trainable tokens in ", dataset.num_rows, " rows")),
+        "NO_TRAINABLE_TOKENS");
+  }
+  return dataset;
+}
+
+}  // namespace nibble::data

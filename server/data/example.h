@@ -1,0 +1,49 @@
+// From a record to tokens, with a mark on every token that the loss is taken of.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/data/record.h"
+#include "server/model/model_config.h"
+#include "server/model/text_assets.h"
+
+namespace nibble::data {
+
+enum class Overlong { kTruncate, kDrop, kError };
+
+struct TokeniseOptions {
+  std::int64_t max_seq_len = 0;
+  Overlong overlong = Overlong::kTruncate;  // prompt_completion and chat; text is split instead
+  bool train_on_prompt = false;             // prompt_completion and chat: loss on every token
+};
+
+struct Example {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::uint8_t> trained;  // 1: the loss of predicting this token counts. The first is never predicted
+  std::int64_t num_trained() const;
+};
+
+// text: the tokenizer's own special tokens and an end token; split into pieces of at most max_seq_len.
+// prompt_completion: prompt and completion as one text and an end token; the loss is on tokens that begin in the completion.
+// chat: messages through the model's template; the loss is on what each assistant turn added to the rendered text.
+// Nothing is returned for a record that was dropped. Errors: InvalidArgument (TEMPLATE_ERROR, a record too long with kError),
+// FailedPrecondition (chat without a template).
+absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
+                                              const model::ModelConfig& config, const TokeniseOptions& options);
+
+struct Dataset {
+  std::vector<Example> examples;
+  std::int64_t num_rows = 0;         // records read
+  std::int64_t num_truncated = 0;
+  std::int64_t num_dropped = 0;
+  std::int64_t num_tokens = 0;
+  std::int64_t num_trained = 0;
+};
+
+// A whole validated file. InvalidArgument names the line; NO_TRAINABLE_TOKENS when no token of it is trained.
+absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
+                                    const model::ModelConfig& config, const TokeniseOptions& options);
+
+}  // namespace nibble::data

@@ -1,0 +1,62 @@
+// The order in which examples meet the model: seeded shuffle, packing, and a cursor from which it goes on.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "server/data/example.h"
+
+namespace nibble::data {
+
+// kNone: one example a row. kSegmented: as many whole examples as fit into max_seq_len tokens; attention and positions begin
+// anew at each, so that packing changes no loss.
+enum class Packing { kNone, kSegmented };
+
+// Rows of a micro-batch laid end to end without padding.
+//   tokens    [T]
+//   targets   [T]   the next token of the same example where the loss counts, else -1
+//   segments  [S+1] first token of each example, and T
+struct MicroBatch {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> targets;
+  std::vector<std::int64_t> segments;
+  std::int64_t num_rows = 0;
+  std::int64_t num_trained = 0;
+};
+
+// Where the loader stands: which epoch, and how many examples of its order are taken.
+struct Cursor {
+  std::int64_t epoch = 0;
+  std::int64_t taken = 0;
+};
+
+// The order of epoch `epoch`: a Fisher-Yates shuffle drawn from Philox(seed, epoch); as it lies without a seed.
+std::vector<std::int64_t> EpochOrder(std::int64_t num_examples, std::optional<std::uint64_t> seed, std::int64_t epoch);
+
+// Runs over the examples for ever. One thread; the examples must outlive it.
+class Loader {
+ public:
+  // Without a seed the order is that of the file: evaluation.
+  Loader(const std::vector<Example>& examples, Packing packing, std::int64_t max_seq_len, std::optional<std::uint64_t> seed);
+
+  // `rows` rows; a micro-batch never crosses an epoch's end, so the last one of an epoch may have fewer.
+  MicroBatch Next(std::int64_t rows);
+
+  Cursor cursor() const { return cursor_; }
+  void Seek(Cursor cursor);  // of the same examples and seed
+
+  // How many rows one epoch makes.
+  std::int64_t RowsInEpoch(std::int64_t epoch) const;
+
+ private:
+  void AppendRow(MicroBatch* batch);
+
+  const std::vector<Example>& examples_;
+  const Packing packing_;
+  const std::int64_t max_seq_len_;
+  const std::optional<std::uint64_t> seed_;
+  Cursor cursor_;
+  std::vector<std::int64_t> order_;  // of cursor_.epoch
+};
+
+}  // namespace nibble::data

@@ -1,0 +1,168 @@
+#include "server/data/record.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_join.h"
+#include "server/base/error.h"
+#include "server/base/json.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::data {
+namespace {
+
+constexpr std::size_t kMaxReported = 20;
+
+bool IsBlank(std::string_view line) {
+  return std::all_of(line.begin(), line.end(), [](char c) { return c == ' ' || c == '\t' || c == '\r'; });
+}
+
+absl::StatusOr<std::string> StringField(const base::Json& json, const char* key) {
+  const auto it = json.find(key);
+  if (it == json.end()) return absl::InvalidArgumentError(base::StrCat("no \"", key, "\""));
+  if (!it->is_string()) return absl::InvalidArgumentError(base::StrCat("\"", key, "\" is not a string"));
+  return it->get<std::string>();
+}
+
+absl::Status ReadMessages(const base::Json& json, Record* record) {
+  const auto it = json.find("messages");
+  if (it == json.end()) return absl::InvalidArgumentError("no \"messages\"");
+  if (!it->is_array() || it->empty()) return absl::InvalidArgumentError("\"messages\" is not a list with messages in it");
+  bool assistant = false;
+  for (std::size_t i = 0; i < it->size(); ++i) {
+    const base::Json& message = (*it)[i];
+    const auto bad = [&](std::string_view what) {
+      return absl::InvalidArgumentError(base::StrCat("message ", i, " ", what));
+    };
+    if (!message.is_object()) return bad("is not an object");
+    const auto role = message.find("role");
+    if (role == message.end() || !role->is_string()) return bad("has no \"role\"");
+    const auto content = message.find("content");
+    if (content == message.end() || !(content->is_string() || message.contains("tool_calls"))) return bad("has no \"content\" string");
+    record->roles.push_back(role->get<std::string>());
+    assistant = assistant || record->roles.back() == "assistant";
+  }
+  if (!assistant) return absl::InvalidArgumentError("no message has the role \"assistant\": there is nothing to learn");
+  record->messages_json = base::Dump(*it);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<base::Json> ParseObject(std::string_view line) {
+  NIBBLE_ASSIGN_OR_RETURN(base::Json json, base::ParseJson(line));
+  if (!json.is_object()) return absl::InvalidArgumentError("not a JSON object");
+  return json;
+}
+
+}  // namespace
+
+const char* Name(Format format) {
+  switch (format) {
+    case Format::kText: return "text";
+    case Format::kPromptCompletion: return "prompt_completion";
+    case Format::kChat: return "chat";
+  }
+  return "unknown";
+}
+
+absl::StatusOr<Format> ParseFormat(std::string_view name) {
+  for (const Format format : {Format::kText, Format::kPromptCompletion, Format::kChat}) {
+    if (name == Name(format)) return format;
+  }
+  return base::FieldError("format", base::StrCat("is \"", name, "\", wanted text, prompt_completion or chat"));
+}
+
+absl::StatusOr<Format> DetectFormat(std::string_view line) {
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json json, ParseObject(line));
+  if (json.contains("messages")) return Format::kChat;
+  if (json.contains("prompt") || json.contains("completion")) return Format::kPromptCompletion;
+  if (json.contains("text")) return Format::kText;
+  return absl::InvalidArgumentError("has none of the keys \"text\", \"prompt\" with \"completion\", \"messages\"");
+}
+
+absl::StatusOr<Record> ParseRecord(std::string_view line, Format format) {
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json json, ParseObject(line));
+  Record record;
+  switch (format) {
+    case Format::kText: {
+      NIBBLE_ASSIGN_OR_RETURN(record.text, StringField(json, "text"));
+      break;
+    }
+    case Format::kPromptCompletion: {
+      NIBBLE_ASSIGN_OR_RETURN(record.prompt, StringField(json, "prompt"));
+      NIBBLE_ASSIGN_OR_RETURN(record.completion, StringField(json, "completion"));
+      if (record.completion.empty()) return absl::InvalidArgumentError("\"completion\" is empty");
+      break;
+    }
+    case Format::kChat:
+      NIBBLE_RETURN_IF_ERROR(ReadMessages(json, &record));
+      break;
+  }
+  return record;
+}
+
+void FileValidator::Complain(std::string_view what) {
+  ++num_errors_;
+  if (errors_.size() < kMaxReported) errors_.push_back(base::StrCat("line ", line_number_, ": ", what));
+}
+
+void FileValidator::Line(std::string_view line) {
+  ++line_number_;
+  if (IsBlank(line)) return;
+  if (!format_.has_value()) {
+    auto detected = DetectFormat(line);
+    if (!detected.ok()) {
+      Complain(base::ToStd(detected.status().message()));
+      return;
+    }
+    format_ = *detected;
+  }
+  if (auto record = ParseRecord(line, *format_); !record.ok()) {
+    Complain(base::ToStd(record.status().message()));
+    return;
+  }
+  ++summary_.num_rows;
+}
+
+void FileValidator::Feed(std::string_view chunk) {
+  summary_.num_bytes += static_cast<std::int64_t>(chunk.size());
+  while (!chunk.empty()) {
+    const std::size_t end = chunk.find('\n');
+    const std::string_view piece = chunk.substr(0, end);
+    if (!skipping_ && partial_.size() + piece.size() > kMaxLineBytes) {
+      skipping_ = true;
+      partial_.clear();
+    }
+    if (!skipping_) partial_.append(piece);
+    if (end == std::string_view::npos) return;
+    chunk.remove_prefix(end + 1);
+    if (skipping_) {
+      ++line_number_;
+      Complain(base::StrCat("is longer than ", kMaxLineBytes, " bytes"));
+      skipping_ = false;
+    } else {
+      Line(partial_);
+    }
+    partial_.clear();
+  }
+}
+
+absl::StatusOr<FileSummary> FileValidator::Finish() {
+  if (skipping_) {
+    ++line_number_;
+    Complain(base::StrCat("is longer than ", kMaxLineBytes, " bytes"));
+  } else if (!partial_.empty()) {
+    Line(partial_);
+  }
+  const auto refuse = [](std::string text) {
+    return base::WithReason(absl::InvalidArgumentError(text), "DATASET_FORMAT");
+  };
+  if (num_errors_ > 0) {
+    const std::int64_t more = num_errors_ - static_cast<std::int64_t>(errors_.size());
+    return refuse(base::StrCat(absl::StrJoin(errors_, "; "), more > 0 ? base::StrCat("; and ", more, " more lines") : ""));
+  }
+  if (summary_.num_rows == 0) return refuse("the file has no rows");
+  summary_.format = *format_;
+  return summary_;
+}
+
+}  // namespace nibble::data

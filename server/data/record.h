@@ -1,0 +1,62 @@
+// One line of a training file, and the check of a whole file before anything is queued.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace nibble::data {
+
+// JSON lines: {"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [{"role", "content"}, ...]}.
+enum class Format { kText, kPromptCompletion, kChat };
+const char* Name(Format format);                          // "text", "prompt_completion", "chat"
+absl::StatusOr<Format> ParseFormat(std::string_view name);
+
+struct Record {
+  std::string text;           // kText
+  std::string prompt;         // kPromptCompletion
+  std::string completion;     // kPromptCompletion
+  std::string messages_json;  // kChat: the array as it was written, every field kept
+  std::vector<std::string> roles;  // kChat, one a message
+};
+
+inline constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;
+
+// InvalidArgument says what the line lacks; without format the keys decide.
+absl::StatusOr<Record> ParseRecord(std::string_view line, Format format);
+absl::StatusOr<Format> DetectFormat(std::string_view line);
+
+struct FileSummary {
+  Format format = Format::kText;
+  std::int64_t num_rows = 0;
+  std::int64_t num_bytes = 0;
+};
+
+// Reads a file as it arrives, in chunks of any size, with memory for one line. One thread.
+class FileValidator {
+ public:
+  // Without a format the first row decides.
+  explicit FileValidator(std::optional<Format> format) : format_(format) {}
+
+  // Never fails: what is wrong is reported by Finish, with the numbers of the first 20 bad lines.
+  void Feed(std::string_view chunk);
+  // InvalidArgument (DATASET_FORMAT) names lines; also for a file without rows.
+  absl::StatusOr<FileSummary> Finish();
+
+ private:
+  void Line(std::string_view line);
+  void Complain(std::string_view what);
+
+  std::optional<Format> format_;
+  std::string partial_;
+  bool skipping_ = false;      // inside a line that is too long
+  std::int64_t line_number_ = 0;
+  std::int64_t num_errors_ = 0;
+  std::vector<std::string> errors_;
+  FileSummary summary_;
+};
+
+}  // namespace nibble::data

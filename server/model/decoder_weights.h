@@ -1,0 +1,57 @@
+// The weights of a decoder as the serving instantiation reads them: views only. Who made the memory keeps it (LoadedModel
+// in the server, the trainer's own tensors in the trainer).
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kernels/formats/dense.h"
+#include "kernels/formats/int8.h"
+#include "kernels/formats/nf4.h"
+#include "kernels/matrix.h"
+#include "server/model/tensor_table.h"
+
+namespace nibble::model {
+
+// y += scaling * (x * a^T) * b^T
+struct LoraWeight {
+  kernels::ConstMatrix a;  // [r, K] f32
+  kernels::ConstMatrix b;  // [N, r] f32
+  float scaling = 0;
+};
+
+struct LinearWeight {
+  enum class Kind { kLibrary, kDense, kInt8, kNf4 };
+  Kind kind = Kind::kLibrary;
+  kernels::ConstMatrix library;       // kLibrary: [N, K] as stored, the program's BEST_EFFORT product
+  kernels::PackedDenseWeight dense;   // kDense: a float layer of a promised artifact
+  kernels::PackedInt8Weight int8;     // kInt8
+  kernels::Nf4Weight nf4;             // kNf4
+  const float* bias = nullptr;        // [N]
+  std::optional<LoraWeight> lora;
+};
+
+struct LayerWeights {
+  const float* input_norm = nullptr;
+  const float* post_attention_norm = nullptr;
+  std::array<LinearWeight, kNumLinearKinds> linears;
+};
+
+struct DecoderWeights {
+  kernels::ConstMatrix embedding;             // float form, or
+  kernels::PackedInt8Weight embedding_int8;   // the tied int8 head's codes
+  std::vector<LayerWeights> layers;
+  const float* final_norm = nullptr;
+  LinearWeight head;
+  const float* rope_cos = nullptr;            // [rope_positions, head_dim / 2]
+  const float* rope_sin = nullptr;
+  std::int64_t rope_positions = 0;
+  // docs/formats.md: the residual stream and norms are f32 in every format; linears read rows of this type (int8 linears:
+  // quantised rows) and write f32; logits are f32.
+  kernels::DType input_dtype = kernels::DType::kF32;
+  kernels::DType kv_dtype = kernels::DType::kF32;
+  int act_outliers = 0;
+};
+
+}  // namespace nibble::model

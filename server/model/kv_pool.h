@@ -1,0 +1,44 @@
+// Memory of a paged KV cache and who holds which page.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/formats/kv_cache.h"
+#include "server/model/model_config.h"
+
+namespace nibble::model {
+
+// One thread.
+class KvPool {
+ public:
+  // ResourceExhausted (OUT_OF_DEVICE_MEMORY) when the pages cannot be had.
+  static absl::StatusOr<std::unique_ptr<KvPool>> Create(const ModelConfig& config, kernels::DType dtype,
+                                                        std::int64_t num_pages);
+
+  static std::int64_t PagesFor(std::int64_t tokens) {
+    return (tokens + kernels::kKvPageTokens - 1) / kernels::kKvPageTokens;
+  }
+  static std::int64_t PageBytes(const ModelConfig& config, kernels::DType dtype);
+
+  // `count` page numbers, or nothing when fewer are free.
+  bool Take(std::int64_t count, std::vector<std::int32_t>* pages);
+  void Give(const std::vector<std::int32_t>& pages);
+
+  const kernels::KvCacheView& view() const { return view_; }
+  std::int64_t num_pages() const { return view_.num_pages; }
+  std::int64_t free_pages() const { return static_cast<std::int64_t>(free_.size()); }
+
+ private:
+  KvPool() = default;
+  struct Free {
+    void operator()(void* p) const { std::free(p); }
+  };
+  std::unique_ptr<void, Free> memory_;
+  kernels::KvCacheView view_;
+  std::vector<std::int32_t> free_;
+};
+
+}  // namespace nibble::model

@@ -1,0 +1,258 @@
+#include "server/model/loaded_model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/ops/double_dequantize.h"
+#include "kernels/ops/rope.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::model {
+
+using kernels::ConstMatrix;
+using kernels::DType;
+
+// Fills one LoadedModel; every method names the tensor it could not use.
+class LoadedModelBuilder {
+ public:
+  LoadedModelBuilder(LoadedModel& model, const kernels::Stream& stream)
+      : model_(model), artifact_(*model.artifact_), config_(artifact_.config()), info_(artifact_.info()), stream_(stream) {}
+
+  absl::Status Build(const LoadedModel::Options& options) {
+    DecoderWeights& weights = model_.weights_;
+    weights.input_dtype = info_.format == Format::kF32 || info_.format == Format::kInt8 ? DType::kF32 : DType::kBF16;
+    weights.kv_dtype = info_.kv_dtype;
+    weights.act_outliers = info_.act_outliers;
+    if (info_.format == Format::kTernary) {
+      return absl::UnimplementedError("format ternary: this build has no product for it");
+    }
+    if (info_.format == Format::kLora) NIBBLE_RETURN_IF_ERROR(ReadAdapterConfig());
+    NIBBLE_RETURN_IF_ERROR(Embedding());
+    for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      LayerWeights layer_weights;
+      NIBBLE_ASSIGN_OR_RETURN(layer_weights.input_norm, FloatVector(InputNormName(layer), config_.hidden_size));
+      NIBBLE_ASSIGN_OR_RETURN(layer_weights.post_attention_norm,
+                              FloatVector(PostAttentionNormName(layer), config_.hidden_size));
+      for (int k = 0; k < kNumLinearKinds; ++k) {
+        const auto kind = static_cast<LinearKind>(k);
+        NIBBLE_ASSIGN_OR_RETURN(
+            layer_weights.linears[static_cast<std::size_t>(k)],
+            Linear(ModulePath(layer, kind), OutFeatures(config_, kind), InFeatures(config_, kind)));
+      }
+      weights.layers.push_back(std::move(layer_weights));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(weights.final_norm, FloatVector(kFinalNormName, config_.hidden_size));
+    NIBBLE_RETURN_IF_ERROR(Head());
+    return RopeTable(options);
+  }
+
+ private:
+  template <typename T>
+  absl::StatusOr<T*> Allocate(std::int64_t count) {
+    const auto bytes = (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
+    void* data = std::aligned_alloc(64, std::max<std::size_t>(bytes, 64));
+    if (data == nullptr) {
+      return base::WithReason(
+          absl::ResourceExhaustedError(base::StrCat("loading ", artifact_.directory(), ": no memory for ", bytes, " bytes")),
+          "OUT_OF_DEVICE_MEMORY");
+    }
+    model_.memory_.emplace_back(data, [](void* p) { std::free(p); });
+    model_.resident_bytes_ += bytes;
+    return static_cast<T*>(data);
+  }
+
+  absl::StatusOr<TensorView> Tensor(const std::string& name, std::vector<std::int64_t> shape, DType dtype) {
+    NIBBLE_ASSIGN_OR_RETURN(TensorView tensor, artifact_.Tensor(name));
+    if (tensor.dtype != dtype || tensor.shape != shape) {
+      std::string wanted;
+      for (const std::int64_t size : shape) wanted += base::StrCat(wanted.empty() ? "" : ", ", size);
+      return absl::DataLossError(base::StrCat(name, ": dtype ", Name(tensor.dtype), " or shape do not fit, wanted ",
+                                              Name(dtype), " [", wanted, "]"));
+    }
+    return tensor;
+  }
+
+  absl::StatusOr<const float*> FloatVector(const std::string& name, std::int64_t size) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, artifact_.FloatTensor(name));
+    if (static_cast<std::int64_t>(values.size()) != size) {
+      return absl::DataLossError(base::StrCat(name, ": has ", values.size(), " values, wanted ", size));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(float* copy, Allocate<float>(size));
+    std::memcpy(copy, values.data(), values.size() * sizeof(float));
+    return copy;
+  }
+
+  // A float matrix as it lies in the file.
+  absl::StatusOr<ConstMatrix> FloatMatrix(const std::string& name, std::int64_t rows, std::int64_t cols) {
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView tensor, artifact_.Tensor(name));
+    if ((tensor.dtype != DType::kF32 && tensor.dtype != DType::kBF16) ||
+        tensor.shape != std::vector<std::int64_t>{rows, cols}) {
+      return absl::DataLossError(base::StrCat(name, ": wanted f32 or bf16 [", rows, ", ", cols, "]"));
+    }
+    model_.resident_bytes_ += tensor.bytes.size();
+    return kernels::MakeConstMatrix(tensor.bytes.data(), tensor.dtype, rows, cols);
+  }
+
+  absl::StatusOr<kernels::PackedInt8Weight> Int8(const std::string& name, std::int64_t rows, std::int64_t cols) {
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView codes, Tensor(name, {rows, cols}, DType::kI8));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView scale, Tensor(name + "_scale", {rows}, DType::kF32));
+    NIBBLE_ASSIGN_OR_RETURN(auto* tiles, Allocate<std::int8_t>(kernels::PackedInt8Bytes(rows, cols)));
+    NIBBLE_ASSIGN_OR_RETURN(auto* row_sum, Allocate<std::int32_t>(kernels::RoundUp(rows, kernels::kInt8TileRows)));
+    NIBBLE_ASSIGN_OR_RETURN(auto* scales, Allocate<float>(kernels::RoundUp(rows, kernels::kInt8TileRows)));
+    std::fill_n(scales, kernels::RoundUp(rows, kernels::kInt8TileRows), 0.0f);
+    std::memcpy(scales, scale.bytes.data(), scale.bytes.size());
+    kernels::PackInt8Weight(reinterpret_cast<const std::int8_t*>(codes.bytes.data()), rows, cols, tiles, row_sum);
+    return kernels::PackedInt8Weight{tiles, scales, row_sum, rows, cols, kernels::Int8PaddedK(cols)};
+  }
+
+  absl::StatusOr<kernels::Nf4Weight> Nf4(const std::string& name, std::int64_t rows, std::int64_t cols) {
+    const std::int64_t blocks = rows * kernels::Nf4RowBlocks(cols);
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView codes, Tensor(name, {rows, kernels::Nf4RowBytes(cols)}, DType::kU8));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView absmax,
+                            Tensor(name + "_absmax", {rows, kernels::Nf4RowBlocks(cols)}, DType::kI8));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView factor,
+                            Tensor(name + "_absmax_factor", {kernels::DoubleQuantBlocks(blocks)}, DType::kF32));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView offset, Tensor(name + "_absmax_offset", {1}, DType::kF32));
+    NIBBLE_ASSIGN_OR_RETURN(auto* widened, Allocate<float>(blocks));
+    NIBBLE_RETURN_IF_ERROR(
+        kernels::DoubleDequantize({.codes = reinterpret_cast<const std::int8_t*>(absmax.bytes.data()),
+                                   .factor = reinterpret_cast<const float*>(factor.bytes.data()),
+                                   .offset = *reinterpret_cast<const float*>(offset.bytes.data()),
+                                   .n = blocks,
+                                   .absmax = widened},
+                                  stream_));
+    model_.resident_bytes_ += codes.bytes.size();
+    return kernels::Nf4Weight{reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), widened, rows, cols};
+  }
+
+  absl::Status ReadAdapterConfig() {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string text,
+                            base::RealFileSystem().Read(artifact_.directory() + "/adapter_config.json", 1 << 20));
+    NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rank, base::GetInt(json, "r", "adapter_config.json"));
+    NIBBLE_ASSIGN_OR_RETURN(const double alpha, base::GetNumber(json, "lora_alpha", "adapter_config.json"));
+    NIBBLE_ASSIGN_OR_RETURN(const bool rslora, base::GetBool(json, "use_rslora", "adapter_config.json", false));
+    if (rank < 1) return absl::InvalidArgumentError(base::StrCat("adapter_config.json: r is ", rank, ", wanted 1 or more"));
+    rank_ = rank;
+    lora_scaling_ = static_cast<float>(rslora ? alpha / std::sqrt(static_cast<double>(rank)) : alpha / static_cast<double>(rank));
+    return absl::OkStatus();
+  }
+
+  absl::Status Lora(const std::string& path, std::int64_t rows, std::int64_t cols, LinearWeight* weight) {
+    const std::string prefix = base::StrCat("base_model.model.", path);
+    if (!artifact_.tensors().contains(prefix + ".lora_A.weight")) return absl::OkStatus();  // not a target module
+    LoraWeight lora;
+    NIBBLE_ASSIGN_OR_RETURN(lora.a, FloatMatrix(prefix + ".lora_A.weight", rank_, cols));
+    NIBBLE_ASSIGN_OR_RETURN(lora.b, FloatMatrix(prefix + ".lora_B.weight", rows, rank_));
+    lora.scaling = lora_scaling_;
+    weight->lora = lora;
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<LinearWeight> Linear(const std::string& path, std::int64_t rows, std::int64_t cols) {
+    const std::string name = path + ".weight";
+    LinearWeight weight;
+    switch (info_.format) {
+      case Format::kInt8: {
+        weight.kind = LinearWeight::Kind::kInt8;
+        NIBBLE_ASSIGN_OR_RETURN(weight.int8, Int8(name, rows, cols));
+        break;
+      }
+      case Format::kNf4:
+      case Format::kLora: {
+        weight.kind = LinearWeight::Kind::kNf4;
+        NIBBLE_ASSIGN_OR_RETURN(weight.nf4, Nf4(name, rows, cols));
+        if (info_.format == Format::kLora) NIBBLE_RETURN_IF_ERROR(Lora(path, rows, cols, &weight));
+        break;
+      }
+      default: {
+        weight.kind = LinearWeight::Kind::kLibrary;
+        NIBBLE_ASSIGN_OR_RETURN(weight.library, FloatMatrix(name, rows, cols));
+      }
+    }
+    if (artifact_.tensors().contains(path + ".bias")) {
+      NIBBLE_ASSIGN_OR_RETURN(weight.bias, FloatVector(path + ".bias", rows));
+    }
+    return weight;
+  }
+
+  bool TiedInt8() const { return info_.format == Format::kInt8 && info_.int8_head && config_.tied_embeddings; }
+
+  absl::Status Embedding() {
+    if (TiedInt8()) {
+      NIBBLE_ASSIGN_OR_RETURN(model_.weights_.embedding_int8,
+                              Int8(kEmbeddingName, config_.vocab_size, config_.hidden_size));
+      return absl::OkStatus();
+    }
+    NIBBLE_ASSIGN_OR_RETURN(model_.weights_.embedding,
+                            FloatMatrix(kEmbeddingName, config_.vocab_size, config_.hidden_size));
+    return absl::OkStatus();
+  }
+
+  absl::Status Head() {
+    LinearWeight& head = model_.weights_.head;
+    const std::int64_t rows = config_.vocab_size;
+    const std::int64_t cols = config_.hidden_size;
+    if (TiedInt8()) {
+      head.kind = LinearWeight::Kind::kInt8;
+      head.int8 = model_.weights_.embedding_int8;
+      return absl::OkStatus();
+    }
+    const std::string name = config_.tied_embeddings ? kEmbeddingName : kHeadName;
+    if (info_.format == Format::kInt8 && info_.int8_head) {
+      head.kind = LinearWeight::Kind::kInt8;
+      NIBBLE_ASSIGN_OR_RETURN(head.int8, Int8(name, rows, cols));
+      return absl::OkStatus();
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix matrix, FloatMatrix(name, rows, cols));
+    if (info_.determinism() == Determinism::kBitwise) {
+      const std::int64_t elements = kernels::PackedDenseElements(rows, cols);
+      NIBBLE_ASSIGN_OR_RETURN(auto* panels, Allocate<std::byte>(elements * kernels::SizeOf(matrix.dtype)));
+      kernels::PackDenseWeight(matrix.data, matrix.dtype, rows, cols, panels);
+      head.kind = LinearWeight::Kind::kDense;
+      head.dense = {panels, matrix.dtype, rows, cols};
+    } else {
+      head.kind = LinearWeight::Kind::kLibrary;
+      head.library = matrix;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status RopeTable(const LoadedModel::Options& options) {
+    const std::int64_t positions = std::min(config_.max_positions, options.max_positions);
+    const std::int64_t half = config_.head_dim / 2;
+    const std::vector<float> frequencies = RopeInverseFrequencies(config_);
+    NIBBLE_ASSIGN_OR_RETURN(float* cos, Allocate<float>(positions * half));
+    NIBBLE_ASSIGN_OR_RETURN(float* sin, Allocate<float>(positions * half));
+    kernels::FillRopeTable(frequencies.data(), half, 0, positions, cos, sin);
+    model_.weights_.rope_cos = cos;
+    model_.weights_.rope_sin = sin;
+    model_.weights_.rope_positions = positions;
+    return absl::OkStatus();
+  }
+
+  LoadedModel& model_;
+  const Artifact& artifact_;
+  const ModelConfig& config_;
+  const ArtifactInfo& info_;
+  const kernels::Stream& stream_;
+  std::int64_t rank_ = 0;
+  float lora_scaling_ = 0;
+};
+
+absl::StatusOr<std::shared_ptr<const LoadedModel>> LoadedModel::Load(const std::string& directory, const Options& options,
+                                                                     const kernels::Stream& stream) {
+  if (stream.device != kernels::DeviceKind::kCpu) {
+    return absl::UnimplementedError("models are served on the CPU only in this build");
+  }
+  std::shared_ptr<LoadedModel> model(new LoadedModel);
+  NIBBLE_ASSIGN_OR_RETURN(model->artifact_, Artifact::Open(directory));
+  NIBBLE_RETURN_IF_ERROR(LoadedModelBuilder(*model, stream).Build(options));
+  return model;
+}
+
+}  // namespace nibble::model

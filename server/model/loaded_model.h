@@ -1,0 +1,44 @@
+// An artifact made ready to run: tensors that kernels read as stored stay in the mapped file, others are laid out once.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/stream.h"
+#include "server/model/artifact.h"
+#include "server/model/decoder_weights.h"
+
+namespace nibble::model {
+
+// Immutable after Load; Thread-safe.
+class LoadedModel {
+ public:
+  struct Options {
+    std::int64_t max_positions = 8192;  // of the rope table; the model's own limit when that is lower
+  };
+
+  // Lays out weights by the stream's device. Nothing is quantised: codes are only moved (int8 tiles, dense panels) and
+  // NF4's block scales widened. Errors: DataLoss, InvalidArgument (tensor named), Unimplemented (format), ResourceExhausted.
+  static absl::StatusOr<std::shared_ptr<const LoadedModel>> Load(const std::string& directory, const Options& options,
+                                                                 const kernels::Stream& stream);
+
+  const ModelConfig& config() const { return artifact_->config(); }
+  const ArtifactInfo& info() const { return artifact_->info(); }
+  const std::string& directory() const { return artifact_->directory(); }
+  const DecoderWeights& weights() const { return weights_; }
+  std::int64_t max_positions() const { return weights_.rope_positions; }
+  std::uint64_t resident_bytes() const { return resident_bytes_; }  // memory of its own, mapped files included
+
+ private:
+  friend class LoadedModelBuilder;
+  LoadedModel() = default;
+
+  std::unique_ptr<Artifact> artifact_;
+  std::vector<std::shared_ptr<void>> memory_;
+  DecoderWeights weights_;
+  std::uint64_t resident_bytes_ = 0;
+};
+
+}  // namespace nibble::model

@@ -1,0 +1,206 @@
+#include "server/model/serving_ops.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "kernels/ops/add.h"
+#include "kernels/ops/attention.h"
+#include "kernels/ops/embedding.h"
+#include "kernels/ops/kv_store.h"
+#include "kernels/ops/matmul_dense.h"
+#include "kernels/ops/matmul_int8.h"
+#include "kernels/ops/matmul_library.h"
+#include "kernels/ops/matmul_nf4.h"
+#include "kernels/ops/quantize_int8.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/rms_norm_quantize.h"
+#include "kernels/ops/rope.h"
+#include "kernels/ops/silu_mul.h"
+#include "server/base/log.h"
+
+namespace nibble::model {
+
+using kernels::DType;
+using kernels::Matrix;
+
+ServingOps::ServingOps(const ModelConfig& config, const DecoderWeights& weights, const kernels::KvCacheView& cache,
+                       const StepRows& rows, Arena& arena, const kernels::Stream& stream)
+    : config_(config), weights_(weights), cache_(cache), rows_(rows), arena_(arena), stream_(stream) {}
+
+bool ServingOps::Ok(absl::Status status) {
+  if (status_.ok() && !status.ok()) status_ = std::move(status);
+  return status_.ok();
+}
+
+ServingOps::Tensor ServingOps::Embed() {
+  const auto num_rows = static_cast<std::int64_t>(rows_.tokens.size());
+  Matrix h = arena_.AllocateMatrix(DType::kF32, num_rows, config_.hidden_size);
+  Ok(kernels::Embedding({.ids = rows_.tokens.data(),
+                         .num_ids = num_rows,
+                         .table = weights_.embedding,
+                         .packed = weights_.embedding_int8,
+                         .out = h},
+                        stream_));
+  layer_mark_ = arena_.mark();  // the residual stream lives through all layers
+  return h;
+}
+
+void ServingOps::BeginLayer(std::int64_t) { arena_.Release(layer_mark_); }
+
+kernels::QuantizedRows ServingOps::AllocateQuantized(std::int64_t rows, std::int64_t cols) {
+  kernels::QuantizedRows q;
+  q.rows = rows;
+  q.cols = cols;
+  q.stride = kernels::Int8PaddedK(cols);
+  q.codes = arena_.Allocate<std::int8_t>(rows * q.stride);
+  q.scale = arena_.Allocate<float>(rows);
+  q.num_outliers = arena_.Allocate<std::int32_t>(rows);
+  q.outlier_index = arena_.Allocate<std::int32_t>(rows * kernels::kMaxOutliers);
+  q.outlier_value = arena_.Allocate<float>(rows * kernels::kMaxOutliers);
+  return q;
+}
+
+ServingOps::Input ServingOps::NormInput(const Tensor& h, std::int64_t layer, Norm norm) {
+  const LayerWeights& weights = weights_.layers[static_cast<std::size_t>(layer)];
+  const float* weight = norm == Norm::kInput ? weights.input_norm : weights.post_attention_norm;
+  const LinearKind reader = norm == Norm::kInput ? LinearKind::kQ : LinearKind::kGate;
+  const auto eps = static_cast<float>(config_.rms_norm_eps);
+  Input input;
+  if (!status_.ok()) return input;
+  if (weights.linears[static_cast<std::size_t>(reader)].kind == LinearWeight::Kind::kInt8) {
+    input.quantized = AllocateQuantized(h.rows, h.cols);
+    Ok(kernels::RmsNormQuantize(
+        {.x = h, .weight = weight, .eps = eps, .out = input.quantized, .max_outliers = weights_.act_outliers}, stream_));
+  } else {
+    input.rows = arena_.AllocateMatrix(weights_.input_dtype, h.rows, h.cols);
+    Ok(kernels::RmsNorm({.x = h, .weight = weight, .eps = eps, .y = input.rows}, stream_));
+  }
+  return input;
+}
+
+ServingOps::Input ServingOps::Quantize(const Tensor& x) {
+  Input input;
+  input.quantized = AllocateQuantized(x.rows, x.cols);
+  Ok(kernels::QuantizeInt8({.x = x, .out = input.quantized, .max_outliers = weights_.act_outliers}, stream_));
+  return input;
+}
+
+ServingOps::Input ServingOps::PlainInput(const Tensor& x, std::int64_t layer, LinearKind kind) {
+  if (!status_.ok()) return {};
+  const LayerWeights& weights = weights_.layers[static_cast<std::size_t>(layer)];
+  if (weights.linears[static_cast<std::size_t>(kind)].kind == LinearWeight::Kind::kInt8) return Quantize(x);
+  return {.rows = x, .quantized = {}};  // attention and silu_mul have written input_dtype already
+}
+
+void ServingOps::ApplyLora(const Matrix& x, const LoraWeight& lora, const Tensor& y) {
+  const std::int64_t rank = lora.a.rows;
+  Matrix down = arena_.AllocateMatrix(DType::kF32, x.rows, rank);
+  Matrix up = arena_.AllocateMatrix(DType::kF32, x.rows, y.cols);
+  if (!Ok(kernels::MatmulLibrary({.x = x, .w = lora.a, .y = down}, stream_))) return;
+  for (std::int64_t r = 0; r < down.rows; ++r) {
+    for (std::int64_t i = 0; i < rank; ++i) down.Row<float>(r)[i] *= lora.scaling;
+  }
+  if (!Ok(kernels::MatmulLibrary({.x = down, .w = lora.b, .y = up}, stream_))) return;
+  Ok(kernels::Add({.x = y, .y = up}, stream_));
+}
+
+ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& weight, std::int64_t out_features) {
+  const std::int64_t num_rows =
+      weight.kind == LinearWeight::Kind::kInt8 ? input.quantized.rows : input.rows.rows;
+  Matrix y = arena_.AllocateMatrix(DType::kF32, num_rows, out_features);
+  if (!status_.ok()) return y;
+  switch (weight.kind) {
+    case LinearWeight::Kind::kLibrary:
+      Ok(kernels::MatmulLibrary({.x = input.rows, .w = weight.library, .bias = weight.bias, .y = y}, stream_));
+      break;
+    case LinearWeight::Kind::kDense:
+      Ok(kernels::MatmulDense({.x = input.rows, .w = weight.dense, .bias = weight.bias, .y = y}, stream_));
+      break;
+    case LinearWeight::Kind::kInt8:
+      Ok(kernels::MatmulInt8({.x = input.quantized, .w = weight.int8, .bias = weight.bias, .y = y}, stream_));
+      break;
+    case LinearWeight::Kind::kNf4:
+      Ok(kernels::MatmulNf4({.x = input.rows, .w = weight.nf4, .bias = weight.bias, .y = y}, stream_));
+      break;
+  }
+  if (weight.lora.has_value() && status_.ok()) ApplyLora(input.rows, *weight.lora, y);
+  return y;
+}
+
+ServingOps::Tensor ServingOps::Linear(const Input& input, std::int64_t layer, LinearKind kind) {
+  return Apply(input, weights_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
+               OutFeatures(config_, kind));
+}
+
+ServingOps::Tensor ServingOps::Rope(Tensor x, std::int64_t num_heads) {
+  if (!status_.ok()) return x;
+  Ok(kernels::Rope({.x = x,
+                    .num_heads = num_heads,
+                    .position = rows_.kv.position,
+                    .cos = weights_.rope_cos,
+                    .sin = weights_.rope_sin,
+                    .table_positions = weights_.rope_positions},
+                   stream_));
+  return x;
+}
+
+ServingOps::Tensor ServingOps::Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t layer) {
+  const bool to_int8 = weights_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(LinearKind::kO)]
+                           .kind == LinearWeight::Kind::kInt8;
+  Matrix out = arena_.AllocateMatrix(to_int8 ? DType::kF32 : weights_.input_dtype, q.rows, q.cols);
+  if (!status_.ok()) return out;
+  if (!Ok(kernels::KvStore({.k = k, .v = v, .cache = cache_, .layer = layer, .rows = rows_.kv}, stream_))) return out;
+  Ok(kernels::Attention({.q = q,
+                         .cache = cache_,
+                         .layer = layer,
+                         .rows = rows_.kv,
+                         .num_heads = config_.num_heads,
+                         .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config_.head_dim))),
+                         .out = out},
+                        stream_));
+  return out;
+}
+
+ServingOps::Tensor ServingOps::SiluMul(const Tensor& gate, const Tensor& up) {
+  const bool to_int8 = weights_.layers[0].linears[static_cast<std::size_t>(LinearKind::kDown)].kind == LinearWeight::Kind::kInt8;
+  Matrix y = to_int8 ? gate : arena_.AllocateMatrix(weights_.input_dtype, gate.rows, gate.cols);
+  if (!status_.ok()) return y;
+  Ok(kernels::SiluMul({.gate = gate, .up = up, .y = y}, stream_));
+  return y;
+}
+
+ServingOps::Tensor ServingOps::Add(Tensor h, const Tensor& y) {
+  if (status_.ok()) Ok(kernels::Add({.x = h, .y = y}, stream_));
+  return h;
+}
+
+ServingOps::Tensor ServingOps::FinalNorm(const Tensor& h) {
+  const auto wanted = static_cast<std::int64_t>(rows_.logit_rows.size());
+  Matrix rows = arena_.AllocateMatrix(DType::kF32, wanted, h.cols);
+  // A library head reads rows of its own type; an int8 or promised float head reads f32.
+  Matrix normed = weights_.head.kind == LinearWeight::Kind::kLibrary && weights_.head.library.dtype != DType::kF32
+                      ? arena_.AllocateMatrix(weights_.head.library.dtype, wanted, h.cols)
+                      : rows;
+  if (!status_.ok()) return normed;
+  for (std::int64_t i = 0; i < wanted; ++i) {
+    std::memcpy(rows.Row<float>(i), h.Row<float>(rows_.logit_rows[static_cast<std::size_t>(i)]),
+                static_cast<std::size_t>(h.cols) * sizeof(float));
+  }
+  Ok(kernels::RmsNorm({.x = rows, .weight = weights_.final_norm, .eps = static_cast<float>(config_.rms_norm_eps), .y = normed},
+                      stream_));
+  return normed;
+}
+
+ServingOps::Tensor ServingOps::Logits(const Tensor& normed) {
+  if (normed.rows == 0) return arena_.AllocateMatrix(DType::kF32, 0, config_.vocab_size);
+  Input input;
+  if (status_.ok() && weights_.head.kind == LinearWeight::Kind::kInt8) {
+    input = Quantize(normed);
+  } else {
+    input.rows = normed;
+  }
+  return Apply(input, weights_.head, config_.vocab_size);
+}
+
+}  // namespace nibble::model

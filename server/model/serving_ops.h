@@ -1,0 +1,70 @@
+// The decoder's operations as direct kernel calls on views into an arena: what serves, evaluates and verifies.
+#pragma once
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "kernels/formats/kv_cache.h"
+#include "kernels/stream.h"
+#include "server/model/arena.h"
+#include "server/model/decoder.h"
+#include "server/model/decoder_weights.h"
+#include "server/model/model_config.h"
+
+namespace nibble::model {
+
+// One step over T rows: which token stands at which position of which sequence, and whose logits are wanted.
+struct StepRows {
+  std::span<const std::int32_t> tokens;        // [T]
+  kernels::KvRows kv;                          // [T] sequence and position of each row
+  std::span<const std::int32_t> logit_rows;    // ascending row numbers
+};
+
+// One thread; lives for one step.
+class ServingOps {
+ public:
+  using Tensor = kernels::Matrix;  // f32
+  struct Input {
+    kernels::Matrix rows;              // of weights.input_dtype; no data where only codes were made
+    kernels::QuantizedRows quantized;  // where the linears behind it are int8
+  };
+
+  ServingOps(const ModelConfig& config, const DecoderWeights& weights, const kernels::KvCacheView& cache,
+             const StepRows& rows, Arena& arena, const kernels::Stream& stream);
+
+  Tensor Embed();
+  template <typename Body>
+  Tensor RunLayer(std::int64_t, Tensor h, Body body) { return body(h); }
+  void BeginLayer(std::int64_t layer);
+  Input NormInput(const Tensor& h, std::int64_t layer, Norm norm);
+  Input PlainInput(const Tensor& x, std::int64_t layer, LinearKind kind);
+  Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind);
+  Tensor Rope(Tensor x, std::int64_t num_heads);
+  Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t layer);
+  Tensor SiluMul(const Tensor& gate, const Tensor& up);
+  Tensor Add(Tensor h, const Tensor& y);
+  Tensor FinalNorm(const Tensor& h);
+
+  // [logit_rows, V] f32 from FinalNorm's rows.
+  Tensor Logits(const Tensor& normed);
+
+  const absl::Status& status() const { return status_; }
+
+ private:
+  Input Quantize(const Tensor& x);
+  kernels::QuantizedRows AllocateQuantized(std::int64_t rows, std::int64_t cols);
+  Tensor Apply(const Input& input, const LinearWeight& weight, std::int64_t out_features);
+  void ApplyLora(const kernels::Matrix& x, const LoraWeight& lora, const Tensor& y);
+  bool Ok(absl::Status status);
+
+  const ModelConfig& config_;
+  const DecoderWeights& weights_;
+  kernels::KvCacheView cache_;
+  StepRows rows_;
+  Arena& arena_;
+  kernels::Stream stream_;
+  Arena::Mark layer_mark_;
+  absl::Status status_;
+};
+
+}  // namespace nibble::model

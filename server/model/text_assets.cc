@@ -1,0 +1,84 @@
+#include "server/model/text_assets.h"
+
+#include <array>
+
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::model {
+namespace {
+
+constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{64} << 20;
+constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
+
+// tokenizer_config.json writes a special token as a string or as {"content": ...}.
+text::ChatTemplate::SpecialTokens SpecialTokens(const base::Json& config) {
+  text::ChatTemplate::SpecialTokens tokens;
+  for (const char* name : std::array{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
+    const auto it = config.find(name);
+    if (it == config.end()) continue;
+    if (it->is_string()) {
+      tokens.emplace_back(name, it->get<std::string>());
+    } else if (it->is_object() && it->contains("content") && (*it)["content"].is_string()) {
+      tokens.emplace_back(name, (*it)["content"].get<std::string>());
+    }
+  }
+  return tokens;
+}
+
+// "chat_template" is a string, or a list of {"name", "template"} of which "default" is the one for chat.
+std::string TemplateOf(const base::Json& config) {
+  const auto it = config.find("chat_template");
+  if (it == config.end()) return "";
+  if (it->is_string()) return it->get<std::string>();
+  if (!it->is_array()) return "";
+  for (const base::Json& entry : *it) {
+    if (entry.is_object() && entry.value("name", "") == "default" && entry.contains("template") && entry["template"].is_string()) {
+      return entry["template"].get<std::string>();
+    }
+  }
+  return "";
+}
+
+absl::Status Annotate(const absl::Status& status, std::string_view file) {
+  return absl::Status(status.code(), base::StrCat(file, ": ", base::ToStd(status.message())));
+}
+
+}  // namespace
+
+absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
+  base::FileSystem& files = base::RealFileSystem();
+  TextAssets assets;
+  const std::string tokenizer_path = base::JoinPath(directory, "tokenizer.json");
+  if (!files.Exists(tokenizer_path)) return absl::NotFoundError("tokenizer.json: the model has none");
+  NIBBLE_ASSIGN_OR_RETURN(const std::string tokenizer_json, files.Read(tokenizer_path, kMaxTokenizerBytes));
+  auto tokenizer = text::Tokenizer::FromJson(tokenizer_json);
+  if (!tokenizer.ok()) return Annotate(tokenizer.status(), "tokenizer.json");
+  assets.tokenizer = *std::move(tokenizer);
+
+  base::Json config = base::Json::object();
+  const std::string config_path = base::JoinPath(directory, "tokenizer_config.json");
+  if (files.Exists(config_path)) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(config_path, kMaxConfigBytes));
+    auto parsed = base::ParseJson(text);
+    if (!parsed.ok()) return Annotate(parsed.status(), "tokenizer_config.json");
+    if (!parsed->is_object()) return absl::InvalidArgumentError("tokenizer_config.json: wanted an object");
+    config = *std::move(parsed);
+  }
+  // chat_template.jinja, where there is one, is the newer place and wins, as in transformers.
+  std::string source = TemplateOf(config);
+  const std::string jinja_path = base::JoinPath(directory, "chat_template.jinja");
+  if (files.Exists(jinja_path)) {
+    NIBBLE_ASSIGN_OR_RETURN(source, files.Read(jinja_path, kMaxConfigBytes));
+  }
+  if (!source.empty()) {
+    auto compiled = text::ChatTemplate::Compile(source, SpecialTokens(config));
+    if (!compiled.ok()) return Annotate(compiled.status(), "chat template");
+    assets.chat_template = *std::move(compiled);
+  }
+  return assets;
+}
+
+}  // namespace nibble::model

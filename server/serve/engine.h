@@ -1,0 +1,92 @@
+// Continuous batching: one thread that runs a loaded model over whatever requests are there. Requests join and leave between
+// steps; long prompts are fed in chunks beside the decoding of others.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/stream.h"
+#include "server/base/clock.h"
+#include "server/model/arena.h"
+#include "server/model/kv_pool.h"
+#include "server/model/loaded_model.h"
+#include "server/serve/request.h"
+#include "server/text/tokenizer.h"
+
+namespace nibble::serve {
+
+struct EngineOptions {
+  std::int64_t max_waiting = 64;          // requests beyond that are refused: RESOURCE_EXHAUSTED, QUEUE_FULL
+  std::int64_t max_running = 16;
+  std::int64_t max_context = 8192;        // tokens of one sequence, prompt and completion
+  std::int64_t kv_tokens = 32768;         // capacity of the paged cache
+  std::int64_t prefill_chunk = 256;       // prompt tokens a step, over all sequences
+  std::int64_t score_chunk = 64;          // the same where every row's logits are wanted
+};
+
+struct EngineLoad {
+  std::int64_t waiting = 0;
+  std::int64_t running = 0;
+  std::int64_t used_pages = 0;
+  std::int64_t total_pages = 0;
+  std::uint64_t prompt_tokens = 0;        // since the engine began
+  std::uint64_t generated_tokens = 0;
+};
+
+// Thread-safe. Destruction ends the running requests with Cancelled.
+class Engine {
+ public:
+  static absl::StatusOr<std::unique_ptr<Engine>> Start(std::shared_ptr<const model::LoadedModel> model,
+                                                       std::shared_ptr<const text::Tokenizer> tokenizer,
+                                                       const EngineOptions& options, const kernels::Stream& stream,
+                                                       base::Clock& clock);
+  ~Engine();
+
+  // Takes the request or refuses it at once. Errors: InvalidArgument (PROMPT_TOO_LONG, FIELD_VIOLATION), ResourceExhausted
+  // (QUEUE_FULL, KV_FULL). The sink is called from the engine's thread until OnFinish.
+  absl::Status Submit(Request request, std::shared_ptr<ResponseSink> sink);
+
+  EngineLoad load() const;
+  const model::LoadedModel& model() const { return *model_; }
+  const text::Tokenizer& tokenizer() const { return *tokenizer_; }
+  std::int64_t max_context() const { return max_context_; }
+
+ private:
+  struct Sequence;
+  struct Step;
+  Engine(std::shared_ptr<const model::LoadedModel> model, std::shared_ptr<const text::Tokenizer> tokenizer,
+         const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
+
+  void Run();
+  void Admit();
+  void DropEnded();
+  absl::Status RunOnce();
+  void Plan(Step* step);
+  absl::Status Digest(const Step& step, const kernels::Matrix& logits);
+  void TakeToken(Sequence& sequence, TokenLogprob token);
+  void EndSequence(Sequence& sequence, absl::Status status, FinishReason reason);
+
+  const std::shared_ptr<const model::LoadedModel> model_;
+  const std::shared_ptr<const text::Tokenizer> tokenizer_;
+  const EngineOptions options_;
+  const kernels::Stream stream_;
+  base::Clock& clock_;
+  std::int64_t max_context_ = 0;
+  std::unique_ptr<model::KvPool> pool_;   // the engine's thread only, but for its constant sizes
+  model::Arena arena_;
+  std::vector<std::unique_ptr<Sequence>> running_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  EngineLoad load_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace nibble::serve

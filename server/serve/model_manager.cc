@@ -1,0 +1,75 @@
+#include "server/serve/model_manager.h"
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::serve {
+
+ModelManager::ModelManager(Locate locate, EngineOptions options, kernels::Stream stream, base::Clock& clock,
+                           Observer observer)
+    : locate_(std::move(locate)), options_(options), stream_(stream), clock_(clock), observer_(std::move(observer)) {}
+
+absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, locate_(name));
+  std::shared_ptr<Slot> slot;
+  {
+    std::lock_guard lock(mutex_);
+    std::shared_ptr<Slot>& entry = slots_[name];
+    if (entry == nullptr) entry = std::make_shared<Slot>();
+    if (entry->resident != nullptr) return entry->resident;
+    slot = entry;
+  }
+  std::lock_guard loading(slot->loading);
+  {
+    std::lock_guard lock(mutex_);
+    if (slot->resident != nullptr) return slot->resident;
+  }
+  const absl::Duration began = clock_.Monotonic();
+  auto resident = std::make_shared<Resident>();
+  resident->name = name;
+  NIBBLE_ASSIGN_OR_RETURN(resident->text, model::LoadTextAssets(directory));
+  NIBBLE_ASSIGN_OR_RETURN(
+      auto loaded, model::LoadedModel::Load(directory, {.max_positions = options_.max_context}, stream_));
+  NIBBLE_ASSIGN_OR_RETURN(resident->engine,
+                          Engine::Start(std::move(loaded), resident->text.tokenizer, options_, stream_, clock_));
+  {
+    std::lock_guard lock(mutex_);
+    slot->resident = resident;
+  }
+  if (observer_) observer_(*resident, true, clock_.Monotonic() - began);
+  return std::shared_ptr<const Resident>(resident);
+}
+
+absl::Status ModelManager::Unload(const std::string& name) {
+  std::shared_ptr<const Resident> resident;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = slots_.find(name);
+    if (it == slots_.end() || it->second->resident == nullptr) {
+      return base::WithReason(absl::FailedPreconditionError(base::StrCat("model ", name, " is not loaded")),
+                              "MODEL_NOT_LOADED");
+    }
+    resident = std::exchange(it->second->resident, nullptr);
+    slots_.erase(it);
+  }
+  if (observer_) observer_(*resident, false, absl::ZeroDuration());
+  return absl::OkStatus();
+}
+
+std::vector<std::shared_ptr<const Resident>> ModelManager::residents() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<const Resident>> result;
+  for (const auto& [name, slot] : slots_) {
+    if (slot->resident != nullptr) result.push_back(slot->resident);
+  }
+  return result;
+}
+
+bool ModelManager::IsLoaded(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  const auto it = slots_.find(name);
+  return it != slots_.end() && it->second->resident != nullptr;
+}
+
+}  // namespace nibble::serve

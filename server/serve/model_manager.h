@@ -1,0 +1,55 @@
+// Which models are in memory, each with its engine: loaded on first use, unloaded when told.
+#pragma once
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/model/text_assets.h"
+#include "server/serve/engine.h"
+
+namespace nibble::serve {
+
+// A model in memory. The last handle dropped frees it: requests that run when it is unloaded finish first.
+struct Resident {
+  std::string name;
+  model::TextAssets text;
+  std::unique_ptr<Engine> engine;
+};
+
+// Thread-safe.
+class ModelManager {
+ public:
+  // Where the artifact of a name lies: NotFound for a name that is not there.
+  using Locate = std::function<absl::StatusOr<std::string>(const std::string& name)>;
+  // Told when a model came or went, with its load time; for metrics.
+  using Observer = std::function<void(const Resident& resident, bool loaded, absl::Duration took)>;
+
+  ModelManager(Locate locate, EngineOptions options, kernels::Stream stream, base::Clock& clock, Observer observer);
+
+  // The resident of that name, loaded now if it is not there. Concurrent callers share one load.
+  absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name);
+  // FailedPrecondition (MODEL_NOT_LOADED) when it is not there.
+  absl::Status Unload(const std::string& name);
+  std::vector<std::shared_ptr<const Resident>> residents() const;
+  bool IsLoaded(const std::string& name) const;
+
+ private:
+  struct Slot {
+    std::mutex loading;  // held while the model is read
+    std::shared_ptr<const Resident> resident;
+  };
+
+  const Locate locate_;
+  const EngineOptions options_;
+  const kernels::Stream stream_;
+  base::Clock& clock_;
+  const Observer observer_;
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Slot>> slots_;
+};
+
+}  // namespace nibble::serve

@@ -1,0 +1,99 @@
+#include "server/serve/onednn_library.h"
+
+#include <dnnl.hpp>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "server/base/strings.h"
+
+namespace nibble::serve {
+namespace {
+
+using kernels::ConstMatrix;
+using kernels::DType;
+using kernels::Matrix;
+
+dnnl::memory::data_type ToDnnl(DType dtype) {
+  return dtype == DType::kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+class OneDnnLibrary : public kernels::DenseLibrary {
+ public:
+  OneDnnLibrary() : engine_(dnnl::engine::kind::cpu, 0) {}
+
+  const char* kernel_name() const override { return "onednn:matmul"; }
+
+  absl::Status Matmul(const ConstMatrix& x, const ConstMatrix& w, const Matrix& y, bool accumulate,
+                      const kernels::Stream&) override {
+    if (x.rows == 0 || w.rows == 0) return absl::OkStatus();
+    // oneDNN multiplies like by like: the narrower side is widened to f32 where they differ.
+    std::vector<float> wide_x, wide_w;
+    ConstMatrix a = x;
+    ConstMatrix b = w;
+    if (a.dtype != b.dtype) {
+      a = Widen(a, &wide_x);
+      b = Widen(b, &wide_w);
+    }
+    try {
+      const dnnl::memory::desc a_desc({a.rows, a.cols}, ToDnnl(a.dtype), {a.stride, 1});
+      const dnnl::memory::desc b_desc({b.cols, b.rows}, ToDnnl(b.dtype), {1, b.stride});
+      const dnnl::memory::desc y_desc({y.rows, y.cols}, ToDnnl(y.dtype), {y.stride, 1});
+      const dnnl::matmul product = Product(a, b, y, accumulate, a_desc, b_desc, y_desc);
+      dnnl::stream stream(engine_);
+      product.execute(stream, {{DNNL_ARG_SRC, dnnl::memory(a_desc, engine_, const_cast<void*>(a.data))},
+                               {DNNL_ARG_WEIGHTS, dnnl::memory(b_desc, engine_, const_cast<void*>(b.data))},
+                               {DNNL_ARG_DST, dnnl::memory(y_desc, engine_, y.data)}});
+      stream.wait();
+    } catch (const dnnl::error& error) {
+      return absl::InternalError(base::StrCat("oneDNN: ", error.what()));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, bool>;
+
+  static ConstMatrix Widen(const ConstMatrix& m, std::vector<float>* storage) {
+    if (m.dtype == DType::kF32) return m;
+    storage->resize(static_cast<std::size_t>(m.rows * m.cols));
+    for (std::int64_t r = 0; r < m.rows; ++r) {
+      for (std::int64_t c = 0; c < m.cols; ++c) {
+        (*storage)[static_cast<std::size_t>(r * m.cols + c)] = kernels::ToFloat(m.Row<kernels::BF16>(r)[c]);
+      }
+    }
+    return kernels::MakeConstMatrix(storage->data(), DType::kF32, m.rows, m.cols);
+  }
+
+  dnnl::matmul Product(const ConstMatrix& a, const ConstMatrix& b, const Matrix& y, bool accumulate,
+                       const dnnl::memory::desc& a_desc, const dnnl::memory::desc& b_desc, const dnnl::memory::desc& y_desc) {
+    const Key key(a.rows, a.cols, b.rows, a.stride, b.stride, y.stride, static_cast<int>(a.dtype),
+                  static_cast<int>(y.dtype), accumulate);
+    std::lock_guard lock(mutex_);
+    const auto it = products_.find(key);
+    if (it != products_.end()) return it->second;
+    // Prompts come in every length; a cache that keeps them all would grow without end.
+    if (products_.size() >= 512) products_.clear();
+    dnnl::primitive_attr attributes;
+    if (accumulate) {
+      dnnl::post_ops post;
+      post.append_sum(1.0f);
+      attributes.set_post_ops(post);
+    }
+    const dnnl::matmul product(dnnl::matmul::primitive_desc(dnnl::matmul::desc(a_desc, b_desc, y_desc), attributes, engine_));
+    products_.emplace(key, product);
+    return product;
+  }
+
+  dnnl::engine engine_;
+  std::mutex mutex_;
+  std::map<Key, dnnl::matmul> products_;
+};
+
+}  // namespace
+
+std::unique_ptr<kernels::DenseLibrary> MakeOneDnnLibrary() { return std::make_unique<OneDnnLibrary>(); }
+
+}  // namespace nibble::serve

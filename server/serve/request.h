@@ -1,0 +1,73 @@
+// What a client asks of a loaded model, and where the answer goes.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/ops/sample.h"
+#include "server/base/cancel_token.h"
+
+namespace nibble::serve {
+
+enum class FinishReason { kStop, kLength, kEos, kCancelled, kDeadline };
+const char* Name(FinishReason reason);  // "stop", "length", "eos", "cancelled", "deadline"
+
+struct Stopping {
+  std::int64_t max_tokens = 0;
+  std::int64_t min_tokens = 0;                  // end tokens and stop ids before that are not taken as an end
+  std::vector<std::string> strings;
+  std::vector<std::int32_t> token_ids;          // beside the model's own end tokens
+  bool ignore_eos = false;
+  bool include_stop = false;
+};
+
+struct Request {
+  std::vector<std::int32_t> prompt;             // at least one token
+  kernels::SampleParams sampling;
+  Stopping stopping;
+  bool logprobs = false;
+  std::int64_t top_logprobs = 0;                // alternatives a token, when logprobs
+  bool prompt_logprobs = false;                 // Score: of prompt[1..] given what is before
+  absl::Duration deadline = absl::InfiniteDuration();  // monotonic clock
+  base::CancelToken cancel;
+};
+
+struct TokenLogprob {
+  std::int32_t token = 0;
+  float logprob = 0;
+  std::vector<std::pair<std::int32_t, float>> top;
+};
+
+struct Usage {
+  std::int64_t prompt_tokens = 0;
+  std::int64_t completion_tokens = 0;
+  double queue_ms = 0;     // until the first step that held the request
+  double ttft_ms = 0;      // from submission to the first token
+  double prefill_ms = 0;   // from the first step to the first token
+  double decode_ms = 0;    // from the first token to the last
+  std::uint64_t kernel_launches = 0;  // of the engine while the request ran; shared with requests beside it
+};
+
+struct Finish {
+  absl::Status status;                  // not OK: the call ends with it; the rest is then what was reached
+  FinishReason reason = FinishReason::kLength;
+  std::string matched_stop;
+  std::string incomplete_utf8;          // bytes of a character that the last token left unfinished
+  Usage usage;
+};
+
+// Called from the engine's thread; must not block. After OnFinish nothing more comes.
+class ResponseSink {
+ public:
+  virtual ~ResponseSink() = default;
+  virtual void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) = 0;
+  // Text is whole UTF-8 and may be empty while a stop string or a character is held back.
+  virtual void OnDelta(std::string_view text, std::span<const TokenLogprob> tokens) = 0;
+  virtual void OnFinish(const Finish& finish) = 0;
+};
+
+}  // namespace nibble::serve

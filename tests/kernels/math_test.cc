@@ -1,0 +1,81 @@
+#include "kernels/math.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "kernels/vec16_plain.h"
+#include "tests/support/numeric.h"
+
+namespace nibble::kernels {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+void ExpectExpWithinUlps(float first, float last, std::uint32_t stride, std::int64_t ulps) {
+  const std::uint32_t lowest = std::bit_cast<std::uint32_t>(first);
+  const std::uint32_t highest = std::bit_cast<std::uint32_t>(last);
+  std::int64_t worst = 0;
+  float worst_x = 0;
+  for (std::uint64_t bits = lowest; bits <= highest; bits += stride) {
+    const float x = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    const float want = static_cast<float>(std::exp(static_cast<double>(x)));
+    const std::int64_t distance = support::UlpDistance(ExpScalar<Vec16Plain>(x), want);
+    if (distance > worst) {
+      worst = distance;
+      worst_x = x;
+    }
+  }
+  EXPECT_LE(worst, ulps) << "at " << worst_x;
+}
+
+TEST(MathTest, ExpIsWithinOneUlpOverItsWholeRange) {
+  ExpectExpWithinUlps(0.0f, 89.0f, 9973, 1);
+  ExpectExpWithinUlps(-0.0f, -105.0f, 9973, 1);
+  ExpectExpWithinUlps(80.0f, 89.0f, 101, 1);
+  ExpectExpWithinUlps(-86.0f, -105.0f, 101, 1);  // gradual underflow
+}
+
+TEST(MathTest, ExpAtItsEnds) {
+  const auto exp = [](float x) { return ExpScalar<Vec16Plain>(x); };
+  EXPECT_EQ(exp(-kInf), 0.0f);
+  EXPECT_EQ(exp(-104.5f), 0.0f);
+  EXPECT_EQ(exp(-1e30f), 0.0f);
+  EXPECT_EQ(exp(0.0f), 1.0f);
+  EXPECT_EQ(exp(-0.0f), 1.0f);
+  EXPECT_EQ(exp(kInf), kInf);
+  EXPECT_EQ(exp(88.8f), kInf);
+  EXPECT_EQ(exp(1e38f), kInf);
+  EXPECT_TRUE(std::isfinite(exp(88.72f)));
+  EXPECT_TRUE(std::isnan(exp(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(MathTest, LogIsTheNearestFloat) {
+  for (std::uint32_t bits = 1; bits < 0x7f800000u; bits += 19997) {
+    const float x = std::bit_cast<float>(bits);
+    const double want = std::log(static_cast<double>(x));
+    // Half an ulp and the error of the f64 computation.
+    const double error = std::fabs(static_cast<double>(LogScalar<Vec16Plain>(x)) - want);
+    ASSERT_LE(error, std::fabs(want) * (0x1p-24 + 1e-11)) << x;
+  }
+  EXPECT_EQ(LogScalar<Vec16Plain>(1.0f), 0.0f);
+  EXPECT_EQ(LogScalar<Vec16Plain>(0.0f), -kInf);
+  EXPECT_EQ(LogScalar<Vec16Plain>(kInf), kInf);
+  EXPECT_TRUE(std::isnan(LogScalar<Vec16Plain>(-1.0f)));
+  EXPECT_TRUE(std::isnan(LogScalar<Vec16Plain>(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(MathTest, SinCosAreWithinAFewUlpOfF64ForAnglesOfAnyContext) {
+  for (int i = 0; i < 200000; ++i) {
+    const double x = static_cast<double>(static_cast<float>(i) * 5.2345f);  // to a million radians
+    double s = 0;
+    double c = 0;
+    SinCos(x, &s, &c);
+    ASSERT_NEAR(s, std::sin(x), 4e-16) << x;
+    ASSERT_NEAR(c, std::cos(x), 4e-16) << x;
+  }
+}
+
+}  // namespace
+}  // namespace nibble::kernels
