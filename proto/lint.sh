@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Lints the protos; with a second argument, also compares them with that commit's: what a client was built with must go on
+# working. Usage: proto/lint.sh GOOGLEAPIS_DIR [COMMIT]. Needs protoc and buf (PyPI: buf-bin==1.75.0).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+googleapis=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+image() {  # FOLDER OUT: one descriptor set, so that buf needs no registry for google's protos.
+  (cd "$1" && protoc -I . -I "$googleapis" --include_imports --include_source_info -o "$2" $(find nibble -name '*.proto' | sort))
+}
+googleapis=$(cd "$googleapis" && pwd)
+image proto "$work/now.binpb"
+buf lint "$work/now.binpb" --config proto/buf.yaml
+if [[ $# -gt 1 ]]; then
+  mkdir "$work/then"
+  git archive "$2" proto | tar -x -C "$work/then"
+  image "$work/then/proto" "$work/then.binpb"
+  buf breaking "$work/now.binpb" --against "$work/then.binpb" --config proto/buf.yaml
+fi
+echo "protos: clean"
