@@ -1,14 +1,9 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/matrix.h"
+#include "kernels/ops/add_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
-
-struct AddArgs {
-  Matrix x;
-  ConstMatrix y;
-};
 
 // x = rn_x(x + y), the residual connection.
 //   x, y  [M, K]   f32 | bf16; x overwritten

@@ -1,21 +1,9 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/kv_cache.h"
-#include "kernels/matrix.h"
+#include "kernels/ops/attention_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
-
-struct AttentionArgs {
-  ConstMatrix q;
-  KvCacheView cache;
-  std::int64_t layer = 0;
-  KvRows rows;
-  std::int64_t num_heads = 0;
-  float scale = 0;
-  Matrix out;
-  float* logsumexp = nullptr;
-};
 
 // Causal grouped-query attention of T rows, each over keys 0..position of its own sequence in the paged cache: whole
 // prefill, chunked prefill and decode are the same op. Every output row is computed by the same sequence of operations:

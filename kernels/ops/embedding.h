@@ -1,18 +1,9 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/int8.h"
-#include "kernels/matrix.h"
+#include "kernels/ops/embedding_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
-
-struct EmbeddingArgs {
-  const std::int32_t* ids = nullptr;
-  std::int64_t num_ids = 0;
-  ConstMatrix table;         // the float form; data null when the int8 form is given
-  PackedInt8Weight packed;   // the int8 form: an embedding tied to an int8 head is read from the same codes
-  Matrix out;
-};
 
 // out[t] = table[ids[t]], widened or rounded to out's dtype; int8: rn_out(float(code) * scale).
 //   ids    [T]      i32, 0 <= id < V

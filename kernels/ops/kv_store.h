@@ -1,18 +1,9 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/formats/kv_cache.h"
-#include "kernels/matrix.h"
+#include "kernels/ops/kv_store_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
-
-struct KvStoreArgs {
-  ConstMatrix k;
-  ConstMatrix v;
-  KvCacheView cache;
-  std::int64_t layer = 0;
-  KvRows rows;
-};
 
 // Writes keys (after rope) and values of a step into their pages, rounded to the cache's dtype. The rest of a page is
 // zeroed when its first position is written, so that attention may read whole pages.

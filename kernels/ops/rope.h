@@ -1,6 +1,6 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/matrix.h"
+#include "kernels/ops/rope_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
@@ -10,16 +10,6 @@ namespace nibble::kernels {
 //   inv_freq  [head_dim / 2]   f32
 void FillRopeTable(const float* inv_freq, std::int64_t half_dim, std::int64_t first_position,
                    std::int64_t num_positions, float* cos, float* sin);
-
-struct RopeArgs {
-  Matrix x;
-  std::int64_t num_heads = 0;
-  const std::int32_t* position = nullptr;
-  const float* cos = nullptr;
-  const float* sin = nullptr;
-  std::int64_t table_positions = 0;
-  bool backward = false;
-};
 
 // Rotates each head of x in place, halves layout: (a, b) = (x[i], x[i + d/2]) -> (a*cos - b*sin, b*cos + a*sin), each as
 // fmaf(-b, sin, a*cos) and fmaf(a, sin, b*cos) in f32, then rounded to x's dtype. backward takes -sin.

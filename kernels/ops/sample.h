@@ -1,33 +1,21 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/matrix.h"
+#include "kernels/ops/sample_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
 
-// Temperature 0 is greedy (ties to the lower id). Filters apply in the order top_k, top_p, min_p, as in transformers:
-// top_k 0, top_p 1 and min_p 0 are off. `counter` is the index of the token within its request, so the same seed gives the
-// same tokens whatever else is in the batch (Philox4x32-10 of seed and counter).
-struct SampleParams {
-  float temperature = 0;
-  std::int32_t top_k = 0;
-  float top_p = 1;
-  float min_p = 0;
-  std::uint64_t seed = 0;
-  std::uint64_t counter = 0;
-};
-
-struct SampleArgs {
-  ConstMatrix logits;
-  const SampleParams* params = nullptr;
-  std::int32_t* token = nullptr;
-};
-
-// Draws one token for each row.
+// Draws one token for each row. With weights w = exp((logit - max) / temperature) and candidates in descending order
+// (ties: lower id), a draw takes the first whose running sum of w (f64, in that order) exceeds u times the sum of what
+// the filters left; u = PhiloxUniform(seed, counter) of kernels/philox.h. top_k keeps ties with the k-th, top_p keeps a
+// candidate while the sum before it is below top_p of what top_k left, min_p keeps w >= min_p; the first always stays.
 //   logits  [T, V]   f32
 //   params  [T]
-//   token   [T]      i32; overwritten
-// Errors: InvalidArgument (shape; temperature, top_p or min_p out of range: named), Unimplemented (no kernel for device).
+//   token   [T]      i32; overwritten; -1 for a row with NaN or +inf, or without a finite logit: the other rows are
+//                    drawn, and the error names the first such row
+// Same bits on every path.
+// Errors: InvalidArgument (shape; temperature, top_k, top_p or min_p out of range: named; a row that has no distribution),
+// Unimplemented (no kernel for device).
 // Source: nucleus sampling arXiv:1904.09751, min-p arXiv:2407.01082; Philox SC'11. Golden: transformers' warpers.
 absl::Status Sample(const SampleArgs& args, const Stream& stream);
 

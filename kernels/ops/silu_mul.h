@@ -1,15 +1,9 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/matrix.h"
+#include "kernels/ops/silu_mul_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
-
-struct SiluMulArgs {
-  ConstMatrix gate;
-  ConstMatrix up;
-  Matrix y;
-};
 
 // y = rn_y((gate / (1 + exp(-gate))) * up) in f32, exp by our polynomial (kernels/math.h).
 //   gate, up  [M, F]   f32 | bf16

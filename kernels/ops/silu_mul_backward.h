@@ -1,17 +1,9 @@
 #pragma once
 #include "absl/status/status.h"
-#include "kernels/matrix.h"
+#include "kernels/ops/silu_mul_backward_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
-
-struct SiluMulBackwardArgs {
-  ConstMatrix gate;
-  ConstMatrix up;
-  ConstMatrix grad_y;
-  Matrix grad_gate;
-  Matrix grad_up;
-};
 
 // Gradients of silu_mul: with s = 1 / (1 + exp(-gate)), grad_up = g * gate * s, grad_gate = g * up * s * (1 + gate * (1 - s)).
 //   gate, up, grad_y, grad_gate, grad_up  [M, F]  f32 | bf16; the gradients overwritten; each may be its own input

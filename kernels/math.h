@@ -1,0 +1,113 @@
+// Elementary functions of the promised paths: our own polynomials with explicit fused multiply-add, so that every path
+// gives the same bits (numerics.md, Decided 9). Templates over Vec (vec16_*.h), also where they work on scalars: each
+// instruction set then has its own instantiation, and the linker can never give the plain path an AVX one.
+#pragma once
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+namespace nibble::kernels {
+
+// e^x, at most 1 ulp off for every float: gradual underflow, 0 from -104 down and for -inf, +inf above 88.72, NaN for
+// NaN. x = n ln2 + r with |r| <= ln2 / 2; e^r by a polynomial whose relative error is 3.1e-9 (least maximum, found by
+// iteratively reweighted least squares).
+template <typename Vec>
+Vec Exp(Vec x) {
+  const Vec lowest = Vec::Set1(-104.0f);  // e^-104 < 2^-150 rounds to 0; not computed, as underflow is slow
+  const Vec t = Vec::SelectLess(x, lowest, Vec::Zero(), x);
+  // The constants are second operands: a NaN gives a harmless n, and stays in r.
+  Vec n = Vec::Rne(t * Vec::Set1(0x1.715476p+0f));
+  n = Vec::Min(Vec::Max(n, Vec::Set1(-150.0f)), Vec::Set1(128.0f));
+  // ln2 in two floats; the product with the first is exact in the fused operation.
+  Vec r = Vec::Fma(n, Vec::Set1(-0x1.62e430p-1f), t);
+  r = Vec::Fma(n, Vec::Set1(0x1.05c610p-29f), r);
+  Vec p = Vec::Set1(0x1.6a2352p-10f);
+  p = Vec::Fma(p, r, Vec::Set1(0x1.123a6cp-7f));
+  p = Vec::Fma(p, r, Vec::Set1(0x1.5558f4p-5f));
+  p = Vec::Fma(p, r, Vec::Set1(0x1.555490p-3f));
+  p = Vec::Fma(p, r, Vec::Set1(0x1.fffffcp-2f));
+  p = Vec::Fma(p, r, Vec::Set1(1.0f));
+  p = Vec::Fma(p, r, Vec::Set1(1.0f));
+  // Two steps reach from 2^-150 to 2^128; only the second rounds.
+  const Vec half = Vec::Rne(n * Vec::Set1(0.5f));
+  const Vec y = Vec::Scale2(Vec::Scale2(p, half), n - half);
+  return Vec::SelectLess(x, lowest, Vec::Zero(), y);
+}
+
+// 1 / (1 + e^-x).
+template <typename Vec>
+Vec Sigmoid(Vec x) {
+  const Vec one = Vec::Set1(1.0f);
+  return one / (one + Exp(Vec::Zero() - x));
+}
+
+// Lane 0 of Exp: the same bits as the vector.
+template <typename Vec>
+float ExpScalar(float x) {
+  float lanes[Vec::kLanes];
+  Exp(Vec::Set1(x)).Store(lanes);
+  return lanes[0];
+}
+
+// ln x, computed in f64 and rounded once; -inf for 0, NaN below 0, +inf for +inf. x = m 2^k with m about 1 and
+// ln m = 2 atanh((m - 1) / (m + 1)) by its series.
+template <typename Vec>
+float LogScalar(float x) {
+  if (!(x > 0.0f)) return x == 0.0f ? -std::numeric_limits<float>::infinity() : std::numeric_limits<float>::quiet_NaN();
+  if (x > std::numeric_limits<float>::max()) return x;
+  const std::uint64_t bits = std::bit_cast<std::uint64_t>(static_cast<double>(x));  // every float is normal here
+  std::int64_t k = static_cast<std::int64_t>(bits >> 52) - 1023;
+  double m = std::bit_cast<double>((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++k;
+  }
+  const double s = (m - 1.0) / (m + 1.0);
+  const double z = s * s;
+  double p = 1.0 / 17.0;
+  p = std::fma(p, z, 1.0 / 15.0);
+  p = std::fma(p, z, 1.0 / 13.0);
+  p = std::fma(p, z, 1.0 / 11.0);
+  p = std::fma(p, z, 1.0 / 9.0);
+  p = std::fma(p, z, 1.0 / 7.0);
+  p = std::fma(p, z, 1.0 / 5.0);
+  p = std::fma(p, z, 1.0 / 3.0);
+  p = std::fma(p, z, 1.0);
+  return static_cast<float>(std::fma(static_cast<double>(k), 0x1.62e42fefa39efp-1, 2.0 * s * p));
+}
+
+// Sine and cosine in f64 of |x| < 2^20, to about 2 ulp of f64. x = n pi/2 + r; Taylor series, whose first left-out
+// term is below 1e-19 for |r| <= pi/4.
+inline void SinCos(double x, double* sin, double* cos) {
+  const double n = std::nearbyint(x * 0x1.45f306dc9c883p-1);
+  double r = std::fma(n, -0x1.921fb54442d18p+0, x);  // pi/2 in two doubles
+  r = std::fma(n, -0x1.1a62633145c07p-54, r);
+  const double z = r * r;
+  double s = 1.0 / 355687428096000.0;  // 17!
+  s = std::fma(s, z, -1.0 / 1307674368000.0);
+  s = std::fma(s, z, 1.0 / 6227020800.0);
+  s = std::fma(s, z, -1.0 / 39916800.0);
+  s = std::fma(s, z, 1.0 / 362880.0);
+  s = std::fma(s, z, -1.0 / 5040.0);
+  s = std::fma(s, z, 1.0 / 120.0);
+  s = std::fma(s, z, -1.0 / 6.0);
+  s = std::fma(s * z, r, r);
+  double c = -1.0 / 6402373705728000.0;  // 18!
+  c = std::fma(c, z, 1.0 / 20922789888000.0);
+  c = std::fma(c, z, -1.0 / 87178291200.0);
+  c = std::fma(c, z, 1.0 / 479001600.0);
+  c = std::fma(c, z, -1.0 / 3628800.0);
+  c = std::fma(c, z, 1.0 / 40320.0);
+  c = std::fma(c, z, -1.0 / 720.0);
+  c = std::fma(c, z, 1.0 / 24.0);
+  c = std::fma(c, z, -0.5);
+  c = std::fma(c, z, 1.0);
+  const std::int64_t quadrant = static_cast<std::int64_t>(n) & 3;
+  const double first = quadrant % 2 == 0 ? s : c;
+  const double second = quadrant % 2 == 0 ? c : s;
+  *sin = quadrant >= 2 ? -first : first;
+  *cos = quadrant == 1 || quadrant == 2 ? -second : second;
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,28 @@
+#include "kernels/ops/attention.h"
+
+#include <cmath>
+
+#include "kernels/formats/kv_check.h"
+#include "kernels/ops/attention_table.h"
+
+namespace nibble::kernels {
+
+absl::Status Attention(const AttentionArgs& args, const Stream& stream) {
+  constexpr const char* kOp = "attention";
+  static constexpr auto kFloats = {DType::kF32, DType::kBF16};
+  NIBBLE_KERNEL_CHECK(CheckKvCache(kOp, args.cache, args.layer));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.num_heads > 0 && args.num_heads % args.cache.num_kv_heads == 0, kOp,
+                                "num_heads above 0, a multiple of the cache's KV heads"));
+  NIBBLE_KERNEL_CHECK(CheckThat(std::isfinite(args.scale), kOp, "a finite scale"));
+  const std::int64_t cols = args.num_heads * args.cache.head_dim;
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "q", args.q, args.rows.num_rows, cols, kFloats));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "out", args.out, args.rows.num_rows, cols, kFloats));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.rows.num_rows == 0 || args.out.data != args.q.data, kOp,
+                                "out that is not q: another tile may still read it"));
+  if (stream.device == DeviceKind::kCpu) {
+    NIBBLE_KERNEL_CHECK(CheckKvRows(kOp, args.cache, args.rows, /*all_pages=*/true));
+  }
+  return Launch(kAttentionTable, args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,31 @@
+// Arguments and path type of sample.h, free of absl so that nvcc can read them.
+#pragma once
+#include <cstdint>
+
+#include "kernels/launch_result.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+// Temperature 0 is greedy (ties to the lower id). Filters apply in the order top_k, top_p, min_p, as in transformers:
+// top_k 0, top_p 1 and min_p 0 are off. `counter` is the index of the token within its request, so the same seed gives the
+// same tokens whatever else is in the batch (Philox4x32-10 of seed and counter).
+struct SampleParams {
+  float temperature = 0;
+  std::int32_t top_k = 0;
+  float top_p = 1;
+  float min_p = 0;
+  std::uint64_t seed = 0;
+  std::uint64_t counter = 0;
+};
+
+struct SampleArgs {
+  ConstMatrix logits;
+  const SampleParams* params = nullptr;
+  std::int32_t* token = nullptr;
+};
+
+using SampleKernel = LaunchResult(const SampleArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels
