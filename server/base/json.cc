@@ -118,6 +118,10 @@ absl::StatusOr<bool> ReadBool(const Json& o, std::string_view k, std::string_vie
 }  // namespace
 
 absl::StatusOr<Json> ParseJson(std::string_view text, int max_depth) {
+  // nlohmann takes a NUL for the end of its input and would not see what follows.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    return absl::InvalidArgumentError(StrCat("malformed JSON at byte ", nul));
+  }
   Builder builder(max_depth);
   if (!Json::sax_parse(text.begin(), text.end(), &builder)) {
     return absl::InvalidArgumentError(builder.error.empty() ? "malformed JSON" : builder.error);

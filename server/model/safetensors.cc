@@ -257,6 +257,10 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> fi
     return Corrupt(where, StrCat("a header of ", length, " bytes in a file of ", file.size(), ": the file is truncated"));
   }
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
+  // nlohmann takes a NUL for the end of its input and would not see what follows.
+  if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+    return Corrupt(where, StrCat("header: malformed JSON at byte ", nul));
+  }
   HeaderReader reader;
   if (!base::Json::sax_parse(text.begin(), text.end(), &reader) || reader.HasDuplicateName()) {
     const std::string what = StrCat("header: ", reader.error.empty() ? "malformed" : reader.error);
