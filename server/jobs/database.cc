@@ -1,0 +1,377 @@
+#include "server/jobs/database.h"
+
+#include <soci/soci.h>
+
+#include <exception>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/database_rows.h"
+#include "server/jobs/database_session.h"
+#include "server/jobs/journal.h"
+
+namespace nibble::jobs {
+
+using base::Json;
+using base::StrCat;
+using soci::into;
+using soci::use;
+
+namespace {
+
+absl::Status NoJob(const std::string& id) {
+  return base::WithReason(absl::NotFoundError(StrCat("there is no job \"", id, "\"")), "JOB", {{"name", id}});
+}
+
+class SqliteDatabase : public Database {
+ public:
+  absl::Status Connect(const std::string& path) {
+    return Catch([&] { return OpenSession(session_, path); });
+  }
+
+  absl::StatusOr<Inserted> Insert(const JobRecord& job, const std::string& request_id, const std::string& body_digest,
+                                  const NewEvent& first_event) override {
+    Inserted result;
+    NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
+      NIBBLE_ASSIGN_OR_RETURN(const std::optional<JobRecord> known, Remembered(request_id, body_digest));
+      if (known.has_value()) {
+        result.job = *known;
+        return absl::OkStatus();
+      }
+      JobRow row = ToRow(job);
+      session_ << "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, "
+                  "last_sequence, created_us, started_us, ended_us) VALUES (:id, :state, 0, 0, :spec, '', '{}', '', 0, 0, "
+                  ":created, 0, 0)",
+          use(row.id), use(row.state), use(row.spec), use(row.created_us);
+      if (!request_id.empty()) {
+        session_ << "INSERT INTO idempotency (request_id, body_digest, job_id, created_us) VALUES (:r, :b, :j, :c)",
+            use(request_id), use(body_digest), use(row.id), use(row.created_us);
+      }
+      NIBBLE_RETURN_IF_ERROR(AppendEvents(job.id, {first_event}, nullptr));
+      NIBBLE_ASSIGN_OR_RETURN(result.job, Find(job.id));
+      result.created = true;
+      return absl::OkStatus();
+    }));
+    return result;
+  }
+
+  absl::StatusOr<std::optional<JobRecord>> FindRequest(const std::string& request_id,
+                                                       const std::string& body_digest) override {
+    std::optional<JobRecord> job;
+    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
+      NIBBLE_ASSIGN_OR_RETURN(job, Remembered(request_id, body_digest));
+      return absl::OkStatus();
+    }));
+    return job;
+  }
+
+  absl::Status ForgetRequests(absl::Time before) override {
+    return Write([&] {
+      const long long us = absl::ToUnixMicros(before);
+      session_ << "DELETE FROM idempotency WHERE created_us < :t", use(us);
+      return absl::OkStatus();
+    });
+  }
+
+  absl::StatusOr<JobRecord> Get(const std::string& id) override {
+    JobRecord job;
+    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
+      NIBBLE_ASSIGN_OR_RETURN(job, Find(id));
+      return absl::OkStatus();
+    }));
+    return job;
+  }
+
+  absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before,
+                                              std::int64_t limit) override {
+    std::string where = "WHERE (:before = 0 OR number < :before2)";
+    if (!states.empty()) {
+      std::string names;  // Our own constants, never a caller's text.
+      for (const JobState state : states) names = StrCat(names, names.empty() ? "" : ", ", "'", Name(state), "'");
+      where = StrCat(where, " AND state IN (", names, ")");
+    }
+    return Select(StrCat(where, " ORDER BY number DESC LIMIT :limit"), before, limit);
+  }
+
+  absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override {
+    return Select(
+        "WHERE (:before = 0 OR number < :before2) AND state = 'SUCCEEDED' AND published = 0 ORDER BY number LIMIT :limit",
+        0, 1000);
+  }
+
+  absl::StatusOr<std::int64_t> Count(JobState state) override {
+    long long count = 0;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      const std::string name = Name(state);
+      session_ << "SELECT COUNT(*) FROM jobs WHERE state = :s", use(name), into(count);
+      return absl::OkStatus();
+    }));
+    return count;
+  }
+
+  absl::Status Delete(const std::string& id) override {
+    return Write([&]() -> absl::Status {
+      NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, Find(id));
+      if (!IsFinal(job.state) || (job.state == JobState::kSucceeded && !job.published)) {
+        return base::WithReason(
+            absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " cannot be deleted: cancel it first")),
+            "ILLEGAL_STATE", {{"state", Name(job.state)}});
+      }
+      for (const char* table : {"events", "attempts", "idempotency"}) {
+        session_ << StrCat("DELETE FROM ", table, " WHERE job_id = :id"), use(id);
+      }
+      session_ << "DELETE FROM jobs WHERE id = :id", use(id);
+      return absl::OkStatus();
+    });
+  }
+
+  absl::StatusOr<bool> Apply(const Transition& t) override {
+    if (!IsEdge(t.from, t.to)) {
+      return absl::InternalError(StrCat("no edge from ", Name(t.from), " to ", Name(t.to), " (job ", t.job_id, ")"));
+    }
+    bool changed = false;
+    NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
+      const std::string from = Name(t.from), to = Name(t.to);
+      const long long attempt = t.attempt, next = t.attempt + (t.new_attempt ? 1 : 0);
+      soci::statement update =
+          (session_.prepare << "UPDATE jobs SET state = :to, attempt = :next WHERE id = :id AND state = :from AND attempt = :a",
+           use(to), use(next), use(t.job_id), use(from), use(attempt));
+      update.execute(true);
+      changed = update.get_affected_rows() == 1;
+      if (!changed) return absl::OkStatus();
+      return ApplyRest(t, attempt, next);
+    }));
+    return changed;
+  }
+
+  absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process) override {
+    return Write([&] {
+      const long long pid = process.pid, ticks = process.start_ticks, number = attempt;
+      session_ << "UPDATE attempts SET pid = :p, start_ticks = :t WHERE job_id = :id AND attempt = :a", use(pid),
+          use(ticks), use(id), use(number);
+      return absl::OkStatus();
+    });
+  }
+
+  absl::Status MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
+    return Write([&]() -> absl::Status {
+      soci::statement update =
+          (session_.prepare << "UPDATE jobs SET published = 1 WHERE id = :id AND state = 'SUCCEEDED' AND published = 0",
+           use(id));
+      update.execute(true);
+      if (update.get_affected_rows() != 1) return absl::OkStatus();  // Said before: its events are there.
+      return AppendEvents(id, events, nullptr);
+    });
+  }
+
+  absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) override {
+    AttemptRecord record;
+    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
+      long long number = attempt, pid = 0, ticks = 0;
+      session_ << "SELECT token, state, pid, start_ticks FROM attempts WHERE job_id = :id AND attempt = :a", use(id),
+          use(number), into(record.token), into(record.state), into(pid), into(ticks);
+      if (!session_.got_data()) return absl::NotFoundError(StrCat("job ", id, " has no attempt ", attempt));
+      record.attempt = attempt;
+      if (pid != 0) record.process = ProcessId{pid, ticks};
+      return absl::OkStatus();
+    }));
+    return record;
+  }
+
+  absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
+                                            const Json* progress) override {
+    std::vector<Event> appended;
+    NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
+      NIBBLE_RETURN_IF_ERROR(AppendEvents(id, events, &appended));
+      if (progress != nullptr) SetText(id, "progress", base::Dump(*progress));
+      return absl::OkStatus();
+    }));
+    return appended;
+  }
+
+  absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) override {
+    std::vector<Event> events;
+    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
+      const long long from = after, most = limit;
+      long long sequence = 0, attempt = 0, time_us = 0;
+      std::string type, body;
+      soci::statement select =
+          (session_.prepare << "SELECT sequence, attempt, type, time_us, body FROM events WHERE job_id = :id AND "
+                               "sequence > :after ORDER BY sequence LIMIT :limit",
+           use(id), use(from), use(most), into(sequence), into(attempt), into(type), into(time_us), into(body));
+      select.execute();
+      while (select.fetch()) {
+        NIBBLE_ASSIGN_OR_RETURN(Json json, base::ParseJson(body));
+        events.push_back({sequence, attempt, type, absl::FromUnixMicros(time_us), std::move(json)});
+      }
+      return absl::OkStatus();
+    }));
+    return events;
+  }
+
+  absl::StatusOr<std::int64_t> LastAttemptSequence(const std::string& id, std::int64_t attempt) override {
+    long long last = 0;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      last = LastOf(id, attempt);
+      return absl::OkStatus();
+    }));
+    return last;
+  }
+
+ private:
+  template <typename F>
+  absl::Status Catch(F f) {
+    try {
+      return f();
+    } catch (const std::exception& error) {
+      return FromSoci(error);
+    }
+  }
+  template <typename F>
+  absl::Status Read(F f) {
+    std::lock_guard lock(mutex_);
+    return Catch(f);
+  }
+  // One transaction: all of it or nothing, whether f fails or throws.
+  template <typename F>
+  absl::Status Write(F f) {
+    std::lock_guard lock(mutex_);
+    return Catch([&]() -> absl::Status {
+      soci::transaction transaction(session_);
+      NIBBLE_RETURN_IF_ERROR(f());
+      transaction.commit();
+      return absl::OkStatus();
+    });
+  }
+
+  // The functions below run inside Read or Write and may throw.
+  absl::StatusOr<JobRecord> Find(const std::string& id) {
+    JobRow row;
+    session_ << StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id = :id"), use(id), into(row.number), into(row.id),
+        into(row.state), into(row.attempt), into(row.retries), into(row.spec), into(row.error), into(row.progress),
+        into(row.output_digest), into(row.published), into(row.last_sequence), into(row.created_us), into(row.started_us),
+        into(row.ended_us);
+    if (!session_.got_data()) return NoJob(id);
+    return FromRow(row);
+  }
+
+  absl::StatusOr<std::optional<JobRecord>> Remembered(const std::string& request_id, const std::string& body_digest) {
+    if (request_id.empty()) return std::optional<JobRecord>();
+    std::string digest, id;
+    session_ << "SELECT body_digest, job_id FROM idempotency WHERE request_id = :r", use(request_id), into(digest), into(id);
+    if (!session_.got_data()) return std::optional<JobRecord>();
+    if (digest != body_digest) {
+      return base::WithReason(
+          absl::AlreadyExistsError(StrCat("request_id ", request_id, " was used for another request (", id, ")")),
+          "IDEMPOTENCY_CONFLICT", {{"job", id}});
+    }
+    NIBBLE_ASSIGN_OR_RETURN(JobRecord job, Find(id));
+    return std::optional<JobRecord>(std::move(job));
+  }
+
+  absl::StatusOr<std::vector<JobRecord>> Select(const std::string& where, std::int64_t before, std::int64_t limit) {
+    std::vector<JobRecord> jobs;
+    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
+      const long long number = before, most = limit;
+      JobRow row;
+      soci::statement select =
+          (session_.prepare << StrCat("SELECT ", kJobColumns, " FROM jobs ", where), use(number), use(number), use(most),
+           into(row.number), into(row.id), into(row.state), into(row.attempt), into(row.retries), into(row.spec),
+           into(row.error), into(row.progress), into(row.output_digest), into(row.published), into(row.last_sequence),
+           into(row.created_us), into(row.started_us), into(row.ended_us));
+      select.execute();
+      while (select.fetch()) {
+        NIBBLE_ASSIGN_OR_RETURN(JobRecord job, FromRow(row));
+        jobs.push_back(std::move(job));
+      }
+      return absl::OkStatus();
+    }));
+    return jobs;
+  }
+
+  void SetText(const std::string& id, const char* column, const std::string& value) {
+    session_ << StrCat("UPDATE jobs SET ", column, " = :v WHERE id = :id"), use(value), use(id);
+  }
+  void SetNumber(const std::string& id, const char* column, long long value) {
+    session_ << StrCat("UPDATE jobs SET ", column, " = :v WHERE id = :id"), use(value), use(id);
+  }
+
+  absl::Status ApplyRest(const Transition& t, long long attempt, long long next) {
+    if (t.new_attempt) {
+      session_ << "INSERT INTO attempts (job_id, attempt, token, state, pid, start_ticks) VALUES (:id, :a, :t, 'RUNNING', 0, 0)",
+          use(t.job_id), use(next), use(t.new_attempt_token);
+    }
+    if (t.attempt_state.has_value()) {
+      session_ << "UPDATE attempts SET state = :s WHERE job_id = :id AND attempt = :a", use(*t.attempt_state),
+          use(t.job_id), use(attempt);
+    }
+    if (t.retries.has_value()) SetNumber(t.job_id, "retries", *t.retries);
+    if (t.error.has_value()) SetText(t.job_id, "error", base::Dump(ToJson(*t.error)));
+    if (t.progress.has_value()) SetText(t.job_id, "progress", base::Dump(*t.progress));
+    if (t.publish_digest.has_value()) SetText(t.job_id, "output_digest", *t.publish_digest);
+    if (t.started.has_value()) SetNumber(t.job_id, "started_us", absl::ToUnixMicros(*t.started));
+    if (t.ended.has_value()) SetNumber(t.job_id, "ended_us", absl::ToUnixMicros(*t.ended));
+    return AppendEvents(t.job_id, t.events, nullptr);
+  }
+
+  long long LastOf(const std::string& id, long long attempt) {
+    long long last = 0;
+    session_ << "SELECT COALESCE(MAX(attempt_sequence), 0) FROM events WHERE job_id = :id AND attempt = :a", use(id),
+        use(attempt), into(last);
+    return last;
+  }
+
+  absl::Status AppendEvents(const std::string& id, const std::vector<NewEvent>& events, std::vector<Event>* appended) {
+    if (events.empty()) return absl::OkStatus();
+    long long sequence = 0;
+    session_ << "SELECT last_sequence FROM jobs WHERE id = :id", use(id), into(sequence);
+    if (!session_.got_data()) return NoJob(id);
+    std::map<long long, long long> last_of;  // by attempt
+    for (const NewEvent& event : events) {
+      const long long attempt = event.attempt;
+      if (event.attempt_sequence.has_value()) {
+        const auto [it, asked] = last_of.emplace(attempt, 0);
+        if (asked) it->second = LastOf(id, attempt);
+        if (*event.attempt_sequence <= it->second) continue;
+        it->second = *event.attempt_sequence;
+      }
+      ++sequence;
+      Event full{sequence, event.attempt, event.type, event.time, Json::object()};
+      full.body["sequence"] = sequence;
+      full.body["time"] = FormatEventTime(event.time);
+      full.body["type"] = event.type;
+      full.body["attempt"] = event.attempt;
+      for (const auto& item : event.fields.items()) {
+        if (!full.body.contains(item.key())) full.body[item.key()] = item.value();
+      }
+      const std::string body = base::Dump(full.body);
+      const long long time_us = absl::ToUnixMicros(event.time);
+      const long long attempt_sequence = event.attempt_sequence.value_or(0);
+      soci::indicator given = event.attempt_sequence.has_value() ? soci::i_ok : soci::i_null;
+      session_ << "INSERT INTO events (job_id, sequence, attempt, attempt_sequence, type, time_us, body) "
+                  "VALUES (:id, :s, :a, :q, :type, :t, :b)",
+          use(id), use(sequence), use(attempt), use(attempt_sequence, given), use(event.type), use(time_us), use(body);
+      if (appended != nullptr) appended->push_back(std::move(full));
+    }
+    SetNumber(id, "last_sequence", sequence);
+    return absl::OkStatus();
+  }
+
+  std::mutex mutex_;
+  soci::session session_;  // by mutex_
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path) {
+  auto database = std::make_unique<SqliteDatabase>();
+  NIBBLE_RETURN_IF_ERROR(database->Connect(path));
+  return std::unique_ptr<Database>(std::move(database));
+}
+
+}  // namespace nibble::jobs

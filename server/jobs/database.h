@@ -1,0 +1,88 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/base/json.h"
+#include "server/jobs/job_state.h"
+#include "server/jobs/records.h"
+#include "server/jobs/runner.h"
+
+namespace nibble::jobs {
+
+// An event to append. The database gives it its job-level sequence.
+struct NewEvent {
+  std::int64_t attempt = 0;
+  std::optional<std::int64_t> attempt_sequence;  // of a journal line; nothing for the server's own
+  absl::Time time;
+  std::string type;
+  base::Json fields;  // without sequence, time, type, attempt
+};
+
+// A fenced change of one job: made only if the job is still in `from` and at `attempt`, all of it or nothing.
+struct Transition {
+  std::string job_id;
+  JobState from = JobState::kQueued;
+  JobState to = JobState::kQueued;
+  std::int64_t attempt = 0;
+  bool new_attempt = false;                     // attempt + 1, with its row
+  std::string new_attempt_token;
+  std::optional<std::int64_t> retries;
+  std::optional<JobError> error;
+  std::optional<base::Json> progress;
+  std::optional<std::string> publish_digest;    // marks the output for publishing
+  std::optional<std::string> attempt_state;     // of the attempt's own row ("LOST", ...)
+  std::optional<absl::Time> started, ended;
+  std::vector<NewEvent> events;
+};
+
+// Jobs, attempts, events and request ids in one SQLite file: WAL, synchronous=FULL, one connection (ops.md 0.2). What returned
+// Ok survives a power cut. Every SQL error is a Status: Unavailable (locked), ResourceExhausted (DISK_FULL), DataLoss
+// (damaged), Internal. Thread-safe; calls wait for each other and for the disk.
+class Database {
+ public:
+  static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
+  virtual ~Database() = default;
+
+  // A new job in QUEUED with its first event, or the one that this request_id made before: `created` tells. With another
+  // body_digest: AlreadyExists (IDEMPOTENCY_CONFLICT). request_id "" is not remembered.
+  struct Inserted {
+    JobRecord job;
+    bool created = false;
+  };
+  virtual absl::StatusOr<Inserted> Insert(const JobRecord& job, const std::string& request_id,
+                                          const std::string& body_digest, const NewEvent& first_event) = 0;
+  // The job that a request_id made (body_digest is compared as above); nothing when the id is new.
+  virtual absl::StatusOr<std::optional<JobRecord>> FindRequest(const std::string& request_id,
+                                                               const std::string& body_digest) = 0;
+  virtual absl::Status ForgetRequests(absl::Time before) = 0;
+
+  virtual absl::StatusOr<JobRecord> Get(const std::string& id) = 0;  // NotFound (JOB)
+  // Newest first; `before` is a JobRecord::number for paging, 0 from the start.
+  virtual absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before,
+                                                      std::int64_t limit) = 0;
+  // Those whose output is recorded but not published.
+  virtual absl::StatusOr<std::vector<JobRecord>> ListUnpublished() = 0;
+  virtual absl::StatusOr<std::int64_t> Count(JobState state) = 0;
+  virtual absl::Status Delete(const std::string& id) = 0;  // a final job, with all its rows
+
+  // False when the job was not there any more: the writer is fenced off. The edge itself must exist (Internal otherwise).
+  virtual absl::StatusOr<bool> Apply(const Transition& transition) = 0;
+  virtual absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process) = 0;
+  virtual absl::Status MarkPublished(const std::string& id, const std::vector<NewEvent>& events) = 0;
+  virtual absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) = 0;
+
+  // Appends events and the progress they lead to. A journal line that is there already is skipped. Returns those appended.
+  virtual absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
+                                                    const base::Json* progress) = 0;
+  // With sequence > after, in order, at most `limit`.
+  virtual absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) = 0;
+  virtual absl::StatusOr<std::int64_t> LastAttemptSequence(const std::string& id, std::int64_t attempt) = 0;
+};
+
+}  // namespace nibble::jobs

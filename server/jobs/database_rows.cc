@@ -1,0 +1,62 @@
+#include "server/jobs/database_rows.h"
+
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::jobs {
+
+namespace {
+
+absl::StatusOr<JobRecord> Parse(const JobRow& row) {
+  JobRecord job;
+  job.id = row.id;
+  job.number = row.number;
+  NIBBLE_ASSIGN_OR_RETURN(job.state, ParseJobState(row.state));
+  job.attempt = row.attempt;
+  job.retries = row.retries;
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json spec, base::ParseJson(row.spec));
+  NIBBLE_ASSIGN_OR_RETURN(job.spec, ParseJobSpec(spec));
+  if (!row.error.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(row.error));
+    JobError error;
+    NIBBLE_ASSIGN_OR_RETURN(error.code, base::GetString(json, "code", "error"));
+    NIBBLE_ASSIGN_OR_RETURN(error.reason, base::GetString(json, "reason", "error"));
+    NIBBLE_ASSIGN_OR_RETURN(error.message, base::GetString(json, "message", "error"));
+    job.error = error;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(job.progress, base::ParseJson(row.progress));
+  job.output_digest = row.output_digest;
+  job.published = row.published != 0;
+  job.last_sequence = row.last_sequence;
+  job.created = absl::FromUnixMicros(row.created_us);
+  if (row.started_us != 0) job.started = absl::FromUnixMicros(row.started_us);
+  if (row.ended_us != 0) job.ended = absl::FromUnixMicros(row.ended_us);
+  return job;
+}
+
+}  // namespace
+
+base::Json ToJson(const JobError& error) {
+  base::Json json = base::Json::object();
+  json["code"] = error.code;
+  json["reason"] = error.reason;
+  json["message"] = error.message;
+  return json;
+}
+
+JobRow ToRow(const JobRecord& job) {
+  JobRow row;
+  row.id = job.id;
+  row.state = Name(job.state);
+  row.spec = base::Dump(ToJson(job.spec));
+  row.created_us = absl::ToUnixMicros(job.created);
+  return row;
+}
+
+absl::StatusOr<JobRecord> FromRow(const JobRow& row) {
+  auto job = Parse(row);
+  if (!job.ok()) return absl::DataLossError(base::StrCat("database: the row of job ", row.id, ": ", job.status().message()));
+  return job;
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,28 @@
+// The row of table jobs as SQL types, and back. For database.cc.
+#pragma once
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/base/json.h"
+#include "server/jobs/records.h"
+
+namespace nibble::jobs {
+
+inline constexpr char kJobColumns[] =
+    "number, id, state, attempt, retries, spec, error, progress, output_digest, published, last_sequence, created_us, "
+    "started_us, ended_us";
+
+struct JobRow {
+  long long number = 0;
+  std::string id, state;
+  long long attempt = 0, retries = 0;
+  std::string spec, error, progress, output_digest;
+  long long published = 0, last_sequence = 0, created_us = 0, started_us = 0, ended_us = 0;
+};
+
+JobRow ToRow(const JobRecord& job);
+absl::StatusOr<JobRecord> FromRow(const JobRow& row);  // DataLoss: a row that nobody of ours wrote
+
+base::Json ToJson(const JobError& error);
+
+}  // namespace nibble::jobs

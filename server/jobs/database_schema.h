@@ -1,0 +1,56 @@
+// The schema of nibble.db, one step a version. A step never changes once it has landed: add the next one.
+#pragma once
+#include <string_view>
+#include <vector>
+
+namespace nibble::jobs {
+
+// migrations[v] takes version v to v + 1. Times are microseconds since 1970, 0 for "not yet".
+inline const std::vector<std::vector<std::string_view>>& Migrations() {
+  static const std::vector<std::vector<std::string_view>> migrations = {
+      {
+          R"(CREATE TABLE jobs (
+               number INTEGER PRIMARY KEY AUTOINCREMENT,
+               id TEXT NOT NULL UNIQUE,
+               state TEXT NOT NULL,
+               attempt INTEGER NOT NULL,
+               retries INTEGER NOT NULL,
+               spec TEXT NOT NULL,
+               error TEXT NOT NULL,
+               progress TEXT NOT NULL,
+               output_digest TEXT NOT NULL,
+               published INTEGER NOT NULL,
+               last_sequence INTEGER NOT NULL,
+               created_us INTEGER NOT NULL,
+               started_us INTEGER NOT NULL,
+               ended_us INTEGER NOT NULL))",
+          "CREATE INDEX jobs_by_state ON jobs (state, number)",
+          R"(CREATE TABLE attempts (
+               job_id TEXT NOT NULL,
+               attempt INTEGER NOT NULL,
+               token TEXT NOT NULL,
+               state TEXT NOT NULL,
+               pid INTEGER NOT NULL,
+               start_ticks INTEGER NOT NULL,
+               PRIMARY KEY (job_id, attempt)))",
+          R"(CREATE TABLE events (
+               job_id TEXT NOT NULL,
+               sequence INTEGER NOT NULL,
+               attempt INTEGER NOT NULL,
+               attempt_sequence INTEGER,
+               type TEXT NOT NULL,
+               time_us INTEGER NOT NULL,
+               body TEXT NOT NULL,
+               PRIMARY KEY (job_id, sequence),
+               UNIQUE (job_id, attempt, attempt_sequence)))",
+          R"(CREATE TABLE idempotency (
+               request_id TEXT NOT NULL PRIMARY KEY,
+               body_digest TEXT NOT NULL,
+               job_id TEXT NOT NULL,
+               created_us INTEGER NOT NULL))",
+      },
+  };
+  return migrations;
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,70 @@
+#include "server/jobs/database_session.h"
+
+#include <soci/sqlite3/soci-sqlite3.h>
+
+#include <string_view>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/database_schema.h"
+
+namespace nibble::jobs {
+
+using base::StrCat;
+using soci::into;
+using soci::use;
+
+namespace {
+
+absl::Status Migrate(soci::session& session) {
+  const long long wanted = static_cast<long long>(Migrations().size());
+  session << "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)";
+  long long version = 0, rows = 0;
+  session << "SELECT COUNT(*), COALESCE(MAX(version), 0) FROM schema_version", into(rows), into(version);
+  if (version > wanted) {
+    return absl::FailedPreconditionError(StrCat("database: its schema has version ", version, ", this nibbled knows ",
+                                                wanted, ": it was written by a newer one"));
+  }
+  for (; version < wanted; ++version) {
+    soci::transaction transaction(session);
+    for (const std::string_view sql : Migrations()[static_cast<std::size_t>(version)]) session << std::string(sql);
+    const long long reached = version + 1;
+    session << "DELETE FROM schema_version";
+    session << "INSERT INTO schema_version (version) VALUES (:v)", use(reached);
+    transaction.commit();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FromSoci(const std::exception& error) {
+  const std::string text = StrCat("database: ", error.what());
+  int code = SQLITE_ERROR;
+  if (const auto* sqlite = dynamic_cast<const soci::sqlite3_soci_error*>(&error)) code = sqlite->result() & 0xff;
+  switch (code) {
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+      return absl::UnavailableError(text);
+    case SQLITE_FULL:
+      return base::WithReason(absl::ResourceExhaustedError(text), "DISK_FULL");
+    case SQLITE_CORRUPT:
+    case SQLITE_NOTADB:
+      return absl::DataLossError(text);
+    default:
+      return absl::InternalError(text);
+  }
+}
+
+absl::Status OpenSession(soci::session& session, const std::string& path) {
+  if (path.find('"') != std::string::npos) return absl::InvalidArgumentError("a state directory's path may not hold '\"'");
+  session.open(soci::sqlite3, StrCat("db=\"", path, "\" timeout=5"));
+  std::string mode;
+  session << "PRAGMA journal_mode=WAL", into(mode);
+  if (mode != "wal") return absl::InternalError(StrCat("database: ", path, " cannot use WAL, got ", mode));
+  session << "PRAGMA synchronous=FULL";
+  return Migrate(session);
+}
+
+}  // namespace nibble::jobs

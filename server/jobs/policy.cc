@@ -1,0 +1,31 @@
+#include "server/jobs/policy.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace nibble::jobs {
+
+std::vector<QueuedJob> Order(std::vector<QueuedJob> queue) {
+  std::sort(queue.begin(), queue.end(), [](const QueuedJob& a, const QueuedJob& b) {
+    return std::make_tuple(-a.priority, a.submitted) < std::make_tuple(-b.priority, b.submitted);
+  });
+  return queue;
+}
+
+std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, int num_running, const QueueLimits& limits,
+                                  absl::Duration now) {
+  std::vector<std::string> picked;
+  for (const QueuedJob& job : Order(queue)) {
+    if (num_running + static_cast<int>(picked.size()) >= limits.max_running) break;
+    if (job.not_before <= now) picked.push_back(job.id);
+  }
+  return picked;
+}
+
+absl::Duration Backoff(std::int64_t retry, const RetryOptions& options) {
+  absl::Duration wait = options.first;
+  for (std::int64_t i = 1; i < retry && wait < options.cap; ++i) wait *= 2;
+  return std::min(wait, options.cap) * options.scale;
+}
+
+}  // namespace nibble::jobs

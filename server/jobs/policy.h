@@ -1,0 +1,39 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace nibble::jobs {
+
+// Which queued job starts next. Pure: the same input, the same answer.
+struct QueuedJob {
+  std::string id;
+  std::int64_t priority = 0;    // higher first
+  std::int64_t submitted = 0;   // order of submission: lower first among equals; a retried job keeps its own
+  absl::Duration not_before;    // monotonic: waits out its backoff
+};
+
+struct QueueLimits {
+  int max_running = 1;
+};
+
+// The queue in the order in which it will be served (backoff not looked at): its index is the queue position.
+std::vector<QueuedJob> Order(std::vector<QueuedJob> queue);
+
+// Ids to start now, at most as many as there is room for. A job that waits out its backoff does not hold up those behind it.
+std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, int num_running, const QueueLimits& limits,
+                                  absl::Duration now);
+
+struct RetryOptions {
+  int max_retries = 5;  // counted exits after which the job fails
+  absl::Duration first = absl::Seconds(10);
+  absl::Duration cap = absl::Seconds(360);
+  double scale = 1.0;  // tests make time short
+};
+
+// 10 s, 20 s, 40 s ... 360 s before retry 1, 2, 3 ... (ops.md, R2).
+absl::Duration Backoff(std::int64_t retry, const RetryOptions& options);
+
+}  // namespace nibble::jobs

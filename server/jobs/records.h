@@ -1,0 +1,56 @@
+// What the database keeps and the API shows.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/time/time.h"
+#include "server/base/json.h"
+#include "server/jobs/job_spec.h"
+#include "server/jobs/job_state.h"
+#include "server/jobs/runner.h"
+
+namespace nibble::jobs {
+
+struct JobError {
+  std::string code;    // canonical name, "INVALID_ARGUMENT"
+  std::string reason;  // api.md 4e
+  std::string message;
+};
+
+struct JobRecord {
+  std::string id;
+  std::int64_t number = 0;  // order of submission
+  JobState state = JobState::kQueued;
+  std::int64_t attempt = 0;  // 0 before the first start
+  std::int64_t retries = 0;  // exits that counted
+  JobSpec spec;              // resolved
+  std::optional<JobError> error;
+  // "step", "max_steps", "tokens", "tokens_per_s", "loss", "lr", "grad_norm", "eval_loss", "eval_loss_int8",
+  // "peak_memory_bytes", "kernel_launches_per_step", "epoch", "percent", ...: numbers only, absent until known; the
+  // controller adds "queue_position" to what is queued.
+  base::Json progress = base::Json::object();
+  std::string output_digest;  // manifest digest of the output; "" until the job succeeded
+  bool published = false;     // the output is a model now
+  std::int64_t last_sequence = 0;
+  absl::Time created;
+  std::optional<absl::Time> started;  // first start
+  std::optional<absl::Time> ended;
+};
+
+struct AttemptRecord {
+  std::int64_t attempt = 0;
+  std::string token;
+  std::string state;  // "RUNNING", then SUCCEEDED | FAILED | LOST | CANCELLED | PAUSED | PREEMPTED
+  std::optional<ProcessId> process;
+};
+
+struct Event {
+  std::int64_t sequence = 0;  // of the job: 1, 2, 3 ... without a gap
+  std::int64_t attempt = 0;
+  std::string type;
+  absl::Time time;
+  base::Json body;  // {"sequence", "time", "type", "attempt", fields...}: what `jobs watch --json` prints
+};
+
+}  // namespace nibble::jobs
