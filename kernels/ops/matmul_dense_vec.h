@@ -14,28 +14,38 @@ inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64
   const W* w = static_cast<const W*>(args.w.panels) + panel * cols * 16;
   const X* x = args.x.Row<X>(row);
   Vec acc[Rows][Panels];
+#pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) acc[r][p] = Vec::Zero();
   }
   for (std::int64_t k = 0; k < cols; ++k) {
     Vec panels[Panels];
+#pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) panels[p] = Vec::Load(w + (p * cols + k) * 16);
+#pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
       const Vec a = Vec::Set1(ToFloat(x[r * args.x.stride + k]));
+#pragma GCC unroll 4
       for (int p = 0; p < Panels; ++p) acc[r][p] = Vec::Fma(a, panels[p], acc[r][p]);
     }
   }
-  for (int p = 0; p < Panels; ++p) {
-    const std::int64_t n = (panel + p) * 16;
+  // By way of memory: an array that a loop of the epilogue indexes would live there during the products too.
+  alignas(64) float sums[Rows * Panels][16];
+#pragma GCC unroll 8
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 4
+    for (int p = 0; p < Panels; ++p) acc[r][p].Store(sums[r * Panels + p]);
+  }
+  for (int i = 0; i < Rows * Panels; ++i) {
+    const std::int64_t n = (panel + i % Panels) * 16;
     const int lanes = static_cast<int>(std::min<std::int64_t>(16, args.w.rows - n));
-    const Vec bias = args.bias == nullptr ? Vec::Zero() : Vec::LoadPartial(args.bias + n, lanes);
-    for (int r = 0; r < Rows; ++r) {
-      const Vec y = args.bias == nullptr ? acc[r][p] : acc[r][p] + bias;
-      if (args.y.dtype == DType::kF32) {
-        y.StorePartial(args.y.Row<float>(row + r) + n, lanes);
-      } else {
-        y.StorePartial(args.y.Row<BF16>(row + r) + n, lanes);
-      }
+    Vec y = Vec::Load(sums[i]);
+    if (args.bias != nullptr) y = y + Vec::LoadPartial(args.bias + n, lanes);
+    if (args.y.dtype == DType::kF32) {
+      y.StorePartial(args.y.Row<float>(row + i / Panels) + n, lanes);
+    } else {
+      y.StorePartial(args.y.Row<BF16>(row + i / Panels) + n, lanes);
     }
   }
 }

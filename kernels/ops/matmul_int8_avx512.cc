@@ -13,6 +13,8 @@ struct VnniPath {
   // 24 accumulators, 4 tiles and a row's bytes in 32 registers; 10 loads feed 24 products.
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxTiles = 4;
+  static constexpr int kFewRows = 3;
+  static constexpr std::int64_t kAhead = 1024;  // bytes of one tile; no tile is shorter
 
   template <int Rows, int Tiles>
   static void Block(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile) {
@@ -21,36 +23,50 @@ struct VnniPath {
     const std::int8_t* x = args.x.codes + row * args.x.stride;
     const __m512i flip = _mm512_set1_epi8(static_cast<char>(0x80));
     __m512i acc[Rows][Tiles];
+#pragma GCC unroll 4
     for (int t = 0; t < Tiles; ++t) {
       const __m512i sums = _mm512_loadu_si512(args.w.row_sum + (tile + t) * kInt8TileRows);
       const __m512i start = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_slli_epi32(sums, 7));
+#pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) acc[r][t] = start;
     }
-    // Few rows read the weight from memory; the hardware's prefetch stops at a page.
-    constexpr std::int64_t kAhead = Rows <= 3 ? 2048 : 0;
-    for (std::int64_t k = 0; k < args.w.padded_k; k += 4) {
+    const auto step = [&](std::int64_t k, [[maybe_unused]] std::int64_t ahead) __attribute__((always_inline)) {
       __m512i tiles[Tiles];
+#pragma GCC unroll 4
       for (int t = 0; t < Tiles; ++t) {
         const std::int8_t* p = w + t * tile_bytes + k * kInt8TileRows;
         tiles[t] = LoadTile(p);
-        if constexpr (kAhead > 0) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead), _MM_HINT_T0);
+        if constexpr (Rows <= kFewRows) _mm_prefetch(reinterpret_cast<const char*>(p + ahead), _MM_HINT_T1);
       }
+#pragma GCC unroll 6
       for (int r = 0; r < Rows; ++r) {
         std::int32_t bytes;
         __builtin_memcpy(&bytes, x + r * args.x.stride + k, sizeof bytes);
         const __m512i a = _mm512_xor_si512(_mm512_set1_epi32(bytes), flip);
+#pragma GCC unroll 4
         for (int t = 0; t < Tiles; ++t) acc[r][t] = _mm512_dpbusd_epi32(acc[r][t], a, tiles[t]);
       }
-    }
+    };
+    // Few rows read the weight from memory: the end of each tile already asks for the beginning of the one that this
+    // thread reads next, Tiles further on.
+    const std::int64_t body = args.w.padded_k - kAhead / kInt8TileRows;
+    std::int64_t k = 0;
+    for (; k < body; k += 4) step(k, kAhead);
+    for (; k < args.w.padded_k; k += 4) step(k, kAhead + (Tiles - 1) * tile_bytes);
+    // By way of memory: an array that a loop of the epilogue indexes would live there during the products too.
+    __m512i sums[Rows * Tiles];
+#pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
-      for (int t = 0; t < Tiles; ++t) {
-        const std::int8_t* p = w + t * tile_bytes;
-        StoreTile(args, row + r, tile + t, Vec16Avx512{_mm512_cvtepi32_ps(acc[r][t])}, [p](std::int32_t j) {
-          const __m128i up = _mm_cvtsi32_si128(24 - 8 * (j & 3));
-          const __m512i code = _mm512_srai_epi32(_mm512_sll_epi32(LoadTile(p + j / 4 * 64), up), 24);
-          return Vec16Avx512{_mm512_cvtepi32_ps(code)};
-        });
-      }
+#pragma GCC unroll 4
+      for (int t = 0; t < Tiles; ++t) sums[r * Tiles + t] = acc[r][t];
+    }
+    for (int i = 0; i < Rows * Tiles; ++i) {
+      const std::int8_t* p = w + i % Tiles * tile_bytes;
+      StoreTile(args, row + i / Tiles, tile + i % Tiles, Vec16Avx512{_mm512_cvtepi32_ps(sums[i])}, [p](std::int32_t j) {
+        const __m128i up = _mm_cvtsi32_si128(24 - 8 * (j & 3));
+        const __m512i code = _mm512_srai_epi32(_mm512_sll_epi32(LoadTile(p + j / 4 * 64), up), 24);
+        return Vec16Avx512{_mm512_cvtepi32_ps(code)};
+      });
     }
   }
 };
