@@ -15,15 +15,16 @@ namespace nibble::kernels {
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);  // counts the calling thread: 1 starts none; below 1 is taken as 1
-  ~ThreadPool();
+  virtual ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
+  virtual int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
 
   // Calls body(begin, end) over disjoint ranges that cover [0, n), each a multiple of `grain` long but the last;
-  // returns when all are done. body must not call ParallelFor of this pool and must not throw.
-  void ParallelFor(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
+  // returns when all are done. body must not call ParallelFor of this pool and must not throw. Virtual, so that the trainer
+  // can lend torch's threads instead: two sets would fight for the cores.
+  virtual void ParallelFor(std::int64_t n, std::int64_t grain, const std::function<void(std::int64_t, std::int64_t)>& body);
 
  private:
   void Work();
