@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/ops/quantize_nf4.h"
+#include "tests/support/golden.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
 #include "tests/support/random.h"
@@ -136,6 +137,27 @@ TEST(DequantizeNf4Test, EachCallIsCountedOnce) {
     ASSERT_TRUE(DequantizeNf4({w.view, MakeMatrix(out.data(), DType::kF32, 3, 70)}, stream).ok());
   }
   EXPECT_EQ(launches.Snapshot(), (std::map<std::string, std::uint64_t>{{"dequantize_nf4", 3}}));
+}
+
+TEST(DequantizeNf4Test, EqualsBitsandbytes) {
+  const support::Golden golden("tests/golden/kernels/nf4.txt");
+  struct {
+    const char* name;
+    std::int64_t rows, k;
+  } const cases[] = {{"weight", 6, 192}, {"weight_bf16", 3, 128}, {"ties", 1, 64}, {"zeros", 1, 128}, {"tail", 1, 100}};
+  for (const auto& c : cases) {
+    const std::string name = c.name;
+    const std::vector<float> absmax = golden.Get<float>(name + ".absmax");
+    const Nf4Weight w{golden.Bytes(name + ".codes").data(), absmax.data(), c.rows, c.k};
+    for (const Isa isa : Isas()) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        const std::vector<std::uint8_t>& want = golden.Bytes(name + (dtype == DType::kF32 ? ".f32" : ".bf16"));
+        const GuardedBytes got = Dequantize(w, dtype, CpuStream(isa));
+        ASSERT_EQ(got.size(), want.size());
+        EXPECT_TRUE(BytesEqual(got.data(), want.data(), want.size())) << name << " " << Name(isa) << " " << Name(dtype);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/ops/double_quantize.h"
+#include "tests/support/golden.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
 #include "tests/support/random.h"
@@ -61,6 +62,19 @@ TEST(DoubleDequantizeTest, WrongArgumentsAreRefused) {
   EXPECT_EQ(DoubleDequantize({nullptr, factor, 0, 1, out}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DoubleDequantize({codes, factor, 0, 1, nullptr}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DoubleDequantize({codes, factor, 0, -1, out}, stream).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(DoubleDequantizeTest, EqualsTorchao) {
+  const support::Golden golden("tests/golden/kernels/nf4.txt");
+  const std::vector<std::int8_t> codes = golden.Get<std::int8_t>("double.codes");
+  const std::vector<float> factor = golden.Get<float>("double.factor");
+  ASSERT_EQ(codes.size(), 512u);
+  for (const Isa isa : Isas()) {
+    GuardedBytes out(512 * 4);
+    ASSERT_TRUE(DoubleDequantize({codes.data(), factor.data(), golden.Get<float>("double.offset")[0], 512,
+                                  out.As<float>()}, CpuStream(isa)).ok());
+    EXPECT_TRUE(support::BytesEqual(out.data(), golden.Bytes("double.out").data(), out.size())) << Name(isa);
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "tests/support/golden.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
 #include "tests/support/random.h"
@@ -113,6 +114,18 @@ TEST(DoubleQuantizeTest, WrongArgumentsAreRefused) {
   EXPECT_EQ(DoubleQuantize({nullptr, 1, codes, factor, offset}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DoubleQuantize({absmax, -1, codes, factor, offset}, stream).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(DoubleQuantize({absmax, 1, codes, factor, nullptr}, stream).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(DoubleQuantizeTest, EqualsTorchao) {
+  const support::Golden golden("tests/golden/kernels/nf4.txt");
+  const std::vector<float> absmax = golden.Get<float>("double.absmax");
+  ASSERT_EQ(absmax.size(), 512u);
+  for (const Isa isa : Isas()) {
+    const Quantized q = Quantize(absmax, CpuStream(isa));
+    EXPECT_TRUE(BytesEqual(q.offset.data(), golden.Bytes("double.offset").data(), 4));
+    EXPECT_TRUE(BytesEqual(q.factor.data(), golden.Bytes("double.factor").data(), 8));
+    EXPECT_TRUE(BytesEqual(q.codes.data(), golden.Bytes("double.codes").data(), 512)) << Name(isa);
+  }
 }
 
 }  // namespace

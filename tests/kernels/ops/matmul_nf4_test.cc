@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/support/golden.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
 #include "tests/support/random.h"
@@ -142,6 +143,32 @@ TEST(MatmulNf4Test, WrongArgumentsAreRefused) {
   EXPECT_EQ(code([](A& a) { a.w.codes = nullptr; }), bad);
   EXPECT_EQ(code([](A& a) { a.w.absmax = nullptr; }), bad);
   EXPECT_EQ(code([](A& a) { a.w.rows = -1; }), bad);
+}
+
+// Golden: the weight as bitsandbytes quantised and dequantised it, multiplied in float64.
+TEST(MatmulNf4Test, AgreesWithTheProductOfBitsandbytesWeights) {
+  const support::Golden golden("tests/golden/kernels/nf4.txt");
+  const std::vector<float> absmax = golden.Get<float>("weight.absmax");
+  const std::vector<float> x = golden.Get<float>("matmul.x");
+  const std::vector<float> bias = golden.Get<float>("matmul.bias");
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const std::string name = dtype == DType::kF32 ? "matmul.f32" : "matmul.bf16";
+    const std::vector<double> want = golden.Get<double>(name);
+    const std::vector<double> sum_abs = golden.Get<double>(name + "_abs");
+    const std::vector<std::uint8_t> bytes = support::ToBytes(x, dtype);
+    for (const Isa isa : Isas()) {
+      for (const std::int64_t m : {1, 5}) {
+        std::vector<float> y(static_cast<std::size_t>(m * 6));
+        ASSERT_TRUE(MatmulNf4({MakeConstMatrix(bytes.data(), dtype, m, 192),
+                               {golden.Bytes("weight.codes").data(), absmax.data(), 6, 192},
+                               bias.data(),
+                               MakeMatrix(y.data(), DType::kF32, m, 6)}, CpuStream(isa)).ok());
+        EXPECT_TRUE(AllWithin(y, {want.begin(), want.begin() + m * 6},
+                              [&](std::size_t i) { return support::DotBound(193, sum_abs[i]); }))
+            << Name(isa);
+      }
+    }
+  }
 }
 
 }  // namespace

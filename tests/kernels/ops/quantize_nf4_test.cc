@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "tests/support/golden.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
 #include "tests/support/random.h"
@@ -182,6 +183,30 @@ TEST(QuantizeNf4Test, WrongArgumentsAreRefused) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(QuantizeNf4({MakeConstMatrix(x.data(), DType::kF32, -1, 64), codes, absmax}, stream).code(),
             absl::StatusCode::kInvalidArgument);
+}
+
+// Golden: bitsandbytes. Whole blocks by the same formula, ties included; the tail of an odd row is divided by its
+// absmax there, and its values lie away from ties (make_kernel_golden_nf4.py).
+TEST(QuantizeNf4Test, EqualsBitsandbytes) {
+  const support::Golden golden("tests/golden/kernels/nf4.txt");
+  struct {
+    const char* name;
+    std::int64_t rows, k;
+    DType dtype;
+  } const cases[] = {{"weight", 6, 192, DType::kF32}, {"weight_bf16", 3, 128, DType::kBF16}, {"ties", 1, 64, DType::kF32},
+                     {"zeros", 1, 128, DType::kF32},  {"tail", 1, 100, DType::kF32}};
+  for (const auto& c : cases) {
+    const std::string name = c.name;
+    for (const Isa isa : Isas()) {
+      Quantized q(c.rows, c.k);
+      const std::vector<std::uint8_t>& x = golden.Bytes(name + ".x");
+      ASSERT_EQ(static_cast<std::int64_t>(x.size()), c.rows * c.k * SizeOf(c.dtype));
+      ASSERT_TRUE(QuantizeNf4({MakeConstMatrix(x.data(), c.dtype, c.rows, c.k), q.codes.data(), q.absmax.As<float>()},
+                              CpuStream(isa)).ok());
+      EXPECT_TRUE(BytesEqual(q.codes.data(), golden.Bytes(name + ".codes").data(), q.codes.size())) << name << Name(isa);
+      EXPECT_TRUE(BytesEqual(q.absmax.data(), golden.Bytes(name + ".absmax").data(), q.absmax.size())) << name;
+    }
+  }
 }
 
 }  // namespace
