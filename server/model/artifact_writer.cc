@@ -1,0 +1,82 @@
+#include "server/model/artifact_writer.h"
+
+#include "server/base/log.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/float_convert.h"
+
+namespace nibble::model {
+
+using base::StrCat;
+
+absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::Create(base::FileSystem& files,
+                                                                       const std::string& directory,
+                                                                       std::vector<TensorPlan> plan) {
+  if (files.Exists(directory)) {
+    NIBBLE_ASSIGN_OR_RETURN(const auto names, files.List(directory));
+    if (!names.empty()) return absl::AlreadyExistsError(StrCat(directory, " is there and not empty"));
+  }
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
+  std::unique_ptr<ArtifactWriter> writer(new ArtifactWriter(files, directory));
+  NIBBLE_ASSIGN_OR_RETURN(writer->tensors_, SafetensorsWriter::Create(files, base::JoinPath(directory, "model.safetensors"),
+                                                                      std::move(plan)));
+  return writer;
+}
+
+ArtifactWriter::~ArtifactWriter() {
+  if (finished_) return;
+  tensors_.reset();
+  if (const absl::Status status = files_.RemoveAll(directory_); !status.ok()) {
+    base::LogWarning("an unfinished artifact could not be removed", {{"error", std::string(status.message())}});
+  }
+}
+
+absl::Status ArtifactWriter::PutFile(std::string_view name, std::string_view bytes) {
+  NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files_, base::JoinPath(directory_, name), bytes));
+  file_digests_[std::string(name)] = base::Sha256Hex(bytes);
+  return absl::OkStatus();
+}
+
+absl::Status ArtifactWriter::CopyCompanions(const std::string& from_directory) {
+  for (const char* name : kCompanionFiles) {
+    const std::string path = base::JoinPath(from_directory, name);
+    if (!files_.Exists(path)) continue;
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, files_.Read(path, kMaxCompanionBytes));
+    NIBBLE_RETURN_IF_ERROR(PutFile(name, bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ArtifactWriter::PutAdapter(const ModelConfig& model, const AdapterConfig& adapter,
+                                        const std::vector<std::vector<float>>& values) {
+  const std::vector<TensorPlan> plan = AdapterTensors(model, adapter);
+  if (values.size() != plan.size()) {
+    return absl::InvalidArgumentError(StrCat("an adapter of ", values.size(), " tensors, wanted ", plan.size()));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(
+      auto writer, SafetensorsWriter::Create(files_, base::JoinPath(directory_, kAdapterWeightsFile), plan, {{"format", "pt"}}));
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    NIBBLE_RETURN_IF_ERROR(writer->Put(plan[i].name, FromFloats(values[i], kernels::DType::kF32)));
+  }
+  NIBBLE_RETURN_IF_ERROR(writer->Finish());
+  adapter_digests_ = writer->digests();
+  return PutFile(kAdapterConfigFile, base::Dump(ToPeftConfig(adapter), 2) + "\n");
+}
+
+absl::StatusOr<ArtifactInfo> ArtifactWriter::Finish(const ModelConfig& config, ArtifactInfo info) {
+  NIBBLE_RETURN_IF_ERROR(tensors_->Finish());
+  std::vector<TensorDigest> digests = tensors_->digests();
+  digests.insert(digests.end(), adapter_digests_.begin(), adapter_digests_.end());
+  info.weights_digest = WeightsDigest(std::move(digests));
+  NIBBLE_RETURN_IF_ERROR(PutFile("config.json", base::Dump(ToHfConfig(config), 2) + "\n"));
+  info.provenance["files"] = file_digests_;
+  NIBBLE_RETURN_IF_ERROR(WriteArtifactInfo(files_, directory_, info));
+  NIBBLE_RETURN_IF_ERROR(files_.SyncDirectory(directory_));
+  // What was written must be what a reader accepts: a mistake of ours shows here, not at load.
+  NIBBLE_RETURN_IF_ERROR(Artifact::Open(directory_).status());
+  finished_ = true;
+  return info;
+}
+
+}  // namespace nibble::model

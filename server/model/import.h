@@ -1,0 +1,31 @@
+// Other programs' models made into artifacts: a Hugging Face directory, or a GGUF file.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "server/base/files.h"
+#include "server/model/artifact.h"
+
+namespace nibble::model {
+
+struct ImportReport {
+  ArtifactInfo info;
+  ModelConfig config;
+  std::int64_t num_parameters = 0;
+  std::vector<std::string> ignored_tensors;  // known to carry nothing: stored rotary tables, a tied head's copy
+};
+
+// `source` is a directory (config.json, model.safetensors or its shards, tokenizer.json; tokenizer_config.json,
+// chat_template.jinja and generation_config.json where they are; or one .gguf file alone), or a .gguf file. Weights become
+// f32 or bf16, each value rounded once; GGUF's quantised blocks are dequantised as the format says. generation_config.json's
+// eos_token_id, where given, is the model's. K and V are cached in `dtype`.
+// On any error nothing is left at `target`.
+// Errors: NotFound (a file that must be there), InvalidArgument (config, shapes, values that are not finite; named), DataLoss
+// (truncated or contradictory files), Unimplemented (what is not supported, by name), AlreadyExists (target).
+absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::string& source, const std::string& target,
+                                         kernels::DType dtype);
+
+}  // namespace nibble::model

@@ -1,0 +1,44 @@
+// record.bin: what a promised artifact answered when it was made, to be replayed by `models verify` (numerics.md, Decided 10).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/stream.h"
+#include "server/base/files.h"
+
+namespace nibble::model {
+
+inline constexpr char kRecordFile[] = "record.bin";
+
+// Token ids of one sequence, and for each position the SHA-256 of its logits: vocab_size f32, little-endian, as they lie in
+// memory. Row i is computed from tokens 0..i.
+struct RecordSequence {
+  std::vector<std::int32_t> token_ids;
+  std::vector<std::string> row_digests;  // 64 lower-case hex digits each
+};
+
+struct Record {
+  kernels::DeviceKind device = kernels::DeviceKind::kCpu;  // logits are promised within one kind
+  std::string weights_digest;                              // of the artifact that answered
+  std::vector<RecordSequence> sequences;
+
+  std::int64_t num_rows() const;
+};
+
+// The digest of one row of logits.
+std::string RowDigest(const float* logits, std::int64_t vocab_size);
+
+// Little-endian: "NBLREC1\0", u32 device, 64 hex digits of the weights, u32 sequences; for each u32 tokens, i32 ids, 64 hex
+// digits a row; at the end 64 hex digits: SHA-256 of all before.
+std::string SerializeRecord(const Record& record);
+// DataLoss when the checksum or a length does not fit.
+absl::StatusOr<Record> ParseRecord(std::string_view bytes);
+
+absl::Status WriteRecord(base::FileSystem& files, const std::string& directory, const Record& record);
+// FailedPrecondition (reason NO_RECORD) when the artifact has none.
+absl::StatusOr<Record> ReadRecord(base::FileSystem& files, const std::string& directory);
+
+}  // namespace nibble::model

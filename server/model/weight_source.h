@@ -1,0 +1,41 @@
+// What import reads from, whatever the file format. Included by server/model/*.cc only.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "server/base/files.h"
+#include "server/model/model_config.h"
+#include "server/model/tensor_table.h"
+
+namespace nibble::model {
+
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+
+  const ModelConfig& config() const { return config_; }
+  const std::map<std::string, std::string>& files() const { return files_; }            // companions, by name
+  const std::vector<std::string>& ignored_tensors() const { return ignored_tensors_; }
+  const char* kind() const { return kind_; }  // "huggingface", "gguf"
+
+  // The tensor's bytes in dtype (f32 or bf16). Shapes were checked when the source was opened.
+  virtual absl::StatusOr<std::string> Read(const TensorSpec& spec, kernels::DType dtype) const = 0;
+
+ protected:
+  explicit WeightSource(const char* kind) : kind_(kind) {}
+
+  const char* const kind_;
+  ModelConfig config_;
+  std::map<std::string, std::string> files_;
+  std::vector<std::string> ignored_tensors_;
+};
+
+// Both check that every required tensor is there with its shape and that no other is.
+absl::StatusOr<std::unique_ptr<WeightSource>> OpenHfDirectory(base::FileSystem& files, const std::string& directory);
+absl::StatusOr<std::unique_ptr<WeightSource>> OpenGgufModel(const std::string& path);
+
+}  // namespace nibble::model
