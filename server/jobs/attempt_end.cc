@@ -1,0 +1,204 @@
+// AttemptSupervisor: what the end of an attempt means for its job.
+#include <utility>
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/attempt_supervisor.h"
+#include "server/jobs/progress.h"
+#include "server/store/checkpoints.h"
+
+namespace nibble::jobs {
+
+using base::Json;
+using base::JoinPath;
+using base::StrCat;
+using Kind = Verdict::Kind;
+
+namespace {
+
+// Against other writers, each of whom moves the job a bounded number of times.
+constexpr int kMaxDecisions = 16;
+
+NewEvent StateEvent(const JobRecord& job, JobState to, const Verdict& verdict, absl::Time now) {
+  Json fields = Json::object();
+  fields["state"] = Name(to);
+  fields["from"] = Name(job.state);
+  if (!verdict.reason.empty()) {
+    fields["reason"] = verdict.reason;
+    fields["message"] = verdict.message;
+  }
+  return {job.attempt, std::nullopt, now, "state", std::move(fields)};
+}
+
+}  // namespace
+
+void AttemptSupervisor::SettleAll() {
+  std::vector<Ended> ended;
+  {
+    std::lock_guard lock(mutex_);
+    std::swap(ended, ended_);
+  }
+  for (Ended& one : ended) {
+    const absl::Status settled = Settle(one);
+    if (settled.ok()) continue;
+    base::LogError("the end of an attempt is not recorded yet",
+                   {{"job", one.live.job_id}, {"why", std::string(settled.message())}});
+    std::lock_guard lock(mutex_);
+    ended_.push_back(std::move(one));
+  }
+}
+
+absl::Status AttemptSupervisor::DrainJournal(Live& live) {
+  while (true) {
+    auto lines = live.journal.ReadNew();
+    absl::Status status = lines.status();
+    if (status.ok() && lines->empty()) return status;
+    if (status.ok()) status = IngestLines(live, *lines);
+    if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status)) {
+      // What the trainer itself wrote is wrong: that must not keep its end from being settled.
+      Json fields = Json::object();
+      fields["reason"] = "JOURNAL_DAMAGED";
+      fields["message"] = std::string(status.message());
+      return Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
+    }
+    NIBBLE_RETURN_IF_ERROR(status);
+  }
+}
+
+AttemptSupervisor::Finding AttemptSupervisor::Examine(const Ended& ended) const {
+  const Live& live = ended.live;
+  Finding finding;
+  if (!ended.start_failure.ok()) {
+    const bool missing = absl::IsNotFound(ended.start_failure);  // Its base model or data: no use to try again.
+    finding.verdict = {missing ? Kind::kFailed : Kind::kRetry, CodeName(ended.start_failure.code()), "START_FAILED",
+                       std::string(ended.start_failure.message())};
+    return finding;
+  }
+  auto outcome = ReadOutcome(state_.files, live.directory);
+  if (outcome.ok()) {
+    finding.outcome = *std::move(outcome);
+  } else if (!absl::IsNotFound(outcome.status())) {
+    base::LogWarning("an outcome cannot be read",
+                     {{"job", live.job_id}, {"why", std::string(outcome.status().message())}});
+  }
+  Verdict& verdict = finding.verdict;
+  verdict = Judge(ended.exit, finding.outcome);
+  if (verdict.kind == Kind::kSucceeded) {
+    const auto manifest = store::Verify(state_.files, JoinPath(live.directory, store::kOutputDirectory));
+    if (manifest.ok()) {
+      finding.output_digest = manifest->digest;
+    } else {
+      verdict = {Kind::kRetry, "DATA_LOSS", "OUTPUT_INVALID",
+                 StrCat("the trainer said it was done, but: ", manifest.status().message())};
+    }
+  } else if (verdict.kind == Kind::kRetry && live.hung) {
+    verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "TRAINER_HUNG", "the trainer wrote nothing for too long and was ended"};
+  } else if (verdict.kind == Kind::kRetry && live.stop == Control::kPreempt) {
+    verdict.kind = Kind::kRetryUncounted;  // It ended because we wanted it to, in good order or not.
+  }
+  return finding;
+}
+
+absl::Status AttemptSupervisor::Settle(Ended& ended) {
+  Live& live = ended.live;
+  if (state_.files.Exists(live.directory)) {
+    NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
+    NIBBLE_RETURN_IF_ERROR(store::CollectAttempt(state_.files, live.directory));
+  }
+  const Finding finding = Examine(ended);
+  for (int i = 0; i < kMaxDecisions; ++i) {
+    NIBBLE_ASSIGN_OR_RETURN(const bool done, Decide(ended, finding));
+    if (done) return absl::OkStatus();
+  }
+  return absl::InternalError(StrCat("job ", live.job_id, " is moved by others all the time"));
+}
+
+absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& finding) {
+  Live& live = ended.live;
+  const Verdict& verdict = finding.verdict;
+  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
+  if (job.attempt != live.attempt || !HasTrainer(job.state)) return true;  // Fenced: another has settled it.
+
+  const bool cancelling = job.state == JobState::kCancelling, pausing = job.state == JobState::kPausing;
+  Transition t;
+  t.job_id = job.id;
+  t.from = job.state;
+  t.attempt = job.attempt;
+  absl::Duration wait = absl::ZeroDuration();
+  Verdict said = verdict;
+  if (cancelling) {
+    t.to = JobState::kCancelled;
+    t.attempt_state = "CANCELLED";
+    said = {};
+  } else if (verdict.kind == Kind::kSucceeded && job.state == JobState::kPreparing) {
+    t.to = JobState::kRunning;  // It never said that it began; next round it has succeeded.
+  } else if (verdict.kind == Kind::kSucceeded) {
+    t.to = JobState::kSucceeded;
+    t.attempt_state = "SUCCEEDED";
+    t.publish_digest = finding.output_digest;
+    t.progress = live.progress;
+    FinishProgress(*t.progress, finding.outcome->final);
+  } else if (verdict.kind == Kind::kFailed) {
+    t.to = JobState::kFailed;
+    t.attempt_state = "FAILED";
+  } else if (pausing) {
+    t.to = JobState::kPaused;
+    t.attempt_state = "PAUSED";
+  } else if (verdict.kind == Kind::kRetry) {
+    const bool lost = live.adopted && ended.exit.kind == ExitStatus::Kind::kUnknown && !finding.outcome.has_value();
+    t.retries = job.retries + 1;
+    t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;
+    t.attempt_state = lost ? "LOST" : "FAILED";
+    // A server that was away has waited enough.
+    if (!lost) wait = Backoff(*t.retries, options_.retry);
+  } else {
+    t.to = JobState::kQueued;
+    t.attempt_state = "PREEMPTED";
+    // Not counted, but not at once either: an order to stop that comes again and again must not spin.
+    if (!stopping_) wait = Backoff(1, options_.retry);
+  }
+  if (t.to == JobState::kFailed) t.error = JobError{said.code, said.reason, said.message};
+  if (IsFinal(t.to)) t.ended = clock_.Now();
+  // SUCCEEDED is told when the model is there: by the publisher.
+  if (t.to != JobState::kSucceeded) {
+    t.events.push_back(StateEvent(job, t.to, said, clock_.Now()));
+    if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) t.events.back().fields["retry_in_s"] = absl::ToDoubleSeconds(wait);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
+  if (!changed || t.to == JobState::kRunning) return false;
+
+  {
+    std::lock_guard lock(mutex_);
+    if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) {
+      not_before_[job.id] = clock_.Monotonic() + wait;
+    } else {
+      not_before_.erase(job.id);
+    }
+  }
+  // Not read again: after the transition nothing here may fail, or its consequences would be forgotten.
+  JobRecord after = job;
+  after.state = t.to;
+  after.retries = t.retries.value_or(job.retries);
+  after.error = t.error;
+  after.progress = t.progress.value_or(live.progress);
+  after.output_digest = t.publish_digest.value_or("");
+  after.ended = t.ended;
+  base::LogInfo("attempt ended", {{"job", job.id},
+                                  {"attempt", std::to_string(job.attempt)},
+                                  {"ended", *t.attempt_state},
+                                  {"state", Name(t.to)},
+                                  {"reason", said.reason}});
+  if (observer_ != nullptr) observer_->OnAttemptEnded(after, *t.attempt_state);
+  if (t.to == JobState::kSucceeded) {
+    if (absl::Status published = publisher_.Publish(after); !published.ok()) {
+      base::LogError("a trained model is not published yet",
+                     {{"job", job.id}, {"why", std::string(published.message())}});
+    }
+  }
+  hub_.Notify(job.id);
+  on_done_(after);
+  return true;
+}
+
+}  // namespace nibble::jobs

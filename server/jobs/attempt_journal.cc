@@ -1,0 +1,149 @@
+// AttemptSupervisor: how the lines of a journal, from the disk or from the stream, become events.
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/attempt_supervisor.h"
+#include "server/jobs/progress.h"
+
+namespace nibble::jobs {
+
+using base::Json;
+using base::StrCat;
+
+namespace {
+
+NewEvent FromLine(const JournalLine& line, std::int64_t attempt, base::Clock& clock) {
+  NewEvent event;
+  event.attempt = attempt;
+  event.attempt_sequence = line.sequence;
+  std::string error;
+  // The trainer's clock is this machine's; a time that cannot be read is replaced, not refused.
+  if (!absl::ParseTime(absl::RFC3339_full, line.time, &event.time, &error)) event.time = clock.Now();
+  event.type = line.type;
+  event.fields = line.body;
+  for (const char* key : {"sequence", "time", "type", "attempt"}) event.fields.erase(key);
+  return event;
+}
+
+absl::Status Fenced(const std::string& job_id, std::int64_t attempt) {
+  return base::WithReason(
+      absl::FailedPreconditionError(StrCat("attempt ", attempt, " of job ", job_id, " is over: end without writing")),
+      "FENCED", {{"job", job_id}});
+}
+
+}  // namespace
+
+absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id, std::int64_t attempt,
+                                                       const std::string& token, const std::vector<std::string>& lines) {
+  std::vector<JournalLine> parsed;
+  for (const std::string& text : lines) {
+    NIBBLE_ASSIGN_OR_RETURN(JournalLine line, ParseJournalLine(text));
+    parsed.push_back(std::move(line));
+  }
+  std::lock_guard lock(mutex_);
+  const auto it = live_.find(job_id);
+  if (it == live_.end() || it->second.attempt != attempt) {
+    NIBBLE_RETURN_IF_ERROR(database_.Get(job_id).status());
+    return Fenced(job_id, attempt);
+  }
+  Live& live = it->second;
+  if (live.token != token) {
+    return base::WithReason(absl::UnauthenticatedError("this is not the token of the attempt"), "TOKEN_INVALID");
+  }
+  // The journal on disk is written first: it fills what the stream left out.
+  if (!parsed.empty() && parsed.front().sequence > live.last_sequence + 1) NIBBLE_RETURN_IF_ERROR(Follow(live));
+  NIBBLE_RETURN_IF_ERROR(IngestLines(live, parsed));
+  ReportAnswer answer;
+  answer.acknowledged = live.last_sequence;
+  answer.command = live.stop;
+  return answer;
+}
+
+absl::Status AttemptSupervisor::Follow(Live& live) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JournalLine> lines, live.journal.ReadNew());
+  return IngestLines(live, lines);
+}
+
+absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<JournalLine>& lines) {
+  std::vector<NewEvent> events;
+  const std::int64_t before = live.last_sequence;
+  std::int64_t expected = before + 1;
+  Json progress = live.progress;
+  const auto flush = [&]() -> absl::Status {
+    if (events.empty()) return absl::OkStatus();
+    std::swap(live.progress, progress);
+    if (absl::Status appended = Append(live, events); !appended.ok()) {
+      std::swap(live.progress, progress);  // As if the lines had not come: they come again.
+      return appended;
+    }
+    progress = live.progress;
+    live.last_sequence = expected - 1;
+    events.clear();
+    return absl::OkStatus();
+  };
+  for (const JournalLine& line : lines) {
+    if (line.sequence < expected) continue;  // Known, by the other way.
+    if (line.sequence > expected) {
+      NIBBLE_RETURN_IF_ERROR(flush());
+      return base::FieldError("sequence", StrCat("is ", line.sequence, ", wanted ", expected, ": lines are missing"));
+    }
+    const auto state = line.body.find("state");
+    if (line.type == "state" && state != line.body.end() && *state == Name(JobState::kRunning)) {
+      NIBBLE_RETURN_IF_ERROR(flush());
+      NIBBLE_RETURN_IF_ERROR(BecomeRunning(live, line));
+      live.last_sequence = expected;
+      progress = live.progress;
+    } else {
+      UpdateProgress(progress, line);
+      events.push_back(FromLine(line, live.attempt, clock_));
+    }
+    ++expected;
+  }
+  NIBBLE_RETURN_IF_ERROR(flush());
+  if (live.last_sequence != before) {
+    live.last_line = clock_.Monotonic();
+    hub_.Notify(live.job_id);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AttemptSupervisor::BecomeRunning(Live& live, const JournalLine& line) {
+  Json progress = live.progress;
+  UpdateProgress(progress, line);
+  Transition transition;
+  transition.job_id = live.job_id;
+  transition.from = JobState::kPreparing;
+  transition.to = JobState::kRunning;
+  transition.attempt = live.attempt;
+  transition.progress = progress;
+  NewEvent event = FromLine(line, live.attempt, clock_);
+  event.fields["from"] = Name(JobState::kPreparing);
+  const auto step = event.fields.find("step");
+  if (step != event.fields.end()) event.fields["resumed_step"] = Json(*step);
+  transition.events.push_back(event);
+  NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(transition));
+  if (changed) {
+    live.progress = std::move(progress);
+    if (observer_ == nullptr) return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
+    observer_->OnEvent(job, {job.last_sequence, live.attempt, event.type, event.time, event.fields});
+    return absl::OkStatus();
+  }
+  // It was cancelled while it loaded: the line stays in the record, as what it now is.
+  event.type = "log";
+  event.fields = Json::object();
+  event.fields["message"] = "the trainer began to train after it was told to stop";
+  return Append(live, {event});
+}
+
+absl::Status AttemptSupervisor::Append(Live& live, const std::vector<NewEvent>& events) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Event> appended, database_.Append(live.job_id, events, &live.progress));
+  if (observer_ == nullptr || appended.empty()) return absl::OkStatus();
+  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
+  for (const Event& event : appended) observer_->OnEvent(job, event);
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,240 @@
+#include "server/jobs/attempt_supervisor.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/progress.h"
+#include "server/store/checkpoints.h"
+
+namespace nibble::jobs {
+
+using base::Json;
+using base::JoinPath;
+using base::StrCat;
+
+AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
+                                     const ControllerOptions& options, EventHub& hub, Publisher& publisher,
+                                     JobObserver* observer, OnDone on_done)
+    : state_(state),
+      database_(database),
+      runner_(runner),
+      clock_(clock),
+      options_(options),
+      hub_(hub),
+      publisher_(publisher),
+      observer_(observer),
+      on_done_(std::move(on_done)) {}
+
+AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::int64_t attempt,
+                                                    const std::string& token) const {
+  Live live(state_.layout.attempt(job.id, attempt));
+  live.job_id = job.id;
+  live.attempt = attempt;
+  live.token = token;
+  live.progress = job.progress;
+  live.last_line = clock_.Monotonic();
+  return live;
+}
+
+absl::Status AttemptSupervisor::Start(const JobRecord& job) {
+  Transition transition;
+  transition.job_id = job.id;
+  transition.from = JobState::kQueued;
+  transition.to = JobState::kPreparing;
+  transition.attempt = job.attempt;
+  transition.new_attempt = true;
+  transition.new_attempt_token = base::NewId("token");
+  if (!job.started.has_value()) transition.started = clock_.Now();
+  Json fields = Json::object();
+  fields["state"] = Name(JobState::kPreparing);
+  fields["from"] = Name(JobState::kQueued);
+  transition.events.push_back({job.attempt + 1, std::nullopt, clock_.Now(), "state", std::move(fields)});
+
+  {
+    std::lock_guard lock(mutex_);
+    NIBBLE_ASSIGN_OR_RETURN(const bool started, database_.Apply(transition));
+    if (!started) return absl::OkStatus();  // Cancelled or paused meanwhile.
+    Live live = MakeLive(job, job.attempt + 1, transition.new_attempt_token);
+    absl::Status launched = Launch(job, live);
+    if (launched.ok()) {
+      live_.emplace(job.id, std::move(live));
+    } else {
+      ended_.push_back(Ended{std::move(live), ExitStatus{}, std::move(launched)});
+    }
+  }
+  hub_.Notify(job.id);
+  SettleAll();
+  return absl::OkStatus();
+}
+
+absl::Status AttemptSupervisor::Launch(const JobRecord& job, Live& live) {
+  const std::string attempts = state_.layout.attempts(job.id);
+  // No trainer of this job lives: its attempts' leftovers can go.
+  NIBBLE_RETURN_IF_ERROR(store::PruneAllCheckpoints(state_.files, attempts, job.spec.run.keep_last));
+  NIBBLE_ASSIGN_OR_RETURN(const auto checkpoint, store::FindNewestCheckpoint(state_.files, attempts));
+  AttemptOrder order;
+  order.job_id = job.id;
+  order.attempt = live.attempt;
+  order.spec = job.spec;
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(job.spec.base_model));
+  order.base_model_directory = base_model.directory;
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(job.spec.train_dataset));
+  order.train_data_path = train.data_path;
+  if (!job.spec.eval_dataset.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(job.spec.eval_dataset));
+    order.eval_data_path = eval.data_path;
+  }
+  if (checkpoint.has_value()) {
+    order.resume_checkpoint_directory = checkpoint->directory;
+    order.resume_step = checkpoint->step;
+  }
+  order.output_directory = JoinPath(live.directory, store::kOutputDirectory);
+  order.report_address = report_address_;
+  order.token = live.token;
+  order.threads = options_.trainer_threads;
+  order.isa = options_.isa;
+  order.nibble_version = options_.nibble_version;
+  NIBBLE_RETURN_IF_ERROR(state_.files.CreateDirectories(JoinPath(live.directory, store::kCheckpointsDirectory)));
+  NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
+  NIBBLE_ASSIGN_OR_RETURN(const ProcessId process, runner_.Start(live.directory));
+  // Lost with the server, it is found again by the attempt's lock.
+  if (absl::Status recorded = database_.RecordProcess(job.id, live.attempt, process); !recorded.ok()) {
+    base::LogWarning("a trainer's pid is not recorded", {{"job", job.id}, {"why", std::string(recorded.message())}});
+  }
+  base::LogInfo("trainer started", {{"job", job.id},
+                                    {"attempt", std::to_string(live.attempt)},
+                                    {"pid", std::to_string(process.pid)},
+                                    {"resume_step", std::to_string(order.resume_step)}});
+  return absl::OkStatus();
+}
+
+absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
+  NIBBLE_ASSIGN_OR_RETURN(const AttemptRecord record, database_.GetAttempt(job.id, job.attempt));
+  Live live = MakeLive(job, job.attempt, record.token);
+  live.adopted = true;
+  NIBBLE_ASSIGN_OR_RETURN(live.last_sequence, database_.LastAttemptSequence(job.id, job.attempt));
+  const auto process = runner_.Adopt(live.directory, record.process);
+  if (!process.ok()) {
+    if (!absl::IsNotFound(process.status())) return process.status();
+    {
+      std::lock_guard lock(mutex_);
+      ended_.push_back(Ended{std::move(live), ExitStatus{}, absl::OkStatus()});
+    }
+    SettleAll();
+    return absl::OkStatus();
+  }
+  base::LogInfo("trainer adopted", {{"job", job.id},
+                                    {"attempt", std::to_string(job.attempt)},
+                                    {"pid", std::to_string(process->pid)}});
+  if (job.state == JobState::kCancelling) live.stop = Control::kCancel;
+  if (job.state == JobState::kPausing) live.stop = Control::kPause;
+  std::lock_guard lock(mutex_);
+  live_.emplace(job.id, std::move(live));  // The next Tick reads the journal.
+  return absl::OkStatus();
+}
+
+void AttemptSupervisor::Tick() {
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = live_.begin(); it != live_.end();) {
+      Live& live = it->second;
+      // Asked before the journal is read: what was written before the end is then all there.
+      const std::optional<ExitStatus> exit = runner_.Poll(live.directory);
+      if (exit.has_value()) {
+        ended_.push_back(Ended{std::move(live), *exit, absl::OkStatus()});
+        it = live_.erase(it);
+        continue;
+      }
+      if (absl::Status followed = live.unreadable ? absl::OkStatus() : Follow(live); !followed.ok()) {
+        base::LogWarning("a journal cannot be followed",
+                         {{"job", live.job_id}, {"why", std::string(followed.message())}});
+        live.unreadable = absl::IsDataLoss(followed) || absl::IsInvalidArgument(followed);
+      }
+      Press(live);
+      ++it;
+    }
+  }
+  SettleAll();
+}
+
+void AttemptSupervisor::Press(Live& live) {
+  const absl::Duration now = clock_.Monotonic();
+  if (live.stop.has_value()) {
+    if (!live.terminated.has_value()) {
+      if (*live.stop != Control::kPreempt) {
+        // Without the file the trainer takes it for a preemption and checkpoints: it still ends.
+        if (absl::Status written = WriteControl(state_.files, live.directory, *live.stop); !written.ok()) {
+          base::LogWarning("control.json is not written", {{"job", live.job_id}, {"why", std::string(written.message())}});
+        }
+      }
+      runner_.Send(live.directory, Runner::Signal::kTerminate);
+      live.terminated = now;
+      return;
+    }
+    const absl::Duration grace = *live.stop == Control::kCancel  ? options_.cancel_grace
+                                 : *live.stop == Control::kPause ? options_.pause_grace
+                                                                 : absl::InfiniteDuration();  // StopAll counts itself
+    if (!live.killed && now - *live.terminated >= grace) {
+      runner_.Send(live.directory, Runner::Signal::kKill);
+      live.killed = true;
+    }
+    return;
+  }
+  if (!live.killed && options_.hang_timeout > absl::ZeroDuration() && now - live.last_line >= options_.hang_timeout) {
+    live.hung = true;
+    live.killed = true;
+    runner_.Send(live.directory, Runner::Signal::kKill);
+  }
+}
+
+void AttemptSupervisor::StopAll(absl::Duration grace) {
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto kill_at = now() + absl::ToChronoNanoseconds(grace);
+  const auto give_up = kill_at + std::chrono::seconds(10);
+  stopping_ = true;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [id, live] : live_) {
+      if (!live.stop.has_value()) live.stop = Control::kPreempt;
+    }
+  }
+  bool killed = false;
+  while (true) {
+    Tick();
+    if (num_live() == 0 || now() > give_up) return;
+    if (!killed && now() >= kill_at) {
+      killed = true;
+      std::lock_guard lock(mutex_);
+      for (auto& [id, live] : live_) runner_.Send(live.directory, Runner::Signal::kKill);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+void AttemptSupervisor::RequestStop(const std::string& job_id, std::int64_t attempt, Control control) {
+  std::lock_guard lock(mutex_);
+  const auto it = live_.find(job_id);
+  if (it == live_.end() || it->second.attempt != attempt) return;  // It has ended; Settle looks at the state.
+  if (it->second.stop == control) return;
+  it->second.stop = control;
+  it->second.terminated.reset();  // A pause that becomes a cancel is said again.
+}
+
+int AttemptSupervisor::num_live() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<int>(live_.size() + ended_.size());
+}
+
+absl::Duration AttemptSupervisor::not_before(const std::string& job_id) const {
+  std::lock_guard lock(mutex_);
+  const auto it = not_before_.find(job_id);
+  return it == not_before_.end() ? -absl::InfiniteDuration() : it->second;
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,116 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/clock.h"
+#include "server/jobs/controller_options.h"
+#include "server/jobs/database.h"
+#include "server/jobs/event_hub.h"
+#include "server/jobs/journal.h"
+#include "server/jobs/publisher.h"
+#include "server/jobs/runner.h"
+#include "server/jobs/verdict.h"
+#include "server/store/state_directory.h"
+
+namespace nibble::jobs {
+
+// The attempts that have a trainer: starts them, follows their journals, stops them, and decides what their end means.
+// Thread-safe; Start, Adopt, Tick and StopAll are called by one thread at a time.
+class AttemptSupervisor {
+ public:
+  // Called, without locks held, when a job has left the hands of the supervisor (final, paused or queued again).
+  using OnDone = std::function<void(const JobRecord&)>;
+  AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
+                    const ControllerOptions& options, EventHub& hub, Publisher& publisher, JobObserver* observer,
+                    OnDone on_done);
+
+  void set_report_address(std::string address) { report_address_ = std::move(address); }
+
+  // QUEUED -> PREPARING with a new attempt, and its trainer. A start that fails ends like an attempt that failed.
+  absl::Status Start(const JobRecord& job);
+  // After a restart, for a job with HasTrainer(state).
+  absl::Status Adopt(const JobRecord& job);
+  // Follows journals, sends signals that are due, takes in what has ended.
+  void Tick();
+  // SIGTERM to all, SIGKILL after `grace` (real time), until all ends are recorded.
+  void StopAll(absl::Duration grace);
+
+  // The job is CANCELLING or PAUSING in the database; its trainer hears of it at the next Tick.
+  void RequestStop(const std::string& job_id, std::int64_t attempt, Control control);
+  absl::StatusOr<ReportAnswer> Ingest(const std::string& job_id, std::int64_t attempt, const std::string& token,
+                                      const std::vector<std::string>& lines);
+
+  int num_live() const;
+  // Monotonic time before which a job that failed is not started again.
+  absl::Duration not_before(const std::string& job_id) const;
+
+ private:
+  struct Live {
+    explicit Live(const std::string& directory) : directory(directory), journal(directory) {}
+    std::string job_id;
+    std::int64_t attempt = 0;
+    std::string directory;
+    std::string token;
+    JournalReader journal;
+    std::int64_t last_sequence = 0;
+    base::Json progress;
+    std::optional<Control> stop;  // asked for
+    std::optional<absl::Duration> terminated;  // when SIGTERM went out
+    bool killed = false;
+    bool hung = false;
+    bool unreadable = false;  // the journal is damaged: left alone until the end
+    bool adopted = false;  // taken over after a restart: its end may be LOST
+    absl::Duration last_line;
+  };
+  struct Ended {
+    Live live;
+    ExitStatus exit;
+    absl::Status start_failure;
+  };
+
+  Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token) const;
+  absl::Status Launch(const JobRecord& job, Live& live);
+  // All with mutex_ held:
+  absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);
+  absl::Status BecomeRunning(Live& live, const JournalLine& line);
+  absl::Status Append(Live& live, const std::vector<NewEvent>& events);
+  absl::Status Follow(Live& live);
+  void Press(Live& live);
+
+  // What ended is kept until the database has it.
+  absl::Status Settle(Ended& ended);
+  absl::Status DrainJournal(Live& live);
+  struct Finding {
+    Verdict verdict;
+    std::optional<Outcome> outcome;
+    std::string output_digest;  // of the verified output, when it succeeded
+  };
+  Finding Examine(const Ended& ended) const;
+  absl::StatusOr<bool> Decide(Ended& ended, const Finding& finding);
+  void SettleAll();
+
+  store::StateDirectory& state_;
+  Database& database_;
+  Runner& runner_;
+  base::Clock& clock_;
+  const ControllerOptions& options_;
+  EventHub& hub_;
+  Publisher& publisher_;
+  JobObserver* const observer_;
+  const OnDone on_done_;
+  std::string report_address_;
+  bool stopping_ = false;  // StopAll was called
+
+  mutable std::mutex mutex_;
+  std::map<std::string, Live> live_;                      // by mutex_; by job id
+  std::map<std::string, absl::Duration> not_before_;      // by mutex_
+  std::vector<Ended> ended_;                              // by mutex_
+};
+
+}  // namespace nibble::jobs

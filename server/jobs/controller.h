@@ -1,0 +1,111 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/jobs/attempt_supervisor.h"
+#include "server/jobs/controller_options.h"
+#include "server/jobs/database.h"
+#include "server/jobs/event_hub.h"
+#include "server/jobs/publisher.h"
+#include "server/jobs/runner.h"
+#include "server/store/checkpoints.h"
+#include "server/store/state_directory.h"
+
+namespace nibble::jobs {
+
+// Everything about jobs that rpc/ calls. What it answered Ok to survives kill -9 and a power cut. Thread-safe; calls wait for
+// the disk (milliseconds), never for a trainer. One thread of its own starts, watches and ends trainers.
+class JobController {
+ public:
+  // Reads the state directory back: publishes what was not yet, adopts trainers that live, takes the attempts of others for
+  // lost. Nothing new starts before Run. All references must outlive the controller.
+  static absl::StatusOr<std::unique_ptr<JobController>> Open(store::StateDirectory& state, Database& database,
+                                                             Runner& runner, base::Clock& clock,
+                                                             ControllerOptions options, JobObserver* observer = nullptr);
+  // As if killed: trainers go on, nothing is recorded.
+  ~JobController();
+
+  // Starts the scheduler thread. `report_address` is where trainers reach the report service ("": journal only).
+  void Run(const std::string& report_address);
+  // Orderly: nothing new starts, trainers checkpoint and end (SIGTERM, after `grace` SIGKILL), their jobs go back into the
+  // queue. Ends all waiting. Later calls that change something: Unavailable (DRAINING).
+  void Shutdown(absl::Duration grace);
+  // One round of the scheduler, by hand; for tests that do not call Run.
+  void Tick();
+
+  // Queues a job, or returns the one that this request_id made (api.md 4c). Errors: InvalidArgument (FIELD_VIOLATION),
+  // Unimplemented, NotFound (MODEL, DATASET), AlreadyExists (NAME_TAKEN, IDEMPOTENCY_CONFLICT), ResourceExhausted
+  // (QUEUE_FULL, DISK_FULL), and those of ControllerOptions::check_spec.
+  absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id);
+  absl::StatusOr<JobRecord> Get(const std::string& id);  // NotFound (JOB)
+  // Newest first. `before`: the number of the last job of the page before, 0 for the first.
+  absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before, std::int64_t limit);
+  // Idempotent. FailedPrecondition (ILLEGAL_STATE) where there is no such edge.
+  absl::StatusOr<JobRecord> Cancel(const std::string& id);
+  absl::StatusOr<JobRecord> Pause(const std::string& id);
+  absl::StatusOr<JobRecord> Resume(const std::string& id);
+  absl::Status Delete(const std::string& id);  // a final job and its files; its model stays
+  absl::StatusOr<std::vector<store::CheckpointInfo>> Checkpoints(const std::string& id);
+
+  // Events with a sequence above `after`, in order. `ended`: the job is final and these are its last.
+  struct EventPage {
+    std::vector<Event> events;
+    bool ended = false;
+  };
+  absl::StatusOr<EventPage> Events(const std::string& id, std::int64_t after, std::int64_t limit);
+  // As Events, after waiting (at most `timeout`) for there to be some.
+  absl::StatusOr<EventPage> WaitForEvents(const std::string& id, std::int64_t after, std::int64_t limit,
+                                          absl::Duration timeout);
+  // Called when Events has something new; see EventHub.
+  std::unique_ptr<EventHub::Subscription> Subscribe(const std::string& id, EventHub::Callback callback);
+
+  // Lines of the journal from the report stream. Answers what is durable, and what the trainer is to do. Errors:
+  // Unauthenticated (TOKEN_INVALID), NotFound (JOB), FailedPrecondition (FENCED), InvalidArgument (a line, a gap).
+  absl::StatusOr<ReportAnswer> IngestReport(const std::string& id, std::int64_t attempt, const std::string& token,
+                                            const std::vector<std::string>& lines);
+
+ private:
+  JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
+                ControllerOptions options, JobObserver* observer);
+  absl::Status Recover();
+  void Admit();
+  void Wake();
+  // Moves a job by a trigger, against whatever else moves it; `to` is where it ended up.
+  absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger);
+  absl::StatusOr<JobRecord> Present(JobRecord job);
+  absl::Status CheckCapacity();
+  absl::Status HoldInputs(const JobRecord& job);
+  void Release(const JobRecord& job);
+
+  store::StateDirectory& state_;
+  Database& database_;
+  base::Clock& clock_;
+  const ControllerOptions options_;
+  EventHub hub_;
+  Publisher publisher_;
+  AttemptSupervisor supervisor_;
+
+  std::mutex submit_mutex_;  // one submission at a time: request_id and output name are looked at, then written
+  std::mutex pins_mutex_;
+  std::map<std::string, std::vector<std::shared_ptr<const store::Pin>>> pins_;  // by pins_mutex_; of jobs not final
+
+  std::atomic<bool> draining_{false};
+  std::mutex tick_mutex_;  // one round at a time
+  std::mutex wake_mutex_;
+  std::condition_variable wake_;
+  bool woken_ = false;    // by wake_mutex_
+  bool stopping_ = false; // by wake_mutex_
+  std::thread thread_;
+};
+
+}  // namespace nibble::jobs

@@ -1,0 +1,154 @@
+// JobController: start-up, the scheduler's rounds, and the end.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/controller.h"
+
+namespace nibble::jobs {
+
+namespace {
+
+constexpr std::int64_t kMaxListed = 10'000;
+
+}  // namespace
+
+JobController::JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
+                             ControllerOptions options, JobObserver* observer)
+    : state_(state),
+      database_(database),
+      clock_(clock),
+      options_(std::move(options)),
+      publisher_(state, database, clock, hub_, observer),
+      supervisor_(state, database, runner, clock, options_, hub_, publisher_, observer, [this](const JobRecord& job) {
+        if (IsFinal(job.state)) Release(job);
+        Wake();
+      }) {}
+
+absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateDirectory& state, Database& database,
+                                                                   Runner& runner, base::Clock& clock,
+                                                                   ControllerOptions options, JobObserver* observer) {
+  std::unique_ptr<JobController> controller(
+      new JobController(state, database, runner, clock, std::move(options), observer));
+  NIBBLE_RETURN_IF_ERROR(controller->Recover());
+  return controller;
+}
+
+absl::Status JobController::Recover() {
+  NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> unpublished, database_.ListUnpublished());
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> open,
+                          database_.List({JobState::kQueued, JobState::kPreparing, JobState::kRunning, JobState::kPausing,
+                                          JobState::kPaused, JobState::kCancelling},
+                                         0, kMaxListed));
+  // Names first, all of them, before anything can take one.
+  for (const auto* jobs : {&unpublished, &open}) {
+    for (const JobRecord& job : *jobs) {
+      // An unpublished model may be in its place already: then the name is taken, by the job itself.
+      const absl::Status reserved = state_.models->Reserve(job.spec.output_model, job.id);
+      if (!reserved.ok() && jobs == &open) {
+        base::LogWarning("a job's output name is not free any more",
+                         {{"job", job.id}, {"why", std::string(reserved.message())}});
+      }
+    }
+  }
+  for (const JobRecord& job : unpublished) {
+    if (absl::Status published = publisher_.Publish(job); !published.ok()) {
+      base::LogError("a trained model is not published yet", {{"job", job.id}, {"why", std::string(published.message())}});
+    }
+  }
+  for (const JobRecord& job : open) {
+    if (absl::Status held = HoldInputs(job); !held.ok()) {
+      // Its start will fail and say so.
+      base::LogWarning("a job's input is gone", {{"job", job.id}, {"why", std::string(held.message())}});
+    }
+    if (HasTrainer(job.state)) NIBBLE_RETURN_IF_ERROR(supervisor_.Adopt(job));
+  }
+  return absl::OkStatus();
+}
+
+void JobController::Run(const std::string& report_address) {
+  supervisor_.set_report_address(report_address);
+  thread_ = std::thread([this] {
+    std::unique_lock lock(wake_mutex_);
+    while (!stopping_) {
+      woken_ = false;
+      lock.unlock();
+      Tick();
+      // With trainers, or jobs that wait out a backoff, often; else only when something changes, or to try again what
+      // the disk refused.
+      const bool busy = supervisor_.num_live() > 0;
+      const auto wait = busy ? options_.tick : std::max(options_.tick, absl::Milliseconds(500));
+      lock.lock();
+      wake_.wait_for(lock, absl::ToChronoNanoseconds(wait), [this] { return woken_ || stopping_; });
+    }
+  });
+}
+
+void JobController::Wake() {
+  std::lock_guard lock(wake_mutex_);
+  woken_ = true;
+  wake_.notify_all();
+}
+
+void JobController::Tick() {
+  std::lock_guard lock(tick_mutex_);
+  supervisor_.Tick();
+  if (!draining_) Admit();
+}
+
+void JobController::Admit() {
+  const auto unpublished = database_.ListUnpublished();
+  if (unpublished.ok()) {
+    for (const JobRecord& job : *unpublished) {
+      if (absl::Status published = publisher_.Publish(job); !published.ok()) {
+        base::LogError("a trained model is not published yet",
+                       {{"job", job.id}, {"why", std::string(published.message())}});
+      }
+    }
+  }
+  if (supervisor_.num_live() >= options_.queue.max_running) return;
+  const auto queued = database_.List({JobState::kQueued}, 0, kMaxListed);
+  if (!queued.ok()) {
+    base::LogError("the queue cannot be read", {{"why", std::string(queued.status().message())}});
+    return;
+  }
+  std::vector<QueuedJob> queue;
+  for (const JobRecord& job : *queued) {
+    queue.push_back({job.id, job.spec.run.priority, job.number, supervisor_.not_before(job.id)});
+  }
+  for (const std::string& id :
+       PickNext(queue, supervisor_.num_live(), options_.queue, clock_.Monotonic())) {
+    const auto job = std::find_if(queued->begin(), queued->end(), [&](const JobRecord& one) { return one.id == id; });
+    if (absl::Status started = supervisor_.Start(*job); !started.ok()) {
+      base::LogError("a job is not started", {{"job", id}, {"why", std::string(started.message())}});
+    }
+  }
+}
+
+void JobController::Shutdown(absl::Duration grace) {
+  draining_ = true;
+  {
+    std::lock_guard lock(wake_mutex_);
+    stopping_ = true;
+    wake_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  std::lock_guard lock(tick_mutex_);
+  supervisor_.StopAll(grace);
+  hub_.Close();
+}
+
+JobController::~JobController() {
+  {
+    std::lock_guard lock(wake_mutex_);
+    stopping_ = true;
+    wake_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+}  // namespace nibble::jobs

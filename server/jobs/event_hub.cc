@@ -1,0 +1,59 @@
+#include "server/jobs/event_hub.h"
+
+#include <chrono>
+#include <utility>
+
+namespace nibble::jobs {
+
+std::unique_ptr<EventHub::Subscription> EventHub::Subscribe(const std::string& job_id, Callback callback) {
+  std::uint64_t id;
+  {
+    std::lock_guard lock(mutex_);
+    id = next_id_++;
+  }
+  std::lock_guard lock(callback_mutex_);
+  callbacks_[job_id].emplace(id, std::move(callback));
+  return std::unique_ptr<Subscription>(new Subscription(*this, job_id, id));
+}
+
+EventHub::Subscription::~Subscription() {
+  std::lock_guard lock(hub_.callback_mutex_);
+  const auto it = hub_.callbacks_.find(job_id_);
+  it->second.erase(id_);
+  if (it->second.empty()) hub_.callbacks_.erase(it);
+}
+
+void EventHub::Notify(const std::string& job_id) {
+  {
+    std::lock_guard lock(mutex_);
+    ++generation_;
+    changed_.notify_all();
+  }
+  std::lock_guard lock(callback_mutex_);
+  const auto it = callbacks_.find(job_id);
+  if (it == callbacks_.end()) return;
+  for (const auto& [id, callback] : it->second) callback();
+}
+
+void EventHub::Close() {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+bool EventHub::Wait(absl::Duration timeout, const std::function<bool()>& done) {
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  while (true) {
+    std::uint64_t seen;
+    {
+      std::lock_guard lock(mutex_);
+      seen = generation_;
+    }
+    // Not under the mutex: it reads the database. What changes meanwhile raises the generation.
+    if (done()) return true;
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, deadline, [&] { return closed_ || generation_ != seen; }) || closed_) return false;
+  }
+}
+
+}  // namespace nibble::jobs

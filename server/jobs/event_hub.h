@@ -1,0 +1,51 @@
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace nibble::jobs {
+
+// Tells watchers that a job has new events; they read them from the database. Thread-safe.
+class EventHub {
+ public:
+  using Callback = std::function<void()>;
+
+  // Called at every change of the job, on the thread that made it, until the handle is dropped; after that never again. It
+  // must be quick and may not touch the hub or the controller.
+  class Subscription {
+   public:
+    ~Subscription();
+
+   private:
+    friend class EventHub;
+    Subscription(EventHub& hub, std::string job_id, std::uint64_t id) : hub_(hub), job_id_(std::move(job_id)), id_(id) {}
+    EventHub& hub_;
+    const std::string job_id_;
+    const std::uint64_t id_;
+  };
+  std::unique_ptr<Subscription> Subscribe(const std::string& job_id, Callback callback);
+
+  void Notify(const std::string& job_id);
+  // Ends all waiting, now and later: the server stops.
+  void Close();
+
+  // Waits until done() is true, looked at again after each Notify; false after `timeout` (real time) or Close.
+  bool Wait(absl::Duration timeout, const std::function<bool()>& done);
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t generation_ = 0;  // by mutex_
+  bool closed_ = false;           // by mutex_
+  std::uint64_t next_id_ = 1;     // by mutex_
+  std::map<std::string, std::map<std::uint64_t, Callback>> callbacks_;  // by callback_mutex_
+  std::mutex callback_mutex_;  // held while callbacks run
+};
+
+}  // namespace nibble::jobs

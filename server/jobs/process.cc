@@ -1,0 +1,105 @@
+#include "server/jobs/process.h"
+
+#include <fcntl.h>
+#include <linux/close_range.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <sstream>
+
+#include "server/base/files.h"
+#include "server/base/strings.h"
+
+namespace nibble::jobs {
+
+namespace {
+
+// Between fork and exec of a process with threads: only system calls, no memory is taken.
+[[noreturn]] void RunChild(const ChildPlan& plan, char* const* arguments, char* const* environment) {
+  ::setpgid(0, 0);
+  for (int number = 1; number < NSIG; ++number) ::signal(number, SIG_DFL);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+
+  ::dup2(plan.standard_input, 0);
+  ::dup2(plan.standard_output, 1);
+  ::dup2(plan.standard_output, 2);
+  // gRPC and others open sockets without close-on-exec.
+  if (::syscall(SYS_close_range, 3u, ~0u, CLOSE_RANGE_CLOEXEC) != 0) {
+    const long most = std::min(::sysconf(_SC_OPEN_MAX), 65536L);
+    for (int fd = 3; fd < most; ++fd) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  }
+  ::fcntl(plan.kept, F_SETFD, 0);
+
+  const rlimit no_core = {0, 0};
+  ::setrlimit(RLIMIT_CORE, &no_core);
+  const int oom = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (oom >= 0) {
+    (void)!::write(oom, "500", 3);
+    ::close(oom);
+  }
+
+  char digits[24];
+  std::size_t at = sizeof digits;
+  for (pid_t pid = ::getpid(); pid > 0; pid /= 10) digits[--at] = static_cast<char>('0' + pid % 10);
+  (void)!::pwrite(plan.kept, digits + at, sizeof digits - at, 0);
+
+  ::execve(arguments[0], arguments, environment);
+  const int error = errno;
+  (void)!::write(plan.error_pipe, &error, sizeof error);
+  ::_exit(127);
+}
+
+std::vector<char*> Pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (const std::string& text : texts) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+absl::StatusOr<pid_t> Spawn(const ChildPlan& plan) {
+  const std::vector<char*> arguments = Pointers(plan.arguments), environment = Pointers(plan.environment);
+  const pid_t pid = ::fork();
+  if (pid < 0) return absl::ResourceExhaustedError(base::StrCat("fork: ", std::strerror(errno)));
+  if (pid == 0) RunChild(plan, arguments.data(), environment.data());
+  ::setpgid(pid, pid);  // Both sides: whoever is first, the group is there before a signal is sent to it.
+  return pid;
+}
+
+ExitStatus Reap(pid_t pid, bool wait) {
+  int status = 0;
+  pid_t got;
+  do {
+    got = ::waitpid(pid, &status, wait ? 0 : WNOHANG);
+  } while (got < 0 && errno == EINTR);
+  if (got != pid) return {ExitStatus::Kind::kUnknown, 0};
+  if (WIFSIGNALED(status)) return {ExitStatus::Kind::kSignaled, WTERMSIG(status)};
+  return {ExitStatus::Kind::kExited, WEXITSTATUS(status)};
+}
+
+std::optional<std::int64_t> StartTicks(pid_t pid) {
+  if (pid <= 0) return std::nullopt;
+  const auto text = base::RealFileSystem().Read(base::StrCat("/proc/", pid, "/stat"), 4096);
+  if (!text.ok()) return std::nullopt;
+  // The second field is the program's name in brackets and may hold anything.
+  const std::size_t close = text->rfind(')');
+  if (close == std::string::npos) return std::nullopt;
+  std::istringstream fields(text->substr(close + 1));
+  std::string field;
+  for (int number = 3; fields >> field; ++number) {
+    if (number == 3 && (field == "Z" || field == "X")) return std::nullopt;
+    if (number == 22) return std::stoll(field);
+  }
+  return std::nullopt;
+}
+
+}  // namespace nibble::jobs

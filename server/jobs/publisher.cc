@@ -1,0 +1,65 @@
+#include "server/jobs/publisher.h"
+
+#include <utility>
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/journal.h"
+
+namespace nibble::jobs {
+
+using base::Json;
+using base::StrCat;
+
+namespace {
+
+// Trying again does not help against these.
+bool IsPermanent(const absl::Status& status) {
+  return absl::IsAlreadyExists(status) || absl::IsDataLoss(status) || absl::IsNotFound(status);
+}
+
+Json ModelFields(const store::StoredModel& model) {
+  Json fields = Json::object();
+  fields["model"] = model.name;
+  if (model.info.is_object()) {
+    for (const auto& [key, name] : {std::pair("format", "format"), std::pair("weights_digest", "digest")}) {
+      const auto it = model.info.find(key);
+      if (it != model.info.end()) fields[name] = *it;
+    }
+  }
+  fields["bytes"] = model.bytes;
+  return fields;
+}
+
+}  // namespace
+
+absl::Status Publisher::Publish(const JobRecord& job) {
+  const std::string& name = job.spec.output_model;
+  const std::string output = base::JoinPath(state_.layout.attempt(job.id, job.attempt), store::kOutputDirectory);
+  absl::Status published = state_.models->Publish(name, job.id, output, job.output_digest);
+  if (!published.ok() && !IsPermanent(published)) return published;
+
+  std::vector<NewEvent> events;
+  std::optional<store::StoredModel> model;
+  if (published.ok()) {
+    NIBBLE_ASSIGN_OR_RETURN(model, state_.models->Get(name));
+    events.push_back({job.attempt, std::nullopt, clock_.Now(), "model", ModelFields(*model)});
+  } else {
+    base::LogError("the output of a job cannot be published", {{"job", job.id}, {"why", std::string(published.message())}});
+    Json fields = Json::object();
+    fields["reason"] = "PUBLISH_FAILED";
+    fields["message"] = StrCat("the trained model could not be published as ", name, ": ", published.message());
+    events.push_back({job.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)});
+  }
+  Json state = Json::object();
+  state["state"] = Name(JobState::kSucceeded);
+  state["from"] = Name(JobState::kRunning);
+  events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(state)});
+  NIBBLE_RETURN_IF_ERROR(database_.MarkPublished(job.id, events));
+  if (observer_ != nullptr && model.has_value()) observer_->OnModelPublished(job, *model);
+  hub_.Notify(job.id);
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::jobs

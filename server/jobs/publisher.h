@@ -1,0 +1,29 @@
+#pragma once
+#include "absl/status/status.h"
+#include "server/base/clock.h"
+#include "server/jobs/controller_options.h"
+#include "server/jobs/database.h"
+#include "server/jobs/event_hub.h"
+#include "server/store/state_directory.h"
+
+namespace nibble::jobs {
+
+// Makes the output of a job that SUCCEEDED a model. The database says first that this output it is (fenced), then the
+// directory is moved, then the database says that it is done: repeated after a crash anywhere, it ends the same. Thread-safe.
+class Publisher {
+ public:
+  Publisher(store::StateDirectory& state, Database& database, base::Clock& clock, EventHub& hub, JobObserver* observer)
+      : state_(state), database_(database), clock_(clock), hub_(hub), observer_(observer) {}
+
+  // Appends the events "model" and "state" (SUCCEEDED). An error means: try again later.
+  absl::Status Publish(const JobRecord& job);
+
+ private:
+  store::StateDirectory& state_;
+  Database& database_;
+  base::Clock& clock_;
+  EventHub& hub_;
+  JobObserver* const observer_;
+};
+
+}  // namespace nibble::jobs
