@@ -1,0 +1,341 @@
+#include "server/convert/convert.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+
+#include "kernels/formats/double_quant.h"
+#include "kernels/formats/nf4.h"
+#include "kernels/ops/dequantize_nf4.h"
+#include "kernels/ops/double_dequantize.h"
+#include "kernels/ops/double_quantize.h"
+#include "kernels/ops/quantize_int8.h"
+#include "kernels/ops/quantize_nf4.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/merge.h"
+#include "server/model/artifact_writer.h"
+#include "server/model/float_convert.h"
+#include "server/model/layout.h"
+#include "server/model/safetensors.h"
+
+namespace nibble::convert {
+namespace {
+
+using base::StrCat;
+using kernels::ConstMatrix;
+using kernels::DType;
+using model::Format;
+using model::TensorRole;
+using model::TensorSpec;
+
+// Rows are quantised in blocks of about this many elements: results do not depend on it.
+constexpr std::int64_t kBlockElements = 1 << 22;
+
+template <typename T>
+std::string_view Bytes(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+float At(const ConstMatrix& m, std::int64_t r, std::int64_t c) {
+  return m.dtype == DType::kF32 ? m.Row<float>(r)[c] : kernels::ToFloat(m.Row<kernels::BF16>(r)[c]);
+}
+
+// Sums of squares and the largest error, a row at a time and then over rows in order: the same for any split.
+class ErrorMeter {
+ public:
+  ErrorMeter(std::string name, const kernels::Stream& stream) : stream_(stream) { error_.name = std::move(name); }
+
+  // decoded(row, col) is the quantised value.
+  template <typename Decoded>
+  void Add(const ConstMatrix& weight, Decoded decoded) {
+    struct Row {
+      double difference = 0, weight = 0, max = 0;
+    };
+    std::vector<Row> rows(static_cast<std::size_t>(weight.rows));
+    stream_.ParallelFor(weight.rows, 8, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        Row& row = rows[static_cast<std::size_t>(r)];
+        for (std::int64_t c = 0; c < weight.cols; ++c) {
+          const double w = static_cast<double>(At(weight, r, c));
+          const double e = static_cast<double>(decoded(r, c)) - w;
+          row.difference += e * e;
+          row.weight += w * w;
+          row.max = std::max(row.max, std::fabs(e));
+        }
+      }
+    });
+    for (const Row& row : rows) {
+      difference_ += row.difference;
+      weight_ += row.weight;
+      error_.max_abs_error = std::max(error_.max_abs_error, row.max);
+    }
+  }
+  LayerError Result() {
+    error_.relative_error = weight_ > 0 ? std::sqrt(difference_ / weight_) : 0.0;
+    return error_;
+  }
+
+ private:
+  const kernels::Stream& stream_;
+  LayerError error_;
+  double difference_ = 0;
+  double weight_ = 0;
+};
+
+class Converter {
+ public:
+  Converter(const model::Artifact& source, const ConvertOptions& options, const kernels::Stream& stream)
+      : source_(source), options_(options), stream_(stream) {
+    info_.format = options.to;
+    info_.act_outliers = options.to == Format::kInt8 ? options.act_outliers : 0;
+    info_.int8_head = options.to == Format::kInt8 && options.int8_head;
+    info_.kv_dtype = options.kv_dtype;
+    info_.base_digest = source.info().weights_digest;
+    info_.source = "convert";
+    info_.provenance = source.info().provenance;
+    info_.provenance["converted_from"] = Name(source.info().format);
+  }
+
+  absl::StatusOr<ConvertReport> Run(base::FileSystem& files, const std::string& target) {
+    const std::vector<TensorSpec> specs = model::RequiredTensors(source_.config());
+    NIBBLE_ASSIGN_OR_RETURN(auto plan, Plan());
+    NIBBLE_ASSIGN_OR_RETURN(writer_, model::ArtifactWriter::Create(files, target, std::move(plan)));
+    // In the file's order, so that the writer holds nothing large back.
+    std::map<std::string, std::size_t> position;
+    for (const model::TensorPlan& tensor : writer_->tensors().order()) position.emplace(tensor.name, position.size());
+    std::vector<std::size_t> order(specs.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t a, std::size_t b) { return position.at(specs[a].name) < position.at(specs[b].name); });
+    std::map<std::size_t, LayerError> errors;
+    for (const std::size_t i : order) {
+      if (!model::IsQuantized(specs[i].role, source_.config(), info_)) {
+        NIBBLE_RETURN_IF_ERROR(PutFloat(specs[i]));
+        continue;
+      }
+      NIBBLE_ASSIGN_OR_RETURN(errors[i], options_.to == Format::kInt8 ? PutInt8(specs[i]) : PutNf4(specs[i]));
+    }
+    NIBBLE_RETURN_IF_ERROR(writer_->CopyCompanions(source_.directory()));
+    ConvertReport report;
+    NIBBLE_ASSIGN_OR_RETURN(report.info, writer_->Finish(source_.config(), info_));
+    for (auto& [i, error] : errors) report.layers.push_back(std::move(error));
+    for (const auto& [name, view] : source_.tensors()) report.source_weight_bytes += view.bytes.size();
+    for (const model::TensorPlan& tensor : writer_->tensors().order()) {
+      report.weight_bytes += static_cast<std::uint64_t>(model::NumElements(tensor.shape).value_or(0) * kernels::SizeOf(tensor.dtype));
+    }
+    return report;
+  }
+
+ private:
+  // A float tensor's type in the result.
+  absl::StatusOr<DType> FloatType(const std::string& name) const {
+    if (name == model::kEmbeddingName || name == model::kHeadName) {
+      const bool is_head = name == model::kHeadName || source_.config().tied_embeddings;
+      if (options_.to == Format::kInt8 && is_head) return DType::kBF16;
+      NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(name));
+      return view.dtype;
+    }
+    return DType::kF32;
+  }
+
+  absl::StatusOr<std::vector<model::TensorPlan>> Plan() const {
+    NIBBLE_ASSIGN_OR_RETURN(const auto stored, model::StoredTensors(source_.config(), info_));
+    std::vector<model::TensorPlan> plan;
+    for (const model::StoredTensor& tensor : stored) {
+      DType dtype = tensor.dtypes[0];
+      if (tensor.dtypes.size() > 1) {
+        NIBBLE_ASSIGN_OR_RETURN(dtype, FloatType(tensor.name));
+      }
+      plan.push_back({tensor.name, dtype, tensor.shape});
+    }
+    return plan;
+  }
+
+  absl::Status PutFloat(const TensorSpec& spec) {
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(spec.name));
+    NIBBLE_ASSIGN_OR_RETURN(const DType dtype, FloatType(spec.name));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, model::ConvertFloats(view.bytes, view.dtype, dtype,
+                                                                          model::NumElements(spec.shape).value_or(0)));
+    return writer_->tensors().Put(spec.name, bytes);
+  }
+
+  absl::StatusOr<LayerError> PutInt8(const TensorSpec& spec) {
+    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, WeightReader::Open(source_, spec.name, stream_));
+    const std::int64_t rows = weight.rows();
+    const std::int64_t cols = weight.cols();
+    std::vector<std::int8_t> codes(static_cast<std::size_t>(rows * cols));
+    std::vector<float> scale(static_cast<std::size_t>(rows));
+    const std::int64_t block = std::clamp<std::int64_t>(kBlockElements / cols, 1, rows);
+    kernels::QuantizeInt8Args args;
+    args.out.cols = cols;
+    args.out.stride = kernels::Int8PaddedK(cols);
+    std::vector<std::int8_t> padded(static_cast<std::size_t>(block * args.out.stride));
+    args.out.codes = padded.data();
+    ErrorMeter meter(spec.name, stream_);
+    for (std::int64_t begin = 0; begin < rows; begin += block) {
+      const std::int64_t end = std::min(rows, begin + block);
+      NIBBLE_ASSIGN_OR_RETURN(args.x, weight.Rows(begin, end));
+      args.out.scale = scale.data() + begin;
+      args.out.rows = end - begin;
+      NIBBLE_RETURN_IF_ERROR(kernels::QuantizeInt8(args, stream_));
+      for (std::int64_t r = begin; r < end; ++r) {
+        if (!std::isfinite(scale[static_cast<std::size_t>(r)])) {
+          return absl::InvalidArgumentError(StrCat(spec.name, ": row ", r, " is not finite"));
+        }
+        std::copy_n(padded.data() + (r - begin) * args.out.stride, cols, codes.data() + r * cols);
+      }
+      meter.Add(args.x, [&](std::int64_t r, std::int64_t c) {
+        return static_cast<float>(codes[static_cast<std::size_t>((begin + r) * cols + c)]) * scale[static_cast<std::size_t>(begin + r)];
+      });
+    }
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(codes)));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kInt8ScaleSuffix, Bytes(scale)));
+    return meter.Result();
+  }
+
+  absl::StatusOr<LayerError> PutNf4(const TensorSpec& spec) {
+    NIBBLE_ASSIGN_OR_RETURN(WeightReader weight, WeightReader::Open(source_, spec.name, stream_));
+    const std::int64_t rows = weight.rows();
+    const std::int64_t cols = weight.cols();
+    const std::int64_t row_blocks = kernels::Nf4RowBlocks(cols);
+    const std::int64_t row_bytes = kernels::Nf4RowBytes(cols);
+    std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * row_bytes));
+    std::vector<float> absmax(static_cast<std::size_t>(rows * row_blocks));
+    const std::int64_t block = std::clamp<std::int64_t>(kBlockElements / cols, 1, rows);
+    for (std::int64_t begin = 0; begin < rows; begin += block) {
+      kernels::QuantizeNf4Args args;
+      NIBBLE_ASSIGN_OR_RETURN(args.x, weight.Rows(begin, std::min(rows, begin + block)));
+      args.codes = codes.data() + begin * row_bytes;
+      args.absmax = absmax.data() + begin * row_blocks;
+      NIBBLE_RETURN_IF_ERROR(kernels::QuantizeNf4(args, stream_));
+    }
+    std::vector<std::int8_t> absmax_codes(absmax.size());
+    std::vector<float> factor(static_cast<std::size_t>(kernels::DoubleQuantBlocks(rows * row_blocks)));
+    std::vector<float> offset(1);
+    kernels::DoubleQuantizeArgs twice;
+    twice.absmax = absmax.data();
+    twice.n = rows * row_blocks;
+    twice.codes = absmax_codes.data();
+    twice.factor = factor.data();
+    twice.offset = offset.data();
+    NIBBLE_RETURN_IF_ERROR(kernels::DoubleQuantize(twice, stream_));
+    NIBBLE_ASSIGN_OR_RETURN(const LayerError error, MeasureNf4(spec.name, weight, codes, absmax_codes, factor, offset[0], block));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(codes)));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4AbsmaxSuffix, Bytes(absmax_codes)));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4FactorSuffix, Bytes(factor)));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4OffsetSuffix, Bytes(offset)));
+    return error;
+  }
+
+  // Against what serving will see: scales after double quantisation.
+  absl::StatusOr<LayerError> MeasureNf4(const std::string& name, WeightReader& weight, const std::vector<std::uint8_t>& codes,
+                                        const std::vector<std::int8_t>& absmax_codes, const std::vector<float>& factor,
+                                        float offset, std::int64_t block) {
+    const std::int64_t cols = weight.cols();
+    std::vector<float> absmax(absmax_codes.size());
+    kernels::DoubleDequantizeArgs undo;
+    undo.codes = absmax_codes.data();
+    undo.factor = factor.data();
+    undo.offset = offset;
+    undo.n = static_cast<std::int64_t>(absmax.size());
+    undo.absmax = absmax.data();
+    NIBBLE_RETURN_IF_ERROR(kernels::DoubleDequantize(undo, stream_));
+    ErrorMeter meter(name, stream_);
+    std::vector<float> decoded(static_cast<std::size_t>(block * cols));
+    for (std::int64_t begin = 0; begin < weight.rows(); begin += block) {
+      const std::int64_t end = std::min(weight.rows(), begin + block);
+      kernels::DequantizeNf4Args args;
+      args.w.codes = codes.data() + begin * kernels::Nf4RowBytes(cols);
+      args.w.absmax = absmax.data() + begin * kernels::Nf4RowBlocks(cols);
+      args.w.rows = end - begin;
+      args.w.cols = cols;
+      args.out = kernels::MakeMatrix(decoded.data(), DType::kF32, end - begin, cols);
+      NIBBLE_RETURN_IF_ERROR(kernels::DequantizeNf4(args, stream_));
+      NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix rows, weight.Rows(begin, end));
+      meter.Add(rows, [&](std::int64_t r, std::int64_t c) { return decoded[static_cast<std::size_t>(r * cols + c)]; });
+    }
+    return meter.Result();
+  }
+
+  const model::Artifact& source_;
+  const ConvertOptions& options_;
+  const kernels::Stream& stream_;
+  model::ArtifactInfo info_;
+  std::unique_ptr<model::ArtifactWriter> writer_;
+};
+
+absl::Status CheckOptions(Format from, const ConvertOptions& options) {
+  if (options.act_outliers < 0 || options.act_outliers > kernels::kMaxOutliers) {
+    return base::FieldError("act_outliers", StrCat(options.act_outliers, ", wanted 0 to ", kernels::kMaxOutliers));
+  }
+  if (options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
+    return base::FieldError("kv_dtype", StrCat(kernels::Name(options.kv_dtype), ", wanted f32 or bf16"));
+  }
+  const bool is_float = from == Format::kF32 || from == Format::kBF16;
+  const bool known = options.to == Format::kInt8 ? is_float || from == Format::kNf4 || from == Format::kLora
+                                                 : options.to == Format::kNf4 && is_float;
+  if (!known) {
+    return base::FieldError("to", StrCat("no conversion of a ", Name(from), " model to ", Name(options.to),
+                                         " (int8 is made of f32, bf16, nf4 and lora; nf4 of f32 and bf16)"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
+                                           const ConvertOptions& options, const kernels::Stream& stream) {
+  NIBBLE_RETURN_IF_ERROR(CheckOptions(source.info().format, options));
+  return Converter(source, options, stream).Run(files, target);
+}
+
+absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
+                                                  const model::AdapterConfig& adapter,
+                                                  const std::vector<std::vector<float>>& values,
+                                                  const base::Json& provenance, const std::string& target) {
+  if (nf4_base.info().format != Format::kNf4) {
+    return absl::InvalidArgumentError(StrCat("the base of an adapter is ", Name(nf4_base.info().format), ", wanted nf4"));
+  }
+  std::vector<model::TensorPlan> plan;
+  NIBBLE_ASSIGN_OR_RETURN(const auto stored, model::StoredTensors(nf4_base.config(), nf4_base.info()));
+  for (const model::StoredTensor& tensor : stored) {
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
+    plan.push_back({tensor.name, view.dtype, view.shape});
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
+  for (const model::TensorPlan& tensor : writer->tensors().order()) {
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
+    NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(
+        tensor.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
+  }
+  NIBBLE_RETURN_IF_ERROR(writer->PutAdapter(nf4_base.config(), adapter, values));
+  NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(nf4_base.directory()));
+  model::ArtifactInfo info = nf4_base.info();
+  info.format = Format::kLora;
+  info.base_digest = nf4_base.info().weights_digest;
+  info.source = "job";
+  info.recorded_by.clear();
+  info.provenance = provenance;
+  return writer->Finish(nf4_base.config(), std::move(info));
+}
+
+base::Json ToJson(const ConvertReport& report) {
+  base::Json json = base::Json::object();
+  json["format"] = Name(report.info.format);
+  json["digest"] = report.info.weights_digest;
+  json["base_digest"] = report.info.base_digest;
+  json["source_weight_bytes"] = report.source_weight_bytes;
+  json["weight_bytes"] = report.weight_bytes;
+  json["eval_loss_before"] = report.eval_loss_before.has_value() ? base::Json(*report.eval_loss_before) : base::Json(nullptr);
+  json["eval_loss_after"] = report.eval_loss_after.has_value() ? base::Json(*report.eval_loss_after) : base::Json(nullptr);
+  base::Json& layers = json["layers"] = base::Json::array();
+  for (const LayerError& layer : report.layers) {
+    layers.push_back({{"name", layer.name}, {"relative_error", layer.relative_error}, {"max_abs_error", layer.max_abs_error}});
+  }
+  return json;
+}
+
+}  // namespace nibble::convert

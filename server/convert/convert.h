@@ -1,0 +1,58 @@
+// Model -> serving artifact: pure transformations, shared by the trainer and `models convert`. The same input and options
+// give the same bytes, whatever the instruction set and the number of threads.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "kernels/formats/int8.h"
+#include "kernels/stream.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/model/artifact.h"
+
+namespace nibble::convert {
+
+struct ConvertOptions {
+  model::Format to = model::Format::kInt8;               // kInt8 or kNf4
+  int act_outliers = kernels::kDefaultOutliers;          // int8: 0 to 16 outliers that an activation row keeps
+  bool int8_head = true;                                 // int8: head and tied embedding too; false keeps them in bf16
+  kernels::DType kv_dtype = kernels::DType::kBF16;       // what serving rounds K and V to
+};
+
+// How far a quantised weight is from what it was made of.
+struct LayerError {
+  std::string name;
+  double relative_error = 0;  // ||W' - W|| / ||W||, Frobenius
+  double max_abs_error = 0;
+};
+
+struct ConvertReport {
+  model::ArtifactInfo info;             // of what was made
+  std::vector<LayerError> layers;       // every quantised weight, in the order of the model
+  std::uint64_t source_weight_bytes = 0;
+  std::uint64_t weight_bytes = 0;
+  // Filled by who evaluates: mean negative log-likelihood in nats a token.
+  std::optional<double> eval_loss_before;
+  std::optional<double> eval_loss_after;
+};
+base::Json ToJson(const ConvertReport& report);
+
+// int8 from f32, bf16, nf4 and lora; nf4 from f32 and bf16. A lora model is merged onto its DEQUANTISED NF4 base,
+// W + (B A) * scaling in f32, before it becomes int8 (peft#2105). One tensor is in memory at a time.
+// On any error nothing is left at `target`, which must not be there or be empty.
+// Errors: InvalidArgument (options; a format pair that is not a conversion; weights that are not finite), AlreadyExists,
+// those of the file system.
+absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
+                                           const ConvertOptions& options, const kernels::Stream& stream);
+
+// nf4 base + adapter -> lora artifact. values: one f32 vector for each of AdapterTensors, in its order.
+absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
+                                                  const model::AdapterConfig& adapter,
+                                                  const std::vector<std::vector<float>>& values,
+                                                  const base::Json& provenance, const std::string& target);
+
+}  // namespace nibble::convert

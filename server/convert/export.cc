@@ -1,0 +1,119 @@
+#include "server/convert/export.h"
+
+#include <memory>
+#include <utility>
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/artifact_writer.h"
+#include "server/model/safetensors_writer.h"
+
+namespace nibble::convert {
+namespace {
+
+using base::StrCat;
+using model::Format;
+
+// A directory of our making that goes away unless it is kept.
+class Target {
+ public:
+  static absl::StatusOr<std::unique_ptr<Target>> Create(base::FileSystem& files, const std::string& path) {
+    if (files.Exists(path)) {
+      NIBBLE_ASSIGN_OR_RETURN(const auto names, files.List(path));
+      if (!names.empty()) return absl::AlreadyExistsError(StrCat(path, " is there and not empty"));
+    }
+    NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(path));
+    return std::unique_ptr<Target>(new Target(files, path));
+  }
+  ~Target() {
+    if (kept_) return;
+    if (const absl::Status status = files_.RemoveAll(path_); !status.ok()) {
+      base::LogWarning("an unfinished export could not be removed", {{"error", std::string(status.message())}});
+    }
+  }
+  Target(const Target&) = delete;
+  Target& operator=(const Target&) = delete;
+
+  absl::Status Put(std::string_view name, std::string_view bytes) {
+    return base::WriteFileAtomically(files_, base::JoinPath(path_, name), bytes);
+  }
+  absl::Status Copy(const std::string& from_directory, const char* name, std::uint64_t max_bytes) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, files_.Read(base::JoinPath(from_directory, name), max_bytes));
+    return Put(name, bytes);
+  }
+  absl::Status Keep() {
+    NIBBLE_RETURN_IF_ERROR(files_.SyncDirectory(path_));
+    kept_ = true;
+    return absl::OkStatus();
+  }
+
+ private:
+  Target(base::FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {}
+  base::FileSystem& files_;
+  const std::string path_;
+  bool kept_ = false;
+};
+
+// The artifact's tensors of the given plan, streamed from the mapped file.
+absl::Status WriteTensors(base::FileSystem& files, const model::Artifact& source, const std::string& path,
+                          std::vector<model::TensorPlan> plan) {
+  // transformers and PEFT refuse files that do not say for which framework they were written.
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer,
+                          model::SafetensorsWriter::Create(files, path, std::move(plan), {{"format", "pt"}}));
+  for (const model::TensorPlan& tensor : writer->order()) {
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source.Tensor(tensor.name));
+    NIBBLE_RETURN_IF_ERROR(
+        writer->Put(tensor.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
+  }
+  return writer->Finish();
+}
+
+}  // namespace
+
+absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& base_model,
+                        const std::string& target) {
+  if (source.info().format != Format::kLora) {
+    return absl::InvalidArgumentError(StrCat("format \"peft\" is for lora models, this one is ", Name(source.info().format)));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
+  model::AdapterConfig adapter = *source.adapter();
+  adapter.base_model_name_or_path = base_model;
+  NIBBLE_RETURN_IF_ERROR(WriteTensors(files, source, base::JoinPath(target, model::kAdapterWeightsFile),
+                                      model::AdapterTensors(source.config(), adapter)));
+  NIBBLE_RETURN_IF_ERROR(directory->Put(model::kAdapterConfigFile, base::Dump(model::ToPeftConfig(adapter), 2) + "\n"));
+  // PEFT's own card begins with the same front matter.
+  NIBBLE_RETURN_IF_ERROR(directory->Put(
+      "README.md", StrCat("---\nlibrary_name: peft\n---\n\nA LoRA adapter trained with Nibble on an NF4 base (weights ",
+                          source.info().base_digest, "): rank ", adapter.rank, ", alpha ", adapter.alpha, ".\n")));
+  for (const char* name : model::kCompanionFiles) {
+    if (!files.Exists(base::JoinPath(source.directory(), name))) continue;
+    NIBBLE_RETURN_IF_ERROR(directory->Copy(source.directory(), name, model::kMaxCompanionBytes));
+  }
+  return directory->Keep();
+}
+
+absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, const std::string& target) {
+  const Format format = source.info().format;
+  if (format != Format::kF32 && format != Format::kBF16) {
+    return absl::InvalidArgumentError(StrCat("format \"hf\" is for f32 and bf16 models, this one is ", Name(format)));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
+  std::vector<model::TensorPlan> plan;
+  for (const model::TensorSpec& spec : model::RequiredTensors(source.config())) {
+    plan.push_back({spec.name, format == Format::kF32 ? kernels::DType::kF32 : kernels::DType::kBF16, spec.shape});
+  }
+  NIBBLE_RETURN_IF_ERROR(WriteTensors(files, source, base::JoinPath(target, "model.safetensors"), std::move(plan)));
+  base::Json config = model::ToHfConfig(source.config());
+  // transformers 4 reads the first, 5 the second.
+  config["torch_dtype"] = format == Format::kF32 ? "float32" : "bfloat16";
+  config["dtype"] = config["torch_dtype"];
+  NIBBLE_RETURN_IF_ERROR(directory->Put("config.json", base::Dump(config, 2) + "\n"));
+  for (const char* name : model::kCompanionFiles) {
+    if (!files.Exists(base::JoinPath(source.directory(), name))) continue;
+    NIBBLE_RETURN_IF_ERROR(directory->Copy(source.directory(), name, model::kMaxCompanionBytes));
+  }
+  return directory->Keep();
+}
+
+}  // namespace nibble::convert

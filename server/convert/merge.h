@@ -1,0 +1,45 @@
+// The float value of any weight of an artifact, a block of rows at a time. Included by server/convert/*.cc only.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+#include "server/model/artifact.h"
+#include "server/model/tensor_table.h"
+
+namespace nibble::convert {
+
+// One weight [N, K] as f32 or bf16 rows: a float tensor as it lies, an NF4 one dequantised, a lora one merged.
+class WeightReader {
+ public:
+  static absl::StatusOr<WeightReader> Open(const model::Artifact& source, const std::string& name,
+                                           const kernels::Stream& stream);
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  // Rows [begin, end). Valid until the next call.
+  absl::StatusOr<kernels::ConstMatrix> Rows(std::int64_t begin, std::int64_t end);
+
+ private:
+  explicit WeightReader(const kernels::Stream& stream) : stream_(stream) {}
+  absl::Status OpenNf4(const model::Artifact& source, const std::string& name);
+  absl::Status OpenAdapter(const model::Artifact& source, const std::string& name);
+  absl::Status AddDelta(std::int64_t begin, std::int64_t end);
+
+  kernels::Stream stream_;
+  std::int64_t rows_ = 0;
+  std::int64_t cols_ = 0;
+  model::TensorView view_;
+  std::vector<float> absmax_;    // nf4: [N, blocks], double quantisation undone
+  std::vector<float> panels_;    // lora: A^T [K, r] as matmul_dense reads it
+  std::vector<float> lora_b_;    // lora: [N, r]
+  std::int64_t rank_ = 0;        // 0: no adapter on this weight
+  float scaling_ = 0;
+  std::vector<float> values_;
+  std::vector<float> delta_;
+};
+
+}  // namespace nibble::convert

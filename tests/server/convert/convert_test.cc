@@ -1,0 +1,308 @@
+#include "server/convert/convert.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "kernels/formats/nf4.h"
+#include "server/base/error.h"
+#include "server/model/import.h"
+#include "server/model/layout.h"
+#include "tests/server/model/files.h"
+#include "tests/support/isas.h"
+#include "tests/support/random.h"
+
+namespace nibble::convert {
+namespace {
+
+using kernels::DType;
+using model::Artifact;
+using model::Format;
+using ::testing::HasSubstr;
+
+class ConvertTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Artifact> Import(const std::string& golden, DType dtype, const std::string& name) {
+    const auto report = model::ImportModel(files_, model::Golden(golden), directory_.Path(name), dtype);
+    EXPECT_TRUE(report.ok()) << report.status();
+    return Open(name);
+  }
+  std::unique_ptr<Artifact> Open(const std::string& name) {
+    auto artifact = Artifact::Open(directory_.Path(name));
+    EXPECT_TRUE(artifact.ok()) << artifact.status();
+    EXPECT_TRUE((*artifact)->VerifyBytes().ok());
+    return *std::move(artifact);
+  }
+  absl::StatusOr<ConvertReport> Convert(const Artifact& source, const std::string& name, const ConvertOptions& options) {
+    return ConvertModel(files_, source, directory_.Path(name), options, kernels::Stream());
+  }
+  // Random values: an adapter as training leaves it.
+  std::vector<std::vector<float>> AdapterValues(const model::ModelConfig& config, const model::AdapterConfig& adapter) {
+    std::vector<std::vector<float>> values;
+    for (const auto& plan : model::AdapterTensors(config, adapter)) {
+      values.push_back(support::NormalVector(values.size() + 1, plan.shape[0] * plan.shape[1], 0.05f));
+    }
+    return values;
+  }
+  std::unique_ptr<Artifact> Lora(const Artifact& nf4, const std::string& name) {
+    adapter_.rank = 3;
+    adapter_.alpha = 12;
+    adapter_.targets = {model::LinearKind::kQ, model::LinearKind::kDown};
+    const auto info = MakeLoraModel(files_, nf4, adapter_, AdapterValues(nf4.config(), adapter_), {{"job_id", "job-1"}},
+                                    directory_.Path(name));
+    EXPECT_TRUE(info.ok()) << info.status();
+    return Open(name);
+  }
+
+  base::FileSystem& files_ = base::RealFileSystem();
+  model::TempDirectory directory_;
+  model::AdapterConfig adapter_;
+};
+
+// Decided 1, written out once more: plain loops over one row.
+void ExpectInt8Rows(const std::vector<float>& weight, const Artifact& got, const std::string& name) {
+  const auto codes = *got.Tensor(name);
+  const auto scales = *got.FloatTensor(name + "_scale");
+  ASSERT_EQ(codes.dtype, DType::kI8);
+  const std::int64_t cols = codes.shape[1];
+  for (std::int64_t r = 0; r < codes.shape[0]; ++r) {
+    float absmax = 0;
+    for (std::int64_t c = 0; c < cols; ++c) absmax = std::max(absmax, std::fabs(weight[static_cast<std::size_t>(r * cols + c)]));
+    const float scale = std::max(absmax, 1e-12f) / 127.0f;
+    const float inverse = 1.0f / scale;
+    ASSERT_EQ(scales[static_cast<std::size_t>(r)], scale) << name << " row " << r;
+    for (std::int64_t c = 0; c < cols; ++c) {
+      const float want = std::clamp(std::nearbyintf(weight[static_cast<std::size_t>(r * cols + c)] * inverse), -127.0f, 127.0f);
+      ASSERT_EQ(static_cast<float>(std::to_integer<std::int8_t>(codes.bytes[static_cast<std::size_t>(r * cols + c)])), want)
+          << name << " " << r << " " << c;
+    }
+  }
+}
+
+TEST_F(ConvertTest, FloatToInt8FollowsTheFormulaAndSharesTheTiedEmbedding) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
+  const auto report = Convert(*source, "int8", {});
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto int8 = Open("int8");
+  EXPECT_EQ(int8->info().format, Format::kInt8);
+  EXPECT_EQ(int8->info().act_outliers, 8);
+  EXPECT_TRUE(int8->info().int8_head);
+  EXPECT_EQ(int8->info().base_digest, source->info().weights_digest);
+  EXPECT_EQ(int8->info().source, "convert");
+  EXPECT_EQ(report->layers.size(), 1u + 2 * 7);
+  for (const auto& spec : model::RequiredTensors(source->config())) {
+    if (spec.shape.size() == 2) {
+      ExpectInt8Rows(*source->FloatTensor(spec.name), *int8, spec.name);
+    } else {
+      EXPECT_EQ(int8->Tensor(spec.name)->dtype, DType::kF32);
+      EXPECT_EQ(*int8->FloatTensor(spec.name), *source->FloatTensor(spec.name));
+    }
+  }
+  for (const LayerError& layer : report->layers) {
+    EXPECT_GT(layer.relative_error, 0.001) << layer.name;
+    EXPECT_LT(layer.relative_error, 0.01) << layer.name;  // half a step of 1/127 of the largest value, uniform
+  }
+  EXPECT_EQ(model::ReadBytes(directory_.Path("int8/tokenizer.json")), model::ReadBytes(directory_.Path("source/tokenizer.json")));
+  EXPECT_EQ(ToJson(*report)["layers"].size(), report->layers.size());
+  EXPECT_EQ(ToJson(*report)["digest"], int8->info().weights_digest);
+}
+
+TEST_F(ConvertTest, AHeadInBf16StaysFloat) {
+  const auto source = Import("hf_sharded_f32", DType::kF32, "source");
+  ConvertOptions options;
+  options.int8_head = false;
+  options.act_outliers = 0;
+  options.kv_dtype = DType::kF32;
+  ASSERT_TRUE(Convert(*source, "int8", options).ok());
+  const auto int8 = Open("int8");
+  EXPECT_EQ(int8->Tensor(model::kHeadName)->dtype, DType::kBF16);
+  EXPECT_EQ(int8->Tensor(model::kEmbeddingName)->dtype, DType::kF32);
+  EXPECT_EQ(int8->Tensor("model.layers.0.mlp.up_proj.bias")->dtype, DType::kF32);
+  EXPECT_EQ(int8->info().act_outliers, 0);
+  EXPECT_EQ(int8->info().kv_dtype, DType::kF32);
+  ASSERT_TRUE(Convert(*source, "int8_head", {}).ok());
+  EXPECT_EQ(Open("int8_head")->Tensor(model::kHeadName)->dtype, DType::kI8);
+  EXPECT_EQ(Open("int8_head")->Tensor(model::kEmbeddingName)->dtype, DType::kF32);
+}
+
+TEST_F(ConvertTest, SameBytesOnEveryPathAndThreadCount) {
+  const auto source = Import("hf_sharded_f32", DType::kBF16, "source");
+  ConvertOptions to_nf4;
+  to_nf4.to = Format::kNf4;
+  std::string int8_bytes, nf4_bytes, merged_bytes;
+  int run = 0;
+  for (const kernels::Isa isa : support::Isas()) {
+    for (const int threads : {1, 3}) {
+      kernels::ThreadPool pool(threads);
+      kernels::Stream stream;
+      stream.isa = isa;
+      stream.pool = &pool;
+      const std::string tag = std::to_string(run++);
+      ASSERT_TRUE(ConvertModel(files_, *source, directory_.Path("int8" + tag), {}, stream).ok());
+      ASSERT_TRUE(ConvertModel(files_, *source, directory_.Path("nf4" + tag), to_nf4, stream).ok());
+      const auto lora = Lora(*Open("nf4" + tag), "lora" + tag);
+      ASSERT_TRUE(ConvertModel(files_, *lora, directory_.Path("merged" + tag), {}, stream).ok());
+      const auto bytes = [&](const std::string& name) { return model::ReadBytes(directory_.Path(name + tag + "/model.safetensors")); };
+      if (run == 1) {
+        int8_bytes = bytes("int8");
+        nf4_bytes = bytes("nf4");
+        merged_bytes = bytes("merged");
+      }
+      EXPECT_EQ(bytes("int8"), int8_bytes);
+      EXPECT_EQ(bytes("nf4"), nf4_bytes);
+      EXPECT_EQ(bytes("merged"), merged_bytes);
+    }
+  }
+}
+
+TEST_F(ConvertTest, Nf4IsWithinHalfAStepOfItsBlocks) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
+  ConvertOptions options;
+  options.to = Format::kNf4;
+  const auto report = Convert(*source, "nf4", options);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto nf4 = Open("nf4");
+  EXPECT_EQ(nf4->info().format, Format::kNf4);
+  EXPECT_EQ(nf4->info().act_outliers, 0);
+  EXPECT_EQ(nf4->Tensor(model::kEmbeddingName)->dtype, DType::kBF16);
+  EXPECT_EQ(*nf4->FloatTensor(model::kEmbeddingName), *source->FloatTensor(model::kEmbeddingName));
+  EXPECT_EQ(report->layers.size(), 2u * 7);
+  for (const LayerError& layer : report->layers) {
+    EXPECT_GT(layer.relative_error, 0.03) << layer.name;
+    EXPECT_LT(layer.relative_error, 0.13) << layer.name;
+  }
+  // 4 bits and a little, against 16.
+  const auto up = nf4->Tensor("model.layers.0.mlp.up_proj.weight");
+  EXPECT_EQ(up->shape, (std::vector<std::int64_t>{64, 16}));
+}
+
+TEST_F(ConvertTest, ALoraModelIsMergedOntoTheDequantisedBase) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
+  ConvertOptions to_nf4;
+  to_nf4.to = Format::kNf4;
+  ASSERT_TRUE(Convert(*source, "nf4", to_nf4).ok());
+  const auto nf4 = Open("nf4");
+  const auto lora = Lora(*nf4, "lora");
+  EXPECT_EQ(lora->info().format, Format::kLora);
+  EXPECT_EQ(lora->info().base_digest, nf4->info().weights_digest);
+  EXPECT_NE(lora->info().weights_digest, nf4->info().weights_digest);
+  EXPECT_EQ(lora->info().provenance["job_id"], "job-1");
+  ASSERT_TRUE(Convert(*lora, "int8", {}).ok());
+  const auto int8 = Open("int8");
+  EXPECT_EQ(int8->info().provenance["job_id"], "job-1");
+  ASSERT_TRUE(Convert(*nf4, "base_int8", {}).ok());
+  const auto base_int8 = Open("base_int8");
+  // Reference in double from the stored parts.
+  for (const auto& [name, trained] : {std::pair{std::string("model.layers.1.mlp.down_proj"), true},
+                                      std::pair{std::string("model.layers.1.mlp.up_proj"), false}}) {
+    const std::string weight = name + ".weight";
+    const auto codes = *lora->Tensor(weight);
+    const auto absmax_codes = *lora->Tensor(weight + "_absmax");
+    const auto factor = *lora->FloatTensor(weight + "_absmax_factor");
+    const float offset = (*lora->FloatTensor(weight + "_absmax_offset"))[0];
+    const std::int64_t n = codes.shape[0];
+    const std::int64_t k = codes.shape[1] * 2;
+    const std::int64_t blocks = absmax_codes.shape[1];
+    std::vector<double> merged(static_cast<std::size_t>(n * k));
+    for (std::int64_t r = 0; r < n; ++r) {
+      for (std::int64_t c = 0; c < k; ++c) {
+        const auto byte = std::to_integer<unsigned>(codes.bytes[static_cast<std::size_t>(r * k / 2 + c / 2)]);
+        const auto code = c % 2 == 0 ? byte >> 4 : byte & 15;
+        const std::int64_t block = r * blocks + c / 64;
+        const float absmax = static_cast<float>(std::to_integer<std::int8_t>(absmax_codes.bytes[static_cast<std::size_t>(block)])) /
+                                 factor[static_cast<std::size_t>(block / 256)] + offset;
+        merged[static_cast<std::size_t>(r * k + c)] = static_cast<double>(kernels::kNf4Book[code] * absmax);
+      }
+    }
+    if (trained) {
+      const auto a = *lora->FloatTensor("base_model.model." + name + ".lora_A.weight");
+      const auto b = *lora->FloatTensor("base_model.model." + name + ".lora_B.weight");
+      for (std::int64_t r = 0; r < n; ++r) {
+        for (std::int64_t c = 0; c < k; ++c) {
+          double delta = 0;
+          for (std::int64_t i = 0; i < 3; ++i) {
+            delta += static_cast<double>(b[static_cast<std::size_t>(r * 3 + i)]) * static_cast<double>(a[static_cast<std::size_t>(i * k + c)]);
+          }
+          merged[static_cast<std::size_t>(r * k + c)] += delta * 4.0;  // alpha 12 / rank 3
+        }
+      }
+    }
+    const auto got = *int8->Tensor(weight);
+    const auto scale = *int8->FloatTensor(weight + "_scale");
+    std::int64_t equal = 0;
+    for (std::int64_t r = 0; r < n; ++r) {
+      for (std::int64_t c = 0; c < k; ++c) {
+        const double want = merged[static_cast<std::size_t>(r * k + c)] / static_cast<double>(scale[static_cast<std::size_t>(r)]);
+        const double code = std::to_integer<std::int8_t>(got.bytes[static_cast<std::size_t>(r * k + c)]);
+        ASSERT_LE(std::fabs(code - want), 0.5001) << name << " " << r << " " << c;
+        equal += got.bytes[static_cast<std::size_t>(r * k + c)] == base_int8->Tensor(weight)->bytes[static_cast<std::size_t>(r * k + c)];
+      }
+    }
+    EXPECT_EQ(equal == n * k, !trained) << name;
+  }
+}
+
+TEST_F(ConvertTest, WhatIsNoConversionIsRefusedAndLeavesNothing) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
+  ASSERT_TRUE(Convert(*source, "int8", {}).ok());
+  const auto int8 = Open("int8");
+  ConvertOptions options;
+  EXPECT_TRUE(absl::IsInvalidArgument(Convert(*int8, "again", options).status()));
+  for (const Format to : {Format::kF32, Format::kBF16, Format::kTernary, Format::kLora}) {
+    options.to = to;
+    EXPECT_TRUE(absl::IsInvalidArgument(Convert(*source, "again", options).status()));
+  }
+  options = {};
+  for (const int outliers : {-1, 17}) {
+    options.act_outliers = outliers;
+    const auto status = Convert(*source, "again", options).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status));
+    EXPECT_EQ(base::ReasonMetadata(status)["field"], "act_outliers");
+  }
+  EXPECT_TRUE(absl::IsAlreadyExists(Convert(*source, "int8", {}).status()));
+  EXPECT_TRUE(MakeLoraModel(files_, *source, adapter_, {}, base::Json::object(), directory_.Path("again")).status().code() ==
+              absl::StatusCode::kInvalidArgument);
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("again")));
+}
+
+TEST_F(ConvertTest, ADamagedSourceLeavesNothing) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
+  ConvertOptions to_nf4;
+  to_nf4.to = Format::kNf4;
+  ASSERT_TRUE(Convert(*source, "nf4", to_nf4).ok());
+  adapter_.rank = 3;
+  adapter_.targets = {model::LinearKind::kQ};
+  auto values = AdapterValues(source->config(), adapter_);
+  values[1][5] = std::numeric_limits<float>::infinity();  // a run that diverged
+  ASSERT_TRUE(MakeLoraModel(files_, *Open("nf4"), adapter_, values, base::Json::object(), directory_.Path("lora")).ok());
+  const auto status = Convert(*Open("lora"), "int8", {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("q_proj"));
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("int8")));
+}
+
+TEST_F(ConvertTest, TheRealModelToInt8AndNf4) {
+  const std::string gguf = NIBBLE_SMOLLM2_GGUF;
+  if (gguf.empty() || !std::filesystem::exists(gguf)) GTEST_SKIP() << "no SmolLM2 GGUF file: run deploy/setup.sh";
+  ASSERT_TRUE(model::ImportModel(files_, gguf, directory_.Path("real"), DType::kBF16).ok());
+  const auto source = Open("real");
+  kernels::ThreadPool pool(2);
+  kernels::Stream stream;
+  stream.isa = support::Isas().back();
+  stream.pool = &pool;
+  for (const Format to : {Format::kInt8, Format::kNf4}) {
+    ConvertOptions options;
+    options.to = to;
+    const auto report = ConvertModel(files_, *source, directory_.Path(Name(to)), options, stream);
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->layers.size(), to == Format::kInt8 ? 211u : 210u);
+    double worst = 0;
+    for (const LayerError& layer : report->layers) worst = std::max(worst, layer.relative_error);
+    EXPECT_LT(worst, to == Format::kInt8 ? 0.05 : 0.15);
+    Open(Name(to));
+  }
+}
+
+}  // namespace
+}  // namespace nibble::convert

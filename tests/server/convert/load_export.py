@@ -1,0 +1,38 @@
+"""Loads what export_test wrote by the real programs: load_export.py HF_DIR PEFT_DIR. Exits 0 only when all fits."""
+import json
+import pathlib
+import sys
+
+import numpy as np
+import torch
+import transformers
+from peft import PeftModel
+from safetensors.numpy import load_file
+
+hf, peft = map(pathlib.Path, sys.argv[1:3])
+model, info = transformers.AutoModelForCausalLM.from_pretrained(hf, output_loading_info=True)
+for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+    assert not info[kind], (kind, info[kind])
+stored = load_file(hf / "model.safetensors")
+for name, value in model.state_dict().items():
+    if name in stored:
+        assert np.array_equal(value.float().numpy(), stored[name].astype(np.float32)), name
+tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
+text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+assert text == "user: hi\n", text
+ids = torch.tensor([[0, 5, 9, 40]])
+before = model(ids).logits
+
+with torch.no_grad():
+    adapted = PeftModel.from_pretrained(model, peft)
+    tensors = load_file(peft / "adapter_model.safetensors")
+    state = {k.replace(".default", ""): v for k, v in adapted.state_dict().items() if "lora_" in k}
+    assert state.keys() == tensors.keys(), state.keys() ^ tensors.keys()
+    for name, value in state.items():
+        assert np.array_equal(value.float().numpy(), tensors[name]), name
+    config = json.loads((peft / "adapter_config.json").read_text())
+    layer = adapted.base_model.model.model.layers[0].self_attn.q_proj
+    assert layer.scaling["default"] == config["lora_alpha"] / config["r"]
+    after = adapted(ids).logits
+assert torch.isfinite(after).all() and not torch.equal(before, after)
+print("ok")
