@@ -5,7 +5,7 @@
 namespace nibble::kernels {
 
 LaunchResult MatmulDenseAvx2(const MatmulDenseArgs& args, const Stream& stream) {
-  return MatmulDenseVec<Vec16Avx2, 3, 2>(args, stream);
+  return MatmulDenseVec<Vec16Avx2, 6, 6>(args, stream);
 }
 
 }  // namespace nibble::kernels

@@ -5,7 +5,7 @@
 namespace nibble::kernels {
 
 LaunchResult MatmulDenseAvx512(const MatmulDenseArgs& args, const Stream& stream) {
-  return MatmulDenseVec<Vec16Avx512, 6, 4>(args, stream);
+  return MatmulDenseVec<Vec16Avx512, 6, 24>(args, stream);
 }
 
 }  // namespace nibble::kernels

@@ -50,44 +50,61 @@ inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64
   }
 }
 
-template <typename Vec, typename X, typename W, int Rows, int Panels>
-inline void DenseColumn(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t panel) {
-  std::int64_t row = begin;
-  for (; row + Rows <= end; row += Rows) DenseBlock<Vec, X, W, Rows, Panels>(args, row, panel);
+// Panels beside Rows that fill Sums accumulators: few rows take more panels, so that enough chains run.
+template <int Rows, int Sums>
+constexpr int PanelsFor() {
+  return Rows * 4 <= Sums ? 4 : Rows * 2 <= Sums ? 2 : 1;
+}
+
+// Rows [begin, end) by up to kDenseGroup panels.
+template <typename Vec, typename X, typename W, int Rows, int Sums>
+inline void DenseGroup(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t panel,
+                       std::int64_t panel_end) {
+  constexpr int kPanels = PanelsFor<Rows, Sums>();
+  const std::int64_t blocks = (end - begin) / Rows;
+  std::int64_t p = panel;
+  for (; p + kPanels <= panel_end; p += kPanels) {
+    for (std::int64_t b = 0; b < blocks; ++b) DenseBlock<Vec, X, W, Rows, kPanels>(args, begin + b * Rows, p);
+  }
+  if constexpr (kPanels > 1) {
+    for (; p < panel_end; ++p) {
+      for (std::int64_t b = 0; b < blocks; ++b) DenseBlock<Vec, X, W, Rows, 1>(args, begin + b * Rows, p);
+    }
+  }
   if constexpr (Rows > 1) {
-    if (row < end) DenseColumn<Vec, X, W, Rows - 1, Panels>(args, row, end, panel);
+    const std::int64_t rest = begin + blocks * Rows;
+    if (rest < end) DenseGroup<Vec, X, W, Rows - 1, Sums>(args, rest, end, panel, panel_end);
   }
 }
 
-template <typename Vec, typename X, typename W, int Rows, int Panels>
+inline constexpr std::int64_t kDenseGroup = 4;
+
+template <typename Vec, typename X, typename W, int Rows, int Sums>
 void DenseRange(const MatmulDenseArgs& args, std::int64_t begin, std::int64_t end, std::int64_t chunks,
                 std::int64_t chunk) {
   const std::int64_t num_panels = (args.w.rows + 15) / 16;
   for (std::int64_t unit = begin; unit < end; ++unit) {
-    const std::int64_t panel = unit / chunks * Panels;
+    const std::int64_t panel = unit / chunks * kDenseGroup;
     const std::int64_t row = unit % chunks * chunk;
-    const std::int64_t row_end = std::min(row + chunk, args.x.rows);
-    if (panel + Panels <= num_panels) {
-      DenseColumn<Vec, X, W, Rows, Panels>(args, row, row_end, panel);
-    } else {
-      for (std::int64_t p = panel; p < num_panels; ++p) DenseColumn<Vec, X, W, Rows, 1>(args, row, row_end, p);
-    }
+    DenseGroup<Vec, X, W, Rows, Sums>(args, row, std::min(row + chunk, args.x.rows), panel,
+                                      std::min(panel + kDenseGroup, num_panels));
   }
 }
 
-// Units of work are (group of panels, chunk of rows) as in matmul_int8.
-template <typename Vec, int Rows, int Panels>
+// Units of work are (group of panels, chunk of rows) as in matmul_int8. Sums: accumulators of type Vec that leave enough
+// registers for the operands.
+template <typename Vec, int Rows, int Sums>
 LaunchResult MatmulDenseVec(const MatmulDenseArgs& args, const Stream& stream) {
   constexpr std::int64_t kChunk = Rows * 16;
-  const std::int64_t groups = ((args.w.rows + 15) / 16 + Panels - 1) / Panels;
+  const std::int64_t groups = ((args.w.rows + 15) / 16 + kDenseGroup - 1) / kDenseGroup;
   const std::int64_t chunks = (args.x.rows + kChunk - 1) / kChunk;
   stream.ParallelFor(groups * chunks, 1, [&](std::int64_t begin, std::int64_t end) {
     const bool wide_x = args.x.dtype == DType::kF32;
     const bool wide_w = args.w.dtype == DType::kF32;
-    if (wide_x && wide_w) DenseRange<Vec, float, float, Rows, Panels>(args, begin, end, chunks, kChunk);
-    if (wide_x && !wide_w) DenseRange<Vec, float, BF16, Rows, Panels>(args, begin, end, chunks, kChunk);
-    if (!wide_x && wide_w) DenseRange<Vec, BF16, float, Rows, Panels>(args, begin, end, chunks, kChunk);
-    if (!wide_x && !wide_w) DenseRange<Vec, BF16, BF16, Rows, Panels>(args, begin, end, chunks, kChunk);
+    if (wide_x && wide_w) DenseRange<Vec, float, float, Rows, Sums>(args, begin, end, chunks, kChunk);
+    if (wide_x && !wide_w) DenseRange<Vec, float, BF16, Rows, Sums>(args, begin, end, chunks, kChunk);
+    if (!wide_x && wide_w) DenseRange<Vec, BF16, float, Rows, Sums>(args, begin, end, chunks, kChunk);
+    if (!wide_x && !wide_w) DenseRange<Vec, BF16, BF16, Rows, Sums>(args, begin, end, chunks, kChunk);
   });
   return {};
 }
