@@ -1,0 +1,278 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "server/base/error.h"
+#include "server/base/sha256.h"
+#include "server/store/checkpoints.h"
+#include "server/store/state_directory.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::store {
+namespace {
+
+using ::testing::HasSubstr;
+using nibble::testing::TempDirectory;
+
+base::FileSystem& Files() { return base::RealFileSystem(); }
+void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+class StoresTest : public ::testing::Test {
+ protected:
+  void SetUp() override { Reopen(); }
+  void Reopen() {
+    state_.reset();
+    UploadLimits limits;
+    limits.max_file_bytes = 100;
+    limits.max_total_bytes = 100;
+    limits.min_free_bytes = 0;
+    auto opened = StateDirectory::Open(Files(), temp_ / "state", limits);
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    state_ = *std::move(opened);
+  }
+  void AddModel(const std::string& name) {
+    auto pending = state_->models->Begin(name);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    WriteFile((*pending)->directory() + "/nibble.json", R"({"format":"f32"})");
+    const auto model = (*pending)->Commit();
+    ASSERT_TRUE(model.ok()) << model.status();
+  }
+  // A trainer's output: published in its own place.
+  std::string Output(const std::string& where, std::string* digest) {
+    auto pending = PendingDirectory::Create(Files(), temp_ / where);
+    EXPECT_TRUE(pending.ok());
+    WriteFile(pending->path() + "/model.safetensors", "weights of " + where);
+    *digest = pending->Commit()->digest;
+    return temp_ / where;
+  }
+
+  TempDirectory temp_;
+  std::unique_ptr<StateDirectory> state_;
+};
+
+TEST_F(StoresTest, SecondServerOnOneDirectoryIsRefusedAndNamesTheFirst) {  // R23
+  const auto second = StateDirectory::Open(Files(), temp_ / "state");
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(base::Reason(second.status()), "STATE_DIR_IN_USE");
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(std::to_string(::getpid())));
+}
+
+TEST_F(StoresTest, LockIsFreeAfterItsOwnerIsKilled) {  // R23
+  const std::string path = temp_ / "lock";
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto lock = StateLock::Acquire(path);
+    (void)!::write(ready[1], lock.ok() ? "y" : "n", 1);
+    ::pause();
+    ::_exit(0);
+  }
+  char answer = 0;
+  ASSERT_EQ(::read(ready[0], &answer, 1), 1);
+  ASSERT_EQ(answer, 'y');
+  EXPECT_EQ(base::ReasonMetadata(StateLock::Acquire(path).status())["pid"], std::to_string(child));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_TRUE(StateLock::Acquire(path).ok());
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
+  AddModel("m");
+  std::filesystem::create_directories(state_->layout.model("half.tmp.w-1"));
+  std::filesystem::create_directories(state_->layout.model("no-manifest"));
+  std::filesystem::create_directories(state_->layout.uploads() + "/upload-1");
+  Reopen();
+  ASSERT_EQ(state_->models->List().size(), 1u);
+  const auto model = state_->models->Get("m");
+  ASSERT_TRUE(model.ok());
+  EXPECT_EQ(model->info["format"], "f32");
+  EXPECT_TRUE(state_->models->Verify("m").ok());
+  EXPECT_FALSE(Files().Exists(state_->layout.model("half.tmp.w-1")));
+  EXPECT_TRUE(Files().List(state_->layout.uploads())->empty());
+  EXPECT_EQ(base::Reason(state_->models->Get("no-manifest").status()), "MODEL");
+}
+
+TEST_F(StoresTest, NameIsTakenByAModelByAnImportAndByAReservation) {
+  AddModel("m");
+  EXPECT_EQ(base::Reason(state_->models->Begin("m").status()), "NAME_TAKEN");
+  const auto pending = state_->models->Begin("n");
+  ASSERT_TRUE(pending.ok());
+  EXPECT_EQ(base::Reason(state_->models->Begin("n").status()), "NAME_TAKEN");
+  ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
+  EXPECT_TRUE(state_->models->Reserve("out", "job-1").ok());
+  EXPECT_EQ(base::Reason(state_->models->Reserve("out", "job-2")), "NAME_TAKEN");
+  EXPECT_EQ(base::Reason(state_->models->Begin("out").status()), "NAME_TAKEN");
+  state_->models->Unreserve("out", "job-2");  // Not the owner: nothing happens.
+  EXPECT_EQ(base::Reason(state_->models->Begin("out").status()), "NAME_TAKEN");
+  state_->models->Unreserve("out", "job-1");
+  EXPECT_TRUE(state_->models->Begin("out").ok());
+  EXPECT_EQ(state_->models->Begin("../m").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(StoresTest, PublishingAnOutputTwiceIsTheSameAsOnce) {
+  std::string digest, other_digest;
+  const std::string output = Output("output", &digest), other = Output("other", &other_digest);
+  ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
+  EXPECT_EQ(state_->models->Publish("out", "job-2", output, digest).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(state_->models->Publish("out", "job-1", output, other_digest).code(), absl::StatusCode::kDataLoss);
+  ASSERT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
+  EXPECT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
+  Reopen();
+  EXPECT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
+  EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", other, other_digest)), "NAME_TAKEN");
+}
+
+TEST_F(StoresTest, ModelInUseIsNotDeleted) {
+  AddModel("m");
+  auto loaded = state_->models->PinModel("m", "loaded");
+  auto job = state_->models->PinModel("m", "job job-1");
+  ASSERT_TRUE(loaded.ok() && job.ok());
+  const absl::Status refused = state_->models->Delete("m");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(base::Reason(refused), "MODEL_IN_USE");
+  loaded->reset();
+  EXPECT_EQ(base::ReasonMetadata(state_->models->Delete("m"))["user"], "job job-1");
+  job->reset();
+  EXPECT_TRUE(state_->models->Delete("m").ok());
+  EXPECT_EQ(state_->models->Delete("m").code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(Files().List(state_->layout.models())->empty());
+}
+
+TEST_F(StoresTest, DatasetIsThereOnlyAfterItsHashAndItsValidatorAgree) {
+  const auto good = [](const std::string& path) -> absl::StatusOr<base::Json> {
+    EXPECT_TRUE(Files().Exists(path));
+    base::Json meta = base::Json::object();
+    meta["format"] = "text";
+    return meta;
+  };
+  const auto bad = [](const std::string&) -> absl::StatusOr<base::Json> {
+    return base::WithReason(absl::InvalidArgumentError("line 2: no text"), "DATASET_FORMAT");
+  };
+  const std::string text = "{\"text\":\"a\"}\n";
+  const auto upload = [&](std::string_view sha256, const DatasetValidator& validate) {
+    auto pending = state_->datasets->Begin("d");
+    EXPECT_TRUE(pending.ok()) << pending.status();
+    EXPECT_TRUE((*pending)->Append(text.substr(0, 5)).ok());
+    EXPECT_TRUE((*pending)->Append(text.substr(5)).ok());
+    return (*pending)->Finish(sha256, validate).status();
+  };
+  EXPECT_EQ(base::Reason(upload(std::string(64, '0'), good)), "CHECKSUM_MISMATCH");
+  EXPECT_EQ(base::Reason(upload(base::Sha256Hex(text), bad)), "DATASET_FORMAT");
+  EXPECT_EQ(state_->datasets->Get("d").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_TRUE(Files().List(state_->layout.datasets())->empty());
+  EXPECT_TRUE(Files().List(state_->layout.uploads())->empty());
+
+  ASSERT_TRUE(upload(base::Sha256Hex(text), good).ok());
+  Reopen();
+  const auto dataset = state_->datasets->Get("d");
+  ASSERT_TRUE(dataset.ok());
+  EXPECT_EQ(dataset->meta["format"], "text");
+  EXPECT_EQ(dataset->sha256, base::Sha256Hex(text));
+  EXPECT_EQ(*Files().Read(dataset->data_path, 1000), text);
+  EXPECT_EQ(base::Reason(state_->datasets->Begin("d").status()), "NAME_TAKEN");
+  auto pin = state_->datasets->PinDataset("d", "job job-1");
+  EXPECT_EQ(base::Reason(state_->datasets->Delete("d")), "DATASET_IN_USE");
+  pin->reset();
+  EXPECT_TRUE(state_->datasets->Delete("d").ok());
+}
+
+TEST_F(StoresTest, UploadBeyondItsLimitIsRefusedAndTheNameIsFreeAgain) {
+  {
+    auto pending = state_->datasets->Begin("d");
+    ASSERT_TRUE(pending.ok());
+    EXPECT_EQ(base::Reason(state_->datasets->Begin("d").status()), "NAME_TAKEN");
+    EXPECT_TRUE((*pending)->Append(std::string(100, 'x')).ok());
+    const absl::Status refused = (*pending)->Append("x");
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ(base::Reason(refused), "UPLOAD_TOO_LARGE");
+  }
+  EXPECT_TRUE(state_->datasets->Begin("d").ok());
+}
+
+TEST_F(StoresTest, UploadOfSeveralFilesTakesPlainNamesOnce) {
+  UploadLimits limits;
+  limits.max_files = 2;
+  auto upload = Upload::Begin(Files(), state_->layout, limits);
+  ASSERT_TRUE(upload.ok());
+  EXPECT_EQ((*upload)->BeginFile("../config.json").code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE((*upload)->BeginFile("config.json").ok());
+  EXPECT_EQ((*upload)->BeginFile("other").code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE((*upload)->Append("{}").ok());
+  ASSERT_TRUE((*upload)->FinishFile(base::Sha256Hex("{}")).ok());
+  EXPECT_EQ((*upload)->BeginFile("config.json").code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE((*upload)->BeginFile("model.safetensors").ok());
+  ASSERT_TRUE((*upload)->FinishFile(base::Sha256Hex("")).ok());
+  EXPECT_EQ((*upload)->BeginFile("third").code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST_F(StoresTest, DiskBelowTheWatermarkRefusesUploads) {
+  UploadLimits limits;
+  limits.min_free_bytes = 1ull << 60;
+  auto upload = Upload::Begin(Files(), state_->layout, limits);
+  ASSERT_TRUE(upload.ok());
+  ASSERT_TRUE((*upload)->BeginFile("a").ok());
+  EXPECT_EQ(base::Reason((*upload)->Append("x")), "DISK_FULL");
+}
+
+class CheckpointsTest : public ::testing::Test {
+ protected:
+  void Save(int attempt, int step, const std::string& bytes) {
+    auto pending = BeginCheckpoint(Files(), temp_ / std::to_string(attempt), step);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    WriteFile(pending->path() + "/adapter.bin", bytes);
+    ASSERT_TRUE(pending->Commit().ok());
+  }
+  std::string Newest() {
+    const auto found = FindNewestCheckpoint(Files(), temp_.path());
+    EXPECT_TRUE(found.ok());
+    return found->has_value() ? std::to_string((*found)->attempt) + "/" + std::to_string((*found)->step) : "none";
+  }
+  TempDirectory temp_;
+};
+
+TEST_F(CheckpointsTest, NewestValidAcrossAttemptsIsFoundAndDamagedOnesArePassedOver) {
+  EXPECT_EQ(Newest(), "none");
+  Save(1, 10, "ten");
+  Save(1, 20, "twenty");
+  Save(2, 30, "thirty");
+  EXPECT_EQ(Newest(), "2/30");
+  WriteFile(temp_ / "2/checkpoints/step-00000030/adapter.bin", "thirtz");
+  EXPECT_EQ(Newest(), "1/20");
+  std::filesystem::remove(temp_ / "1/checkpoints/step-00000020/manifest.json");
+  EXPECT_EQ(Newest(), "1/10");
+  WriteFile(temp_ / "1/checkpoints/step-00000010/adapter.bin", "");
+  EXPECT_EQ(Newest(), "none");
+}
+
+TEST_F(CheckpointsTest, PruningKeepsTheLastTwoGoodOnes) {
+  for (int step = 1; step <= 4; ++step) Save(1, step, "x");
+  WriteFile(temp_ / "1/checkpoints/step-00000004/adapter.bin", "short?");  // Not good: does not count.
+  ASSERT_TRUE(PruneCheckpoints(Files(), temp_ / "1", 2).ok());
+  const auto left = ListCheckpoints(Files(), temp_ / "1", 1);
+  ASSERT_EQ(left->size(), 2u);
+  EXPECT_EQ((*left)[0].step, 2);
+  EXPECT_EQ((*left)[1].step, 3);
+  Save(2, 5, "x");
+  ASSERT_TRUE(PruneAllCheckpoints(Files(), temp_.path(), 2).ok());
+  const auto all = ListAllCheckpoints(Files(), temp_.path());
+  ASSERT_EQ(all->size(), 2u);
+  EXPECT_EQ((*all)[1].attempt, 2);
+}
+
+TEST_F(CheckpointsTest, UnfinishedCheckpointIsNotOneAndIsCollected) {  // R5
+  Save(1, 1, "x");
+  std::filesystem::create_directories(temp_ / "1/checkpoints/step-00000002.tmp.w-1");
+  EXPECT_EQ(Newest(), "1/1");
+  ASSERT_TRUE(CollectAttempt(Files(), temp_ / "1").ok());
+  EXPECT_EQ(Files().List(temp_ / "1/checkpoints")->size(), 1u);
+}
+
+}  // namespace
+}  // namespace nibble::store
