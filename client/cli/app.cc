@@ -1,0 +1,106 @@
+#include "client/cli/app.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+
+#include "client/status.h"
+#include "server/base/error.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+constexpr char kFooter[] =
+    "Exit codes: 0 success, 1 other failure, 2 usage, 3 not found, 4 bad input, 5 server unavailable,\n"
+    "6 wrong state or name taken, 7 resource exhausted, 8 cancelled or deadline exceeded.";
+
+// "error: INVALID_ARGUMENT (FIELD_VIOLATION): qlora.r: got 0, want 1 to 1024", then what else the server said.
+void PrintError(std::ostream& err, const absl::Status& status) {
+  const std::string message(status.message());
+  err << "error: " << client::CodeName(status.code());
+  const std::string reason = base::Reason(status);
+  if (!reason.empty()) err << " (" << Printable(reason) << ")";
+  err << ": " << Printable(message) << '\n';
+  for (const auto& [key, value] : base::ReasonMetadata(status)) {
+    if (key == "field" && message.starts_with(value)) continue;
+    err << "  " << Printable(key) << ": " << Printable(value) << '\n';
+  }
+  for (const client::FieldViolation& violation : client::Violations(status)) {
+    if (message.find(violation.description) != std::string::npos && message.starts_with(violation.field)) continue;
+    err << "  field " << Printable(violation.field) << ": " << Printable(violation.description) << '\n';
+  }
+  err << std::flush;
+}
+
+int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connect& connect) {
+  Session session(terminal, connect);
+  CLI::App app("Fine-tunes language models in low precision and serves the result.", "nibble");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.fallthrough();  // Global options may also follow the command.
+  app.add_option("--server", session.server, "HOST:PORT of nibbled")->capture_default_str();
+  app.add_flag("--json", session.json, "Print JSON, and nothing else, on stdout");
+  app.add_option("--timeout", session.timeout_s, "Seconds that a call may take (default 60, or no limit where work is long)")
+      ->check(CLI::PositiveNumber);
+  AddModelCommands(app, session);
+  AddDatasetCommands(app, session);
+  AddJobCommands(app, session);
+  AddInferenceCommands(app, session);
+  AddServerCommands(app, session);
+  try {
+    std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back.
+    app.parse(arguments);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error, terminal.out, terminal.err) == 0 ? kExitOk : kExitUsage;
+  }
+  const absl::Status status = session.command();
+  terminal.out << std::flush;
+  if (!status.ok()) {
+    PrintError(terminal.err, status);
+    return ExitCode(status);
+  }
+  if (!terminal.out) {
+    terminal.err << "error: INTERNAL: the output could not be written\n";
+    return kExitOther;
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+int ExitCode(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kNotFound:
+      return kExitNotFound;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+      return kExitBadInput;
+    case absl::StatusCode::kUnavailable:
+      return kExitUnavailable;
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+      return kExitFailedPrecondition;
+    case absl::StatusCode::kResourceExhausted:
+      return kExitResourceExhausted;
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kDeadlineExceeded:
+      return kExitCancelled;
+    default:
+      return kExitOther;
+  }
+}
+
+int Run(std::vector<std::string> arguments, Terminal& terminal, const Connect& connect) {
+  try {
+    return Parsed(arguments, terminal, connect);
+  } catch (const std::exception& error) {  // CLI11's own misuse, bad_alloc.
+    terminal.err << "error: INTERNAL: " << Printable(error.what()) << '\n';
+    return kExitOther;
+  }
+}
+
+}  // namespace nibble::cli

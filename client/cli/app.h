@@ -1,0 +1,37 @@
+// The program `nibble`, as a function.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "client/cli/session.h"
+
+namespace CLI {
+class App;
+}
+
+namespace nibble::cli {
+
+// Exit codes, part of the contract with scripts.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitOther = 1;               // also: not equal (verify), a watched job that failed
+inline constexpr int kExitUsage = 2;               // the command line itself
+inline constexpr int kExitNotFound = 3;
+inline constexpr int kExitBadInput = 4;            // INVALID_ARGUMENT, OUT_OF_RANGE
+inline constexpr int kExitUnavailable = 5;         // no server, or one that drains
+inline constexpr int kExitFailedPrecondition = 6;  // also ALREADY_EXISTS, ABORTED
+inline constexpr int kExitResourceExhausted = 7;
+inline constexpr int kExitCancelled = 8;           // also DEADLINE_EXCEEDED, a watched job that was cancelled
+
+int ExitCode(const absl::Status& status);
+
+// Runs one command; `arguments` without the program's name. Nothing is thrown.
+int Run(std::vector<std::string> arguments, Terminal& terminal, const Connect& connect);
+
+// Each adds its commands; a command that is named sets session.command. The session outlives the App.
+void AddModelCommands(CLI::App& app, Session& session);
+void AddDatasetCommands(CLI::App& app, Session& session);
+void AddJobCommands(CLI::App& app, Session& session);
+void AddInferenceCommands(CLI::App& app, Session& session);
+void AddServerCommands(CLI::App& app, Session& session);
+
+}  // namespace nibble::cli

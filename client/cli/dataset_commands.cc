@@ -1,0 +1,142 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "client/cli/app.h"
+#include "client/cli/message_json.h"
+#include "client/cli/render.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+using v1::DatasetService;
+
+absl::Status Upload(Session& session, const std::string& file, const std::string& name,
+                    const std::optional<std::string>& format) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  v1::UploadDatasetHeader header;
+  header.set_name(name);
+  if (format.has_value()) {
+    header.set_format(*format == "text"   ? v1::DATASET_FORMAT_TEXT
+                      : *format == "chat" ? v1::DATASET_FORMAT_CHAT
+                                          : v1::DATASET_FORMAT_PROMPT_COMPLETION);
+  }
+  Progress progress(session.terminal);
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Dataset dataset,
+                          session.client().UploadDataset(
+                              file, header, [&](const std::string& stage, std::int64_t done, std::int64_t total) {
+                                progress.Update(stage, done, total);
+                              }));
+  progress.End();
+  if (session.json) {
+    session.Print(DatasetJson(dataset));
+  } else {
+    session.out() << Printable(dataset.name()) << ": " << dataset.rows() << " rows, " << Lower(dataset.format()) << ", "
+                  << HumanBytes(dataset.bytes()) << '\n';
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Preview(Session& session, const std::string& name, const std::string& model, std::int32_t rows) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("dataset", name));
+  NIBBLE_RETURN_IF_ERROR(CheckText("model", model));
+  v1::PreviewDatasetRequest request;
+  request.set_dataset(name);
+  request.set_model(model);
+  request.set_n(rows);
+  NIBBLE_ASSIGN_OR_RETURN(const auto preview, session.client().LongCall(&DatasetService::Stub::PreviewDataset, request));
+  if (session.json) {
+    session.Print(PreviewJson(preview));
+    return absl::OkStatus();
+  }
+  for (const auto& row : preview.rows()) {
+    int trained = 0;
+    for (const bool bit : row.trained()) trained += bit ? 1 : 0;
+    session.out() << "--- row " << row.row() << ": " << row.token_ids_size() << " tokens, " << trained << " trained";
+    if (row.truncated_tokens() > 0) session.out() << ", " << row.truncated_tokens() << " cut off";
+    session.out() << '\n' << Printable(row.text()) << '\n';
+  }
+  session.out() << preview.rows_size() << " of " << preview.total_rows() << " rows\n";
+  return absl::OkStatus();
+}
+
+absl::Status List(Session& session) {
+  base::Json list = base::Json::array();
+  Table table({"NAME", "FORMAT", "ROWS", "SIZE"});
+  v1::ListDatasetsRequest request;
+  do {
+    NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&DatasetService::Stub::ListDatasets, request));
+    for (const v1::Dataset& dataset : page.datasets()) {
+      list.push_back(DatasetJson(dataset));
+      table.Add({dataset.name(), Lower(dataset.format()), base::StrCat(dataset.rows()), HumanBytes(dataset.bytes())});
+    }
+    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
+      return absl::DataLossError("malformed answer: the pages do not end");
+    }
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  if (session.json) {
+    session.Print({{"datasets", std::move(list)}});
+  } else {
+    table.Print(session.out());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Delete(Session& session, const std::string& name) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  v1::DeleteDatasetRequest request;
+  request.set_name(name);
+  NIBBLE_RETURN_IF_ERROR(session.client().Call(&DatasetService::Stub::DeleteDataset, request).status());
+  if (session.json) {
+    session.Print({{"name", name}, {"deleted", true}});
+  } else {
+    session.out() << "deleted " << name << '\n';
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddDatasetCommands(CLI::App& app, Session& session) {
+  CLI::App& datasets = *app.add_subcommand("datasets", "Upload and look at training data");
+  datasets.require_subcommand(1);
+  {
+    CLI::App* sub = datasets.add_subcommand("upload", "Upload a JSONL or text file of this machine");
+    struct Options {
+      std::string file, name;
+      std::optional<std::string> format;
+    };
+    auto o = std::make_shared<Options>();
+    sub->add_option("FILE", o->file, "JSONL or text")->required();
+    sub->add_option("--name", o->name, "Name of the new dataset")->required();
+    sub->add_option("--format", o->format, "Shape of the rows (default: found from the first)")
+        ->check(CLI::IsMember({"text", "prompt_completion", "chat"}));
+    sub->callback([&session, o] { session.command = [&session, o] { return Upload(session, o->file, o->name, o->format); }; });
+  }
+  {
+    CLI::App* sub = datasets.add_subcommand("preview", "The first rows as training would see them");
+    struct Options {
+      std::string name, model;
+      std::int32_t rows = 3;
+    };
+    auto o = std::make_shared<Options>();
+    sub->add_option("NAME", o->name, "Dataset")->required();
+    sub->add_option("--model", o->model, "Whose tokenizer and template are used")->required();
+    sub->add_option("-n", o->rows, "Rows")->capture_default_str();
+    sub->callback([&session, o] { session.command = [&session, o] { return Preview(session, o->name, o->model, o->rows); }; });
+  }
+  datasets.add_subcommand("list", "All datasets")->callback([&session] {
+    session.command = [&session] { return List(session); };
+  });
+  {
+    CLI::App* sub = datasets.add_subcommand("delete", "Delete a dataset");
+    auto name = std::make_shared<std::string>();
+    sub->add_option("NAME", *name, "Dataset")->required();
+    sub->callback([&session, name] { session.command = [&session, name] { return Delete(session, *name); }; });
+  }
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,239 @@
+#include <CLI/CLI.hpp>
+#include <istream>
+#include <memory>
+#include <optional>
+
+#include "client/cli/app.h"
+#include "client/cli/render.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+using v1::InferenceService;
+
+struct GenerateOptions {
+  std::string model;
+  std::optional<std::string> prompt, prompt_file, message;
+  std::optional<std::int32_t> max_tokens, logprobs;
+  std::optional<double> temperature;
+  std::optional<std::int64_t> seed;
+  bool ignore_eos = false;
+};
+
+// The text that two options can give; exactly one of them is set.
+absl::StatusOr<std::string> TextOf(std::string_view field, const std::optional<std::string>& text,
+                                   const std::optional<std::string>& file) {
+  if (file.has_value()) return ReadText(field, *file);
+  NIBBLE_RETURN_IF_ERROR(CheckText(field, *text));
+  return *text;
+}
+
+absl::StatusOr<v1::GenerateRequest> BaseRequest(const GenerateOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("model", options.model));
+  v1::GenerateRequest request;
+  request.set_model(options.model);
+  if (options.max_tokens.has_value()) request.mutable_stopping()->set_max_tokens(*options.max_tokens);
+  if (options.ignore_eos) request.mutable_stopping()->set_ignore_eos(true);
+  if (options.temperature.has_value()) request.mutable_sampling()->set_temperature(*options.temperature);
+  if (options.seed.has_value()) request.mutable_sampling()->set_seed(*options.seed);
+  if (options.logprobs.has_value()) request.mutable_output()->set_logprobs(*options.logprobs);
+  return request;
+}
+
+absl::Status CheckAnswer(const v1::GenerateResponse& response, bool logprobs) {
+  if (response.outputs_size() != 1 || !response.outputs(0).has_finish() || !response.has_usage()) {
+    return absl::DataLossError("malformed answer: want one finished output and its usage");
+  }
+  if (logprobs && response.outputs(0).logprobs_size() != response.outputs(0).token_ids_size()) {
+    return absl::DataLossError("malformed answer: the logprobs are not one for each token");
+  }
+  return absl::OkStatus();
+}
+
+// Streams the text to stdout; returns all of it.
+absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& request, bool chat) {
+  std::string text;
+  v1::Usage usage;
+  NIBBLE_RETURN_IF_ERROR(session.client().GenerateStream(request, chat, [&](const v1::GenerateReply& reply) {
+    if (reply.has_delta()) {
+      text += reply.delta().text();
+      // What a terminal shows must not steer it; a pipe gets the bytes.
+      session.out() << (session.terminal.out_is_tty ? Printable(reply.delta().text()) : reply.delta().text()) << std::flush;
+      for (const auto& token : reply.delta().logprobs()) {
+        session.terminal.err << token.token_id() << '\t' << token.logprob() << '\n';
+      }
+    } else if (reply.has_usage()) {
+      usage = reply.usage();
+    }
+    return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");
+  }));
+  session.out() << '\n' << std::flush;
+  if (session.terminal.err_is_tty) {
+    const int decoded = usage.completion_tokens() - 1;
+    session.terminal.err << "[" << usage.prompt_tokens() << " + " << usage.completion_tokens() << " tokens, first after "
+                         << HumanNumber(usage.ttft_ms(), 4) << " ms";
+    if (decoded > 0 && usage.decode_ms() > 0) {
+      session.terminal.err << ", then " << HumanNumber(decoded * 1e3 / usage.decode_ms(), 4) << " tokens/s";
+    }
+    session.terminal.err << "]\n";
+  }
+  return text;
+}
+
+absl::Status Generate(Session& session, const GenerateOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(v1::GenerateRequest request, BaseRequest(options));
+  NIBBLE_ASSIGN_OR_RETURN(*request.mutable_text(), TextOf("prompt", options.prompt, options.prompt_file));
+  if (!session.json) return Stream(session, request, false).status();
+  NIBBLE_ASSIGN_OR_RETURN(const auto response, session.client().LongCall(&InferenceService::Stub::Generate, request));
+  NIBBLE_RETURN_IF_ERROR(CheckAnswer(response, options.logprobs.has_value()));
+  session.Print(GenerateJson(response, options.logprobs.has_value()));
+  return absl::OkStatus();
+}
+
+void AddMessage(v1::GenerateRequest& request, const char* role, const std::string& content) {
+  v1::ChatMessage& message = *request.mutable_chat()->add_messages();
+  message.set_role(role);
+  message.set_content(content);
+}
+
+absl::Status Chat(Session& session, const GenerateOptions& options) {
+  NIBBLE_ASSIGN_OR_RETURN(v1::GenerateRequest request, BaseRequest(options));
+  if (options.message.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("message", *options.message));
+    AddMessage(request, "user", *options.message);
+    if (!session.json) return Stream(session, request, true).status();
+    v1::ChatRequest chat;
+    *chat.mutable_request() = std::move(request);
+    NIBBLE_ASSIGN_OR_RETURN(const auto response, session.client().LongCall(&InferenceService::Stub::Chat, chat));
+    NIBBLE_RETURN_IF_ERROR(CheckAnswer(response, options.logprobs.has_value()));
+    session.Print(GenerateJson(response, options.logprobs.has_value()));
+    return absl::OkStatus();
+  }
+  if (session.json) return base::FieldError("message", "--json needs --message");
+  if (session.terminal.in_is_tty) session.terminal.err << "An empty line or end of input ends the conversation.\n";
+  std::string line;
+  while (true) {
+    if (session.terminal.in_is_tty) session.terminal.err << "> " << std::flush;
+    if (!std::getline(session.terminal.in, line) || line.empty()) return absl::OkStatus();
+    NIBBLE_RETURN_IF_ERROR(CheckText("message", line));
+    AddMessage(request, "user", line);
+    NIBBLE_ASSIGN_OR_RETURN(const std::string answer, Stream(session, request, true));
+    AddMessage(request, "assistant", answer);
+  }
+}
+
+struct ScoreOptions {
+  std::string model;
+  std::optional<std::string> text, file;
+  std::int32_t top = 1;
+  bool digests = false;
+};
+
+absl::Status Score(Session& session, const ScoreOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("model", options.model));
+  v1::ScoreRequest request;
+  request.set_model(options.model);
+  NIBBLE_ASSIGN_OR_RETURN(*request.mutable_text(), TextOf("text", options.text, options.file));
+  request.set_top_n(options.top);
+  if (options.digests) request.set_logits_digests(true);
+  NIBBLE_ASSIGN_OR_RETURN(const auto score, session.client().LongCall(&InferenceService::Stub::Score, request));
+  for (int i = 0; i < score.tokens_size(); ++i) {
+    if (score.tokens(i).has_logprob() != (i > 0)) {
+      return absl::DataLossError("malformed answer: every token but the first has a logprob");
+    }
+  }
+  if (session.json) {
+    session.Print(ScoreJson(score));
+    return absl::OkStatus();
+  }
+  Table table({"TOKEN", "LOGPROB", "TOP"});
+  for (const auto& token : score.tokens()) {
+    table.Add({base::StrCat(token.token_id()), token.has_logprob() ? HumanNumber(token.logprob(), 6) : "-",
+               token.top().empty() ? "" : base::StrCat(token.top(0).token_id())});
+  }
+  table.Print(session.out());
+  session.out() << score.tokens_size() << " tokens, mean loss " << HumanNumber(score.mean_loss(), 6) << ", perplexity "
+                << HumanNumber(score.perplexity(), 6) << '\n';
+  return absl::OkStatus();
+}
+
+absl::Status Tokenize(Session& session, const std::string& model, const std::string& text) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("model", model));
+  NIBBLE_RETURN_IF_ERROR(CheckText("text", text));
+  v1::TokenizeRequest request;
+  request.set_model(model);
+  request.set_text(text);
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.client().LongCall(&InferenceService::Stub::Tokenize, request));
+  if (answer.tokens_size() != 0 && answer.tokens_size() != answer.token_ids_size()) {
+    return absl::DataLossError("malformed answer: the tokens are not one for each id");
+  }
+  if (session.json) {
+    base::Json json;
+    json["token_ids"] = base::Json(std::vector<std::int32_t>(answer.token_ids().begin(), answer.token_ids().end()));
+    json["tokens"] = base::Json(std::vector<std::string>(answer.tokens().begin(), answer.tokens().end()));
+    session.Print(json);
+    return absl::OkStatus();
+  }
+  for (int i = 0; i < answer.token_ids_size(); ++i) {
+    session.out() << answer.token_ids(i) << '\t' << (i < answer.tokens_size() ? Printable(answer.tokens(i)) : "") << '\n';
+  }
+  return absl::OkStatus();
+}
+
+void AddSampling(CLI::App& sub, GenerateOptions& options, const char* max_tokens_help) {
+  sub.add_option("MODEL", options.model, "Model or adapter")->required();
+  sub.add_option("--max-tokens", options.max_tokens, max_tokens_help);
+  sub.add_option("--temperature", options.temperature, "0: greedy (default)");
+  sub.add_option("--seed", options.seed, "Seed of the sampling");
+  sub.add_option("--logprobs", options.logprobs, "Log-probabilities, with this many alternatives");
+  sub.add_flag("--ignore-eos", options.ignore_eos, "Go on after the end token");
+}
+
+}  // namespace
+
+void AddInferenceCommands(CLI::App& app, Session& session) {
+  {
+    CLI::App* sub = app.add_subcommand("generate", "Complete a text");
+    auto o = std::make_shared<GenerateOptions>();
+    AddSampling(*sub, *o, "Tokens at most (default 128)");
+    CLI::Option_group* input = sub->add_option_group("input");
+    input->add_option("--prompt", o->prompt, "Text");
+    input->add_option("--prompt-file", o->prompt_file, "File with the text");
+    input->require_option(1);
+    sub->callback([&session, o] { session.command = [&session, o] { return Generate(session, *o); }; });
+  }
+  {
+    CLI::App* sub = app.add_subcommand("chat", "Talk to a model; without --message, line by line");
+    auto o = std::make_shared<GenerateOptions>();
+    AddSampling(*sub, *o, "Tokens at most (default 256)");
+    sub->add_option("--message", o->message, "One message instead of a conversation");
+    sub->callback([&session, o] { session.command = [&session, o] { return Chat(session, *o); }; });
+  }
+  {
+    CLI::App* sub = app.add_subcommand("score", "Log-probability of every token of a text");
+    auto o = std::make_shared<ScoreOptions>();
+    sub->add_option("MODEL", o->model, "Model or adapter")->required();
+    CLI::Option_group* input = sub->add_option_group("input");
+    input->add_option("--text", o->text, "Text");
+    input->add_option("--file", o->file, "File with the text");
+    input->require_option(1);
+    sub->add_option("--top", o->top, "Alternatives of each token")->capture_default_str();
+    sub->add_flag("--digests", o->digests, "SHA-256 of each row of logits");
+    sub->callback([&session, o] { session.command = [&session, o] { return Score(session, *o); }; });
+  }
+  {
+    CLI::App* sub = app.add_subcommand("tokenize", "Token ids of a text");
+    struct Options {
+      std::string model, text;
+    };
+    auto o = std::make_shared<Options>();
+    sub->add_option("MODEL", o->model, "Model")->required();
+    sub->add_option("--text", o->text, "Text")->required();
+    sub->callback([&session, o] { session.command = [&session, o] { return Tokenize(session, o->model, o->text); }; });
+  }
+}
+
+}  // namespace nibble::cli

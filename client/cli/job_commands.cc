@@ -1,0 +1,212 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+
+#include "client/cli/app.h"
+#include "client/cli/job_spec.h"
+#include "client/cli/message_json.h"
+#include "client/cli/render.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+using v1::FineTuneService;
+
+std::string StepsText(const v1::Progress& progress) { return base::StrCat(progress.step(), "/", progress.max_steps()); }
+
+void PrintJob(Session& session, const v1::Job& job) {
+  if (session.json) return session.Print(JobJson(job));
+  Table table({"id", job.name()});
+  std::string state = Upper(job.state());
+  if (!job.state_reason().message().empty()) state += base::StrCat(": ", job.state_reason().message());
+  table.Add({"state", state});
+  table.Add({"attempt", base::StrCat(job.attempt())});
+  table.Add({"method", MethodName(job.spec())});
+  table.Add({"base", job.spec().base_model()});
+  table.Add({"steps", StepsText(job.progress())});
+  table.Add({"tokens/s", HumanNumber(job.progress().tokens_per_s(), 5)});
+  table.Add({"peak memory", HumanBytes(job.progress().peak_memory_bytes())});
+  if (job.has_latest_step()) table.Add({"loss", HumanNumber(job.latest_step().loss(), 6)});
+  if (job.has_latest_eval()) {
+    table.Add({"eval loss", base::StrCat(HumanNumber(job.latest_eval().eval_loss(), 6), " at step ", job.latest_eval().step())});
+  }
+  if (job.has_int8_eval()) table.Add({"eval loss, int8", HumanNumber(job.int8_eval().eval_loss(), 6)});
+  table.Add({"output", job.output_model()});
+  if (job.has_error()) table.Add({"error", job.error().message()});
+  table.Print(session.out());
+}
+
+// The end of a watched job as the program's own.
+absl::Status Outcome(const v1::Job& job) {
+  if (job.state() == v1::JOB_STATE_SUCCEEDED) return absl::OkStatus();
+  if (job.state() == v1::JOB_STATE_CANCELLED) return absl::CancelledError(base::StrCat("job ", job.name(), " was cancelled"));
+  const absl::Status error = client::FromProto(job.error());
+  // A failed job is not a failed call: its own code would read as the client's fault.
+  return base::WithReason(absl::InternalError(base::StrCat("job ", job.name(), " ended ", Upper(job.state()), ": ",
+                                                           error.message().empty() ? job.state_reason().message()
+                                                                                   : job.error().message())),
+                          base::Reason(error), base::ReasonMetadata(error));
+}
+
+absl::Status Watch(Session& session, const std::string& id) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().WatchJob(id, 0, [&](const v1::JobEvent& event) {
+    if (session.json) {
+      session.Print(EventJson(id, event));
+    } else {
+      session.out() << Printable(EventLine(event)) << '\n' << std::flush;
+    }
+    // Nobody reads any more (a closed pipe): the watch ends, the job does not.
+    return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");
+  }));
+  return Outcome(job);
+}
+
+absl::Status Create(Session& session, const JobFlags& flags, const std::string& request_id, bool watch) {
+  NIBBLE_ASSIGN_OR_RETURN(v1::JobSpec spec, BuildSpec(flags));
+  NIBBLE_RETURN_IF_ERROR(CheckText("request_id", request_id));
+  v1::CreateJobRequest request;
+  *request.mutable_spec() = std::move(spec);
+  request.set_request_id(request_id.empty() ? NewUuid() : request_id);
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().Call(&FineTuneService::Stub::CreateJob, request));
+  if (!watch) {
+    PrintJob(session, job);
+    return absl::OkStatus();
+  }
+  if (!session.json) session.out() << "job " << job.name() << '\n' << std::flush;
+  return Watch(session, job.name());
+}
+
+absl::Status List(Session& session) {
+  base::Json list = base::Json::array();
+  Table table({"ID", "STATE", "METHOD", "BASE", "STEPS", "TOKENS/S", "OUTPUT"});
+  v1::ListJobsRequest request;
+  do {
+    NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&FineTuneService::Stub::ListJobs, request));
+    for (const v1::Job& job : page.jobs()) {
+      list.push_back(JobJson(job));
+      table.Add({job.name(), Upper(job.state()), MethodName(job.spec()), job.spec().base_model(), StepsText(job.progress()),
+                 HumanNumber(job.progress().tokens_per_s(), 4), job.output_model()});
+    }
+    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
+      return absl::DataLossError("malformed answer: the pages do not end");
+    }
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  if (session.json) {
+    session.Print({{"jobs", std::move(list)}});
+  } else {
+    table.Print(session.out());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoints(Session& session, const std::string& id) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
+  base::Json list = base::Json::array();
+  Table table({"NAME", "STEP", "SIZE", "RESUMABLE", "SERVABLE"});
+  v1::ListCheckpointsRequest request;
+  request.set_name(id);
+  do {
+    NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&FineTuneService::Stub::ListCheckpoints, request));
+    for (const v1::Checkpoint& checkpoint : page.checkpoints()) {
+      list.push_back(CheckpointJson(checkpoint));
+      table.Add({checkpoint.name(), base::StrCat(checkpoint.step()), HumanBytes(checkpoint.bytes()),
+                 checkpoint.resumable() ? "yes" : "no", checkpoint.servable() ? "yes" : "no"});
+    }
+    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
+      return absl::DataLossError("malformed answer: the pages do not end");
+    }
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  if (session.json) {
+    session.Print({{"checkpoints", std::move(list)}});
+  } else {
+    table.Print(session.out());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Delete(Session& session, const std::string& id) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
+  v1::DeleteJobRequest request;
+  request.set_name(id);
+  NIBBLE_RETURN_IF_ERROR(session.client().Call(&FineTuneService::Stub::DeleteJob, request).status());
+  if (session.json) {
+    session.Print({{"id", id}, {"deleted", true}});
+  } else {
+    session.out() << "deleted " << id << '\n';
+  }
+  return absl::OkStatus();
+}
+
+// One call that takes an id and answers the job.
+template <typename Request, auto kMethod>
+absl::Status One(Session& session, const std::string& id) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
+  Request request;
+  request.set_name(id);
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().Call(kMethod, request));
+  PrintJob(session, job);
+  return absl::OkStatus();
+}
+
+void AddWithId(CLI::App& group, Session& session, const char* command, const char* help,
+               absl::Status (*run)(Session&, const std::string&)) {
+  CLI::App* sub = group.add_subcommand(command, help);
+  auto id = std::make_shared<std::string>();
+  sub->add_option("ID", *id, "Job")->required();
+  sub->callback([&session, id, run] { session.command = [&session, id, run] { return run(session, *id); }; });
+}
+
+}  // namespace
+
+void AddJobCommands(CLI::App& app, Session& session) {
+  CLI::App& jobs = *app.add_subcommand("jobs", "Fine-tune");
+  jobs.require_subcommand(1);
+  {
+    CLI::App* sub = jobs.add_subcommand("create", "Create a job; what no option says, the server chooses");
+    struct Options {
+      JobFlags flags;
+      std::string request_id;
+      bool watch = false;
+    };
+    auto o = std::make_shared<Options>();
+    JobFlags& f = o->flags;
+    sub->add_option("--method", f.method, "How to train")->check(CLI::IsMember({"qlora", "bitnet_qat"}));
+    sub->add_option("--base", f.base, "Model to start from");
+    sub->add_option("--dataset", f.dataset, "Training data");
+    sub->add_option("--eval-dataset", f.eval_dataset, "Evaluation data");
+    sub->add_option("--output", f.output, "Name of the trained model");
+    sub->add_option("--max-steps", f.max_steps, "Optimiser steps (default: one pass over the data)");
+    sub->add_option("--micro-batch", f.micro_batch, "Sequences a forward pass");
+    sub->add_option("--grad-accum", f.grad_accum, "Micro-batches a step");
+    sub->add_option("--seq-len", f.seq_len, "Tokens in a sequence; longer text rows are split");
+    sub->add_option("--lr", f.lr, "Peak learning rate");
+    sub->add_option("--rank", f.rank, "Rank of the adapters");
+    sub->add_option("--alpha", f.alpha, "Scale of the adapters");
+    sub->add_option("--seed", f.seed, "Seed of everything random");
+    sub->add_option("--save-every", f.save_every, "Steps between checkpoints");
+    sub->add_option("--eval-every", f.eval_every, "Steps between evaluations; needs evaluation data");
+    sub->add_option("--device", f.device, "auto, cpu or cuda:N");
+    sub->add_option("--spec", f.spec_file, "JobSpec as JSON; options win over it");
+    sub->add_option("--request-id", o->request_id, "UUID: a repeated call returns the same job (default: a new one)");
+    sub->add_flag("--watch", o->watch, "Print the job's events until it ends");
+    sub->callback([&session, o] {
+      session.command = [&session, o] { return Create(session, o->flags, o->request_id, o->watch); };
+    });
+  }
+  jobs.add_subcommand("list", "All jobs")->callback([&session] { session.command = [&session] { return List(session); }; });
+  AddWithId(jobs, session, "get", "One job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
+  AddWithId(jobs, session, "watch", "Print every event from the first until the job ends", &Watch);
+  AddWithId(jobs, session, "cancel", "Stop a job", &One<v1::CancelJobRequest, &FineTuneService::Stub::CancelJob>);
+  AddWithId(jobs, session, "pause", "Checkpoint a job and stop it", &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
+  AddWithId(jobs, session, "resume", "Queue a paused job again", &One<v1::ResumeJobRequest, &FineTuneService::Stub::ResumeJob>);
+  AddWithId(jobs, session, "checkpoints", "The checkpoints of a job", &Checkpoints);
+  AddWithId(jobs, session, "delete", "Delete a job that has ended", &Delete);
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,23 @@
+// The spec of `jobs create`: a file, and flags that win over it.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "nibble/v1/job_spec.pb.h"
+
+namespace nibble::cli {
+
+// What the user gave; nothing else is sent, so that the server's own values hold for the rest.
+struct JobFlags {
+  std::optional<std::string> spec_file, method, base, dataset, eval_dataset, output, device;
+  std::optional<std::int64_t> max_steps, save_every, eval_every, seed;
+  std::optional<std::int32_t> micro_batch, grad_accum, seq_len, rank;
+  std::optional<double> lr, alpha;
+};
+
+// InvalidArgument names the field, NotFound the file. What the values may be is the server's to judge.
+absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags);
+
+}  // namespace nibble::cli

@@ -1,0 +1,303 @@
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "client/cli/app.h"
+#include "client/cli/message_json.h"
+#include "client/cli/render.h"
+#include "client/files_to_send.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+using v1::ModelService;
+
+client::OnProgress Show(Progress& progress) {
+  return [&progress](const std::string& stage, std::int64_t done, std::int64_t total) {
+    progress.Update(stage, done, total);
+  };
+}
+
+void PrintModel(Session& session, const v1::Model& model) {
+  if (session.json) return session.Print(ModelJson(model));
+  Table table({"name", model.name()});
+  table.Add({"format", Lower(model.format())});
+  table.Add({"digest", model.digest()});
+  table.Add({"size", HumanBytes(model.bytes())});
+  table.Add({"parameters", base::StrCat(model.parameters())});
+  if (!model.base_model().empty()) table.Add({"base", model.base_model()});
+  table.Add({"from", base::StrCat(Lower(model.origin()), " ", model.source())});
+  table.Add({"logits", model.determinism() == v1::DETERMINISM_EXACT ? "exact" : "best effort"});
+  table.Add({"record", base::StrCat(model.record_rows(), " rows")});
+  table.Add({"loaded", model.loaded() ? "yes" : "no"});
+  if (model.has_conversion() && model.conversion().has_eval_loss_before() && model.conversion().has_eval_loss_after()) {
+    table.Add({"eval loss", base::StrCat(HumanNumber(model.conversion().eval_loss_before(), 6), " before conversion, ",
+                                         HumanNumber(model.conversion().eval_loss_after(), 6), " after")});
+  }
+  table.Print(session.out());
+}
+
+absl::Status Import(Session& session, const std::string& path, const std::string& name,
+                    const std::optional<std::string>& dtype) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  NIBBLE_ASSIGN_OR_RETURN(const auto files, client::FilesToImport(path));
+  for (const auto& file : files) NIBBLE_RETURN_IF_ERROR(CheckText("path", file.name));
+  Progress progress(session.terminal);
+  // A trailing slash has no file name of its own.
+  const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
+  const std::string shown = (normal.has_filename() ? normal.filename() : normal.parent_path().filename()).string();
+  NIBBLE_ASSIGN_OR_RETURN(const v1::UploadModelResponse upload,
+                          session.client().UploadModel(IsUtf8(shown) ? shown : name, files, Show(progress)));
+  v1::ImportModelRequest request;
+  request.set_upload_id(upload.upload_id());
+  request.set_name(name);
+  if (dtype.has_value()) request.set_dtype(*dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
+  request.set_request_id(NewUuid());
+  NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ImportModel, request));
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Model model,
+                          session.client().Wait<v1::Model>(std::move(operation), Show(progress)));
+  progress.End();
+  PrintModel(session, model);
+  return absl::OkStatus();
+}
+
+absl::Status List(Session& session) {
+  base::Json list = base::Json::array();
+  Table table({"NAME", "FORMAT", "SIZE", "PARAMETERS", "BASE", "LOADED", "DIGEST"});
+  v1::ListModelsRequest request;
+  do {
+    NIBBLE_ASSIGN_OR_RETURN(const v1::ListModelsResponse page,
+                            session.client().Call(&ModelService::Stub::ListModels, request));
+    for (const v1::Model& model : page.models()) {
+      list.push_back(ModelJson(model));
+      table.Add({model.name(), Lower(model.format()), HumanBytes(model.bytes()), base::StrCat(model.parameters()),
+                 model.base_model(), model.loaded() ? "yes" : "no", model.digest().substr(0, 12)});
+    }
+    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
+      return absl::DataLossError("malformed answer: the pages do not end");
+    }
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  if (session.json) {
+    session.Print({{"models", std::move(list)}});
+  } else {
+    table.Print(session.out());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Get(Session& session, const std::string& name) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  v1::GetModelRequest request;
+  request.set_name(name);
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, session.client().Call(&ModelService::Stub::GetModel, request));
+  PrintModel(session, model);
+  return absl::OkStatus();
+}
+
+absl::Status Delete(Session& session, const std::string& name) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  v1::DeleteModelRequest request;
+  request.set_name(name);
+  NIBBLE_RETURN_IF_ERROR(session.client().Call(&ModelService::Stub::DeleteModel, request).status());
+  if (session.json) {
+    session.Print({{"name", name}, {"deleted", true}});
+  } else {
+    session.out() << "deleted " << name << '\n';
+  }
+  return absl::OkStatus();
+}
+
+// Answers of load and unload have the same shape.
+template <typename Answer>
+void PrintResidents(Session& session, const Answer& answer) {
+  if (session.json) {
+    base::Json json = ModelJson(answer.model());
+    json["residents"] = ResidentsJson(answer.residents());
+    return session.Print(json);
+  }
+  Table table({"LOADED", "FORMAT", "WEIGHTS", "REQUESTS"});
+  for (const auto& model : answer.residents().models()) {
+    table.Add({model.name(), Lower(model.format()), HumanBytes(model.bytes()), base::StrCat(model.active_requests())});
+  }
+  table.Print(session.out());
+}
+
+absl::Status Load(Session& session, const std::string& name, const std::optional<std::string>& device) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  v1::LoadModelRequest request;
+  request.set_name(name);
+  if (device.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(*request.mutable_device(), ParseDevice("device", *device));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.client().LongCall(&ModelService::Stub::LoadModel, request));
+  PrintResidents(session, answer);
+  return absl::OkStatus();
+}
+
+absl::Status Unload(Session& session, const std::string& name) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  v1::UnloadModelRequest request;
+  request.set_name(name);
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.client().LongCall(&ModelService::Stub::UnloadModel, request));
+  PrintResidents(session, answer);
+  return absl::OkStatus();
+}
+
+absl::Status Verify(Session& session, const std::string& name) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  v1::VerifyModelRequest request;
+  request.set_name(name);
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.client().LongCall(&ModelService::Stub::VerifyModel, request));
+  if (session.json) session.Print(VerifyJson(name, answer));
+  if (answer.equal() && answer.rows() >= 1 && answer.differing_rows() == 0) {
+    if (!session.json) session.out() << name << ": " << answer.rows() << " rows equal, all bits\n";
+    return absl::OkStatus();
+  }
+  if (answer.rows() < 1) return absl::DataLossError(base::StrCat(name, ": nothing was compared"));
+  const auto& first = answer.first_difference();
+  return absl::DataLossError(base::StrCat(name, ": ", answer.differing_rows(), " of ", answer.rows(),
+                                          " rows differ, the first is row ", first.row(), " (token ", first.token_id(),
+                                          "): recorded ", first.recorded_digest(), ", computed ",
+                                          first.computed_digest()));
+}
+
+struct ConvertOptions {
+  std::string source, to, name;
+  std::optional<std::string> head;
+  std::optional<std::int32_t> act_outliers;
+  std::optional<std::string> eval_dataset;
+};
+
+v1::ModelFormat Format(const std::string& text) {
+  return text == "int8"      ? v1::MODEL_FORMAT_INT8
+         : text == "ternary" ? v1::MODEL_FORMAT_TERNARY
+         : text == "nf4"     ? v1::MODEL_FORMAT_NF4
+                             : v1::MODEL_FORMAT_BF16;
+}
+
+absl::Status Convert(Session& session, const ConvertOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("model", options.source));
+  NIBBLE_RETURN_IF_ERROR(CheckText("name", options.name));
+  v1::ConvertModelRequest request;
+  request.set_model(options.source);
+  request.set_name(options.name);
+  request.set_target(Format(options.to));
+  if (options.head.has_value()) request.set_head(Format(*options.head));
+  if (options.act_outliers.has_value()) request.set_act_outliers(*options.act_outliers);
+  if (options.eval_dataset.has_value()) request.set_eval_dataset(*options.eval_dataset);
+  request.set_request_id(NewUuid());
+  NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ConvertModel, request));
+  Progress progress(session.terminal);
+  NIBBLE_ASSIGN_OR_RETURN(
+      const auto answer, session.client().Wait<v1::ConvertModelResponse>(std::move(operation), Show(progress)));
+  progress.End();
+  if (session.json) {
+    base::Json json = ModelJson(answer.model());
+    json["report"] = ToJson(answer.report());
+    session.Print(json);
+    return absl::OkStatus();
+  }
+  v1::Model model = answer.model();
+  *model.mutable_conversion() = answer.report();
+  PrintModel(session, model);
+  return absl::OkStatus();
+}
+
+absl::Status Export(Session& session, const std::string& name, const std::string& format, const std::string& out) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("model", name));
+  v1::ExportModelRequest request;
+  request.set_model(name);
+  request.set_format(format == "peft" ? v1::EXPORT_FORMAT_PEFT : v1::EXPORT_FORMAT_HF);
+  request.set_request_id(NewUuid());
+  NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ExportModel, request));
+  Progress progress(session.terminal);
+  NIBBLE_ASSIGN_OR_RETURN(
+      const auto answer, session.client().Wait<v1::ExportModelResponse>(std::move(operation), Show(progress)));
+  std::int64_t total = 0;
+  for (const auto& file : answer.files()) total += file.size_bytes();
+  NIBBLE_ASSIGN_OR_RETURN(const auto files,
+                          session.client().DownloadArtifact(
+                              answer.artifact_id(), out,
+                              [&](const std::string& stage, std::int64_t done, std::int64_t) {
+                                progress.Update(stage, done, total);
+                              }));
+  progress.End();
+  if (session.json) {
+    session.Print({{"model", name}, {"format", format}, {"out", out}, {"files", FilesJson(files)}});
+    return absl::OkStatus();
+  }
+  Table table({"FILE", "SIZE"});
+  for (const auto& file : files) table.Add({(std::filesystem::path(out) / file.path()).string(), HumanBytes(file.size_bytes())});
+  table.Print(session.out());
+  return absl::OkStatus();
+}
+
+// A command whose one argument is a model's name.
+void AddNamed(CLI::App& group, Session& session, const char* command, const char* help,
+              absl::Status (*run)(Session&, const std::string&)) {
+  CLI::App* sub = group.add_subcommand(command, help);
+  auto name = std::make_shared<std::string>();
+  sub->add_option("NAME", *name, "Model")->required();
+  sub->callback([&session, name, run] { session.command = [&session, name, run] { return run(session, *name); }; });
+}
+
+}  // namespace
+
+void AddModelCommands(CLI::App& app, Session& session) {
+  CLI::App& models = *app.add_subcommand("models", "Import, convert, export, load and verify models");
+  models.require_subcommand(1);
+
+  {
+    CLI::App* sub = models.add_subcommand("import", "Import a Hugging Face directory or a GGUF file of this machine");
+    struct Options {
+      std::string path, name;
+      std::optional<std::string> dtype;
+    };
+    auto o = std::make_shared<Options>();
+    sub->add_option("PATH", o->path, "Directory, or .gguf file")->required();
+    sub->add_option("--name", o->name, "Name of the new model")->required();
+    sub->add_option("--dtype", o->dtype, "What the weights are stored as (default bf16)")->check(CLI::IsMember({"bf16", "f32"}));
+    sub->callback([&session, o] { session.command = [&session, o] { return Import(session, o->path, o->name, o->dtype); }; });
+  }
+  models.add_subcommand("list", "All models")->callback([&session] { session.command = [&session] { return List(session); }; });
+  AddNamed(models, session, "get", "One model", &Get);
+  AddNamed(models, session, "delete", "Delete a model", &Delete);
+  {
+    CLI::App* sub = models.add_subcommand("load", "Load a model for serving");
+    auto name = std::make_shared<std::string>();
+    auto device = std::make_shared<std::optional<std::string>>();
+    sub->add_option("NAME", *name, "Model")->required();
+    sub->add_option("--device", *device, "auto, cpu or cuda:N (default: the server's)");
+    sub->callback([&session, name, device] { session.command = [&session, name, device] { return Load(session, *name, *device); }; });
+  }
+  AddNamed(models, session, "unload", "Unload a model", &Unload);
+  AddNamed(models, session, "verify", "Replay the model's record: exit 0 only when every row has the recorded bits", &Verify);
+  {
+    CLI::App* sub = models.add_subcommand("convert", "Make an int8, ternary or nf4 model of another");
+    auto o = std::make_shared<ConvertOptions>();
+    sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
+    sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4"}));
+    sub->add_option("--name", o->name, "Name of the new model")->required();
+    sub->add_option("--head", o->head, "Format of the LM head (default int8)")->check(CLI::IsMember({"int8", "bf16"}));
+    sub->add_option("--act-outliers", o->act_outliers, "Outliers an activation row keeps, 0 to 16 (default 8)");
+    sub->add_option("--eval-dataset", o->eval_dataset, "Dataset for the loss before and after (default: the job's)");
+    sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });
+  }
+  {
+    CLI::App* sub = models.add_subcommand("export", "Write a model's files to a directory of this machine");
+    struct Options {
+      std::string name, format, out;
+    };
+    auto o = std::make_shared<Options>();
+    sub->add_option("NAME", o->name, "Model or adapter")->required();
+    sub->add_option("--format", o->format, "Format of the files")->required()->check(CLI::IsMember({"peft", "hf"}));
+    sub->add_option("--out", o->out, "Directory; it is made")->required();
+    sub->callback([&session, o] { session.command = [&session, o] { return Export(session, o->name, o->format, o->out); }; });
+  }
+}
+
+}  // namespace nibble::cli

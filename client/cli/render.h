@@ -1,0 +1,40 @@
+// The JSON of each message, key by key as the command line's contract names them, and a few lines for people.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "nibble/v1/dataset_service.pb.h"
+#include "nibble/v1/fine_tune_service.pb.h"
+#include "nibble/v1/inference_service.pb.h"
+#include "nibble/v1/model_service.pb.h"
+#include "nibble/v1/server_service.pb.h"
+#include "server/base/json.h"
+
+namespace nibble::cli {
+
+base::Json TimeJson(bool has, const google::protobuf::Timestamp& time);  // null when unset
+
+base::Json DatasetJson(const v1::Dataset& dataset);
+base::Json PreviewJson(const v1::PreviewDatasetResponse& preview);
+
+base::Json ModelJson(const v1::Model& model);
+base::Json ResidentsJson(const v1::Residents& residents);
+base::Json VerifyJson(const std::string& model, const v1::VerifyModelResponse& verify);
+base::Json FilesJson(const std::vector<v1::FileEntry>& files);
+
+base::Json CheckpointJson(const v1::Checkpoint& checkpoint);
+base::Json JobJson(const v1::Job& job);
+base::Json EventJson(const std::string& job, const v1::JobEvent& event);
+std::string EventLine(const v1::JobEvent& event);  // for people
+std::string MethodName(const v1::JobSpec& spec);   // "qlora"; empty when none is chosen
+
+base::Json UsageJson(const v1::Usage& usage);
+base::Json TokenLogprobsJson(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& tokens);
+// With the logprobs of the tokens where they were asked for.
+base::Json GenerateJson(const v1::GenerateResponse& response, bool logprobs);
+base::Json ScoreJson(const v1::ScoreResponse& score);
+
+base::Json ServerInfoJson(const v1::ServerInfo& info);
+base::Json ServerLoadJson(const v1::ServerLoad& load);
+
+}  // namespace nibble::cli

@@ -1,0 +1,124 @@
+#include "client/cli/message_json.h"
+#include "client/cli/render.h"
+
+namespace nibble::cli {
+
+using base::Json;
+
+Json TimeJson(bool has, const google::protobuf::Timestamp& time) { return has ? ToJson(time) : Json(nullptr); }
+
+Json DatasetJson(const v1::Dataset& dataset) {
+  Json json;
+  json["name"] = dataset.name();
+  json["format"] = Lower(dataset.format());
+  json["rows"] = dataset.rows();
+  json["bytes"] = dataset.bytes();
+  json["sha256"] = dataset.sha256();
+  json["create_time"] = TimeJson(dataset.has_create_time(), dataset.create_time());
+  json["etag"] = dataset.etag();
+  return json;
+}
+
+Json PreviewJson(const v1::PreviewDatasetResponse& preview) {
+  Json rows = Json::array();
+  for (const auto& row : preview.rows()) {
+    Json json;
+    json["row"] = row.row();
+    json["part"] = row.part();
+    json["text"] = row.text();
+    json["token_ids"] = Json(std::vector<std::int64_t>(row.token_ids().begin(), row.token_ids().end()));
+    Json mask = Json::array();
+    for (const bool trained : row.trained()) mask.push_back(trained ? 1 : 0);
+    json["mask"] = std::move(mask);
+    json["tokens"] = Json(std::vector<std::string>(row.token_texts().begin(), row.token_texts().end()));
+    json["truncated_tokens"] = row.truncated_tokens();
+    rows.push_back(std::move(json));
+  }
+  Json json;
+  json["rows"] = std::move(rows);
+  json["total_rows"] = preview.total_rows();
+  json["tokens"] = preview.tokens();
+  json["trainable_tokens"] = preview.trainable_tokens();
+  json["truncated_rows"] = preview.truncated_rows();
+  json["dropped_rows"] = preview.dropped_rows();
+  json["split_rows"] = preview.split_rows();
+  return json;
+}
+
+Json ModelJson(const v1::Model& model) {
+  Json json;
+  json["name"] = model.name();
+  json["format"] = Lower(model.format());
+  json["digest"] = model.digest();
+  json["bytes"] = model.bytes();
+  json["parameters"] = model.parameters();
+  json["architecture"] = model.has_architecture() ? ToJson(model.architecture()) : Json(nullptr);
+  json["base_model"] = model.base_model();
+  json["base_digest"] = model.base_digest();
+  json["origin"] = Lower(model.origin());
+  json["source"] = model.source();
+  json["determinism"] = Upper(model.determinism());
+  json["tokenizer_digest"] = model.tokenizer_digest();
+  json["has_chat_template"] = model.has_chat_template();
+  json["act_outliers"] = model.act_outliers();
+  json["head_format"] = Lower(model.head_format());
+  json["record_rows"] = model.record_rows();
+  json["recorded_by"] = model.recorded_by();
+  json["loaded"] = model.loaded();
+  json["create_time"] = TimeJson(model.has_create_time(), model.create_time());
+  json["etag"] = model.etag();
+  json["conversion"] = model.has_conversion() ? ToJson(model.conversion()) : Json(nullptr);
+  return json;
+}
+
+Json ResidentsJson(const v1::Residents& residents) {
+  Json models = Json::array();
+  for (const auto& model : residents.models()) {
+    Json json;
+    json["name"] = model.name();
+    json["format"] = Lower(model.format());
+    json["digest"] = model.digest();
+    json["device"] = ToJson(model.device());
+    json["bytes"] = model.bytes();
+    json["active_requests"] = model.active_requests();
+    json["load_time"] = TimeJson(model.has_load_time(), model.load_time());
+    models.push_back(std::move(json));
+  }
+  Json json;
+  json["models"] = std::move(models);
+  json["weights_bytes"] = residents.weights_bytes();
+  json["kv_bytes"] = residents.kv_bytes();
+  return json;
+}
+
+Json VerifyJson(const std::string& model, const v1::VerifyModelResponse& verify) {
+  Json json;
+  json["equal"] = verify.equal();
+  json["rows"] = verify.rows();
+  json["differing_rows"] = verify.differing_rows();
+  json["first_difference"] = verify.has_first_difference() ? ToJson(verify.first_difference()) : Json(nullptr);
+  json["recorded_by"] = verify.recorded_by();
+  json["device"] = Lower(verify.device());
+  json["digest"] = verify.digest();
+  json["model"] = model;
+  return json;
+}
+
+Json FilesJson(const std::vector<v1::FileEntry>& files) {
+  Json list = Json::array();
+  for (const auto& file : files) list.push_back(ToJson(file));
+  return list;
+}
+
+Json ServerInfoJson(const v1::ServerInfo& info) {
+  // Every field by its proto name: the message is flat and made for this.
+  return ToJson(info);
+}
+
+Json ServerLoadJson(const v1::ServerLoad& load) {
+  Json json = ToJson(load);
+  json["residents"] = ResidentsJson(load.residents());
+  return json;
+}
+
+}  // namespace nibble::cli

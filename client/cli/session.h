@@ -1,0 +1,50 @@
+// What a command has while it runs: the user's terminal, the global options and the connection.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "client/cli/terminal.h"
+#include "client/client.h"
+#include "server/base/json.h"
+
+namespace nibble::cli {
+
+using Connect = std::function<client::Client(const std::string& server, const client::ClientOptions& options)>;
+
+class Session {
+ public:
+  Session(Terminal& the_terminal, Connect connect) : terminal(the_terminal), connect_(std::move(connect)) {}
+
+  client::Client& client();
+  // One line on stdout.
+  void Print(const base::Json& json) { terminal.out << base::Dump(json) << '\n' << std::flush; }
+  std::ostream& out() { return terminal.out; }
+
+  Terminal& terminal;
+  // Global options.
+  std::string server = "127.0.0.1:50051";
+  bool json = false;
+  double timeout_s = 0;  // 0: as ClientOptions
+  // Set by the command that the arguments name.
+  std::function<absl::Status()> command;
+
+ private:
+  Connect connect_;
+  std::optional<client::Client> client_;
+};
+
+// The user's text for a string field: InvalidArgument when it is not UTF-8, which no proto can carry.
+absl::Status CheckText(std::string_view field, std::string_view text);
+// The file's content, at most 64 MiB, as text.
+absl::StatusOr<std::string> ReadText(std::string_view field, const std::string& path);
+// "auto", "cpu", "cuda:N".
+absl::StatusOr<v1::Device> ParseDevice(std::string_view field, const std::string& text);
+// A random UUID (version 4).
+std::string NewUuid();
+
+}  // namespace nibble::cli

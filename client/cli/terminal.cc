@@ -1,0 +1,143 @@
+#include "client/cli/terminal.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <ostream>
+
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+constexpr double kRedrawSeconds = 0.1;
+constexpr int kBarWidth = 30;
+
+// Columns of a text, counting each character once: good enough for names and numbers.
+std::size_t Width(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Bytes of the character that starts with `first`; 0 for none. Checks the ranges of RFC 3629.
+int Utf8Length(std::string_view text) {
+  const auto at = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned char a = at(0);
+  if (a < 0x80) return 1;
+  const int length = a >= 0xC2 && a <= 0xDF ? 2 : a >= 0xE0 && a <= 0xEF ? 3 : a >= 0xF0 && a <= 0xF4 ? 4 : 0;
+  if (length == 0 || text.size() < static_cast<std::size_t>(length)) return 0;
+  for (int i = 1; i < length; ++i) {
+    if ((at(static_cast<std::size_t>(i)) & 0xC0) != 0x80) return 0;
+  }
+  const unsigned char b = at(1);
+  if ((a == 0xE0 && b < 0xA0) || (a == 0xED && b > 0x9F) || (a == 0xF0 && b < 0x90) || (a == 0xF4 && b > 0x8F)) return 0;
+  return length;
+}
+
+}  // namespace
+
+void Table::Print(std::ostream& out) const {
+  std::vector<std::size_t> widths;
+  for (const auto& row : rows_) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
+  }
+  for (const auto& row : rows_) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line.append(widths[i] - Width(row[i]) + 2, ' ');
+    }
+    out << Printable(line) << '\n';
+  }
+}
+
+void Progress::Update(const std::string& stage, std::int64_t done, std::int64_t total) {
+  if (stage.empty()) return;
+  const bool new_stage = stage != stage_;
+  if (new_stage) {
+    End();
+    stage_ = stage;
+    shown_tenth_ = -1;
+  }
+  done_ = done;
+  total_ = total;
+  Draw(new_stage || (total > 0 && done >= total));
+}
+
+void Progress::Draw(bool now) {
+  const double share = total_ > 0 ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0.0;
+  const int percent = static_cast<int>(share * 100);
+  if (!terminal_.err_is_tty) {
+    const int tenth = percent / 10;
+    if (tenth == shown_tenth_) return;
+    shown_tenth_ = tenth;
+    terminal_.err << stage_;
+    if (total_ > 0) terminal_.err << ' ' << percent << '%';
+    terminal_.err << '\n' << std::flush;
+    return;
+  }
+  const double seconds = Seconds();
+  if (!now && seconds - drawn_at_s_ < kRedrawSeconds) return;
+  drawn_at_s_ = seconds;
+  const int filled = static_cast<int>(share * kBarWidth);
+  terminal_.err << '\r' << Printable(stage_) << " [" << std::string(static_cast<std::size_t>(filled), '#')
+                << std::string(static_cast<std::size_t>(kBarWidth - filled), '.') << "] ";
+  if (total_ > 0) terminal_.err << percent << "%";
+  terminal_.err << "\x1b[K" << std::flush;  // clears the rest of an older, longer line
+  open_ = true;
+}
+
+void Progress::End() {
+  if (open_) {
+    Draw(true);
+    terminal_.err << '\n' << std::flush;
+  }
+  open_ = false;
+}
+
+std::string HumanBytes(std::int64_t bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (std::abs(value) >= 1024 && unit + 1 < std::size(kUnits)) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.1f %s", value, kUnits[unit]);
+  return text;
+}
+
+std::string HumanNumber(double value, int significant_digits) {
+  if (std::isnan(value)) return "-";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*g", significant_digits, value);
+  return text;
+}
+
+std::string Printable(std::string_view text) {
+  std::string result;
+  result.reserve(text.size());
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x20 ? byte != 0x7F : c == '\n' || c == '\t') result += c;
+  }
+  return result;
+}
+
+bool IsUtf8(std::string_view text) {
+  while (!text.empty()) {
+    const int length = Utf8Length(text);
+    if (length == 0) return false;
+    text.remove_prefix(static_cast<std::size_t>(length));
+  }
+  return true;
+}
+
+}  // namespace nibble::cli

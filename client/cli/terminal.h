@@ -1,0 +1,59 @@
+// Where the program talks: results on `out`, everything else on `err`.
+#pragma once
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace nibble::cli {
+
+struct Terminal {
+  std::istream& in;
+  std::ostream& out;
+  std::ostream& err;
+  bool in_is_tty = false;
+  bool out_is_tty = false;
+  bool err_is_tty = false;
+};
+
+// Rows in aligned columns under a heading.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> heading) : rows_{std::move(heading)} {}
+  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  void Print(std::ostream& out) const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+// How far long work is. On a terminal one line that is drawn again at most ten times a second; else a line a stage and a line
+// a tenth of it. One thread.
+class Progress {
+ public:
+  explicit Progress(Terminal& terminal) : terminal_(terminal) {}
+  ~Progress() { End(); }
+  // total 0: not known.
+  void Update(const std::string& stage, std::int64_t done, std::int64_t total);
+  void End();  // leaves the line as it is
+
+ private:
+  void Draw(bool now);
+
+  Terminal& terminal_;
+  std::string stage_;
+  std::int64_t done_ = 0;
+  std::int64_t total_ = 0;
+  int shown_tenth_ = -1;
+  double drawn_at_s_ = -1;
+  bool open_ = false;
+};
+
+std::string HumanBytes(std::int64_t bytes);                      // "1.2 GiB"
+std::string HumanNumber(double value, int significant_digits);  // "0.000125", "1234", "-" for NaN
+// The text without what could steer a terminal: control characters other than line ends and tabs.
+std::string Printable(std::string_view text);
+bool IsUtf8(std::string_view text);
+
+}  // namespace nibble::cli

@@ -1,0 +1,130 @@
+// A watch that outlives connections and servers: the sequence of the last event seen is all the state it needs.
+#include <algorithm>
+
+#include "client/client.h"
+#include "client/stubs.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::client {
+namespace {
+
+// Ends of a watch that said OK, brought nothing new and left the job running.
+constexpr int kMaxIdleEnds = 5;
+
+bool IsFinal(v1::JobState state) {
+  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED || state == v1::JOB_STATE_CANCELLED;
+}
+
+using OnEvent = std::function<absl::Status(const v1::JobEvent&)>;
+
+// The connection went, not the job. A stream that loses its transport may also end UNKNOWN, which servers give no reason to.
+bool IsLost(const absl::Status& status) {
+  return absl::IsUnavailable(status) || (absl::IsUnknown(status) && base::Reason(status).empty());
+}
+
+// Passes on what is new, in order, and knows when the job is over.
+class Cursor {
+ public:
+  Cursor(std::int64_t after, const OnEvent& on_event) : last_(after), on_event_(on_event) {}
+
+  absl::Status Take(const v1::JobEvent& event) {
+    if (event.sequence() <= last_) return absl::OkStatus();  // Seen on an earlier connection.
+    last_ = event.sequence();
+    if (event.has_state()) final_ = IsFinal(event.state().to());
+    return on_event_(event);
+  }
+  std::int64_t last() const { return last_; }
+  bool final() const { return final_; }
+  void SetFinal() { final_ = true; }
+
+ private:
+  std::int64_t last_;
+  const OnEvent& on_event_;
+  bool final_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t after_sequence,
+                                         const std::function<absl::Status(const v1::JobEvent&)>& on_event) {
+  using v1::FineTuneService;
+  Cursor cursor(after_sequence, on_event);
+
+  // What the stream left out, up to and without `before`.
+  const auto fill = [&](std::int64_t before) -> absl::Status {
+    while (cursor.last() + 1 < before) {
+      v1::ListJobEventsRequest request;
+      request.set_name(name);
+      request.set_after_sequence(cursor.last());
+      request.set_page_size(static_cast<std::int32_t>(std::min<std::int64_t>(before - 1 - cursor.last(), 1000)));
+      NIBBLE_ASSIGN_OR_RETURN(const v1::ListJobEventsResponse page,
+                              Call(&FineTuneService::Stub::ListJobEvents, request));
+      const std::int64_t had = cursor.last();
+      for (const v1::JobEvent& event : page.events()) {
+        if (event.sequence() >= before || event.sequence() > cursor.last() + 1) break;
+        NIBBLE_RETURN_IF_ERROR(cursor.Take(event));
+      }
+      if (cursor.last() == had) {
+        return absl::DataLossError(base::StrCat("malformed answer: job ", name, " has no event ", cursor.last() + 1));
+      }
+    }
+    return absl::OkStatus();
+  };
+
+  absl::Time lost_since = absl::InfiniteFuture();
+  absl::Duration wait = options_.first_wait;
+  int idle_ends = 0;
+  while (true) {
+    const std::int64_t had = cursor.last();
+    grpc::ClientContext context;
+    SetDeadline(context, options_.long_deadline);
+    v1::WatchJobRequest request;
+    request.set_name(name);
+    request.set_after_sequence(cursor.last());
+    auto reader = stubs_->jobs->WatchJob(&context, request);
+    v1::JobEvent event;
+    absl::Status ours = absl::OkStatus();
+    bool over_at_start = false;
+    std::int64_t last_at_start = 0;
+    while (ours.ok() && reader->Read(&event)) {
+      lost_since = absl::InfiniteFuture();
+      wait = options_.first_wait;
+      if (event.has_snapshot()) {
+        over_at_start = IsFinal(event.snapshot().job().state());
+        last_at_start = event.snapshot().last_sequence();
+        continue;
+      }
+      if (event.sequence() < 1) {
+        ours = absl::DataLossError("malformed answer: an event without a sequence");
+        break;
+      }
+      ours = fill(event.sequence());
+      if (ours.ok()) ours = cursor.Take(event);
+    }
+    if (!ours.ok()) context.TryCancel();
+    const absl::Status theirs = FromGrpc(reader->Finish());
+    if (!ours.ok()) return ours;
+    if (!theirs.ok() && !IsLost(theirs)) return theirs;
+    // A final job's log is complete; what a broken stream did not bring is fetched again.
+    if (over_at_start && cursor.last() >= last_at_start) cursor.SetFinal();
+    if (theirs.ok() && cursor.final()) {
+      v1::GetJobRequest get;
+      get.set_name(name);
+      return Call(&FineTuneService::Stub::GetJob, get);
+    }
+    idle_ends = theirs.ok() && cursor.last() == had ? idle_ends + 1 : 0;
+    if (idle_ends >= kMaxIdleEnds) {
+      return absl::DataLossError(
+          base::StrCat("malformed answer: the server ends the watch of job ", name, ", which is not over"));
+    }
+    const absl::Time now = absl::Now();
+    lost_since = std::min(lost_since, now);
+    if (now - lost_since > options_.reconnect_for) return theirs;
+    absl::SleepFor(std::min(RetryDelay(theirs).value_or(wait), options_.longest_wait));
+    wait = std::min(wait * 2, options_.longest_wait);
+  }
+}
+
+}  // namespace nibble::client
