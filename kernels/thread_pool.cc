@@ -1,11 +1,24 @@
 #include "kernels/thread_pool.h"
 
 #include <algorithm>
-#include <atomic>
 
 namespace nibble::kernels {
+namespace {
+
+// About 40 us where a pause takes 20 ns: longer than the gaps between the ops of a decode step, and than waking a thread.
+constexpr int kSpins = 2000;
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
 
 ThreadPool::ThreadPool(int num_threads) {
+  // With more threads than processors, spinning would only keep the others from running.
+  if (num_threads <= static_cast<int>(std::thread::hardware_concurrency())) spins_ = kSpins;
   for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this] { Work(); });
 }
 
@@ -13,9 +26,23 @@ ThreadPool::~ThreadPool() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
+    ++call_;
   }
+  posted_.store(call_, std::memory_order_release);
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
+}
+
+template <typename Done>
+void ThreadPool::Spin(Done done) const {
+  for (int i = 0; i < spins_ && !done(); ++i) Pause();
+}
+
+void ThreadPool::TakeRanges(const std::function<void(std::int64_t, std::int64_t)>& body, std::int64_t n,
+                            std::int64_t chunk) {
+  for (std::int64_t begin; (begin = next_.fetch_add(chunk, std::memory_order_relaxed)) < n;) {
+    body(begin, std::min(n, begin + chunk));
+  }
 }
 
 void ThreadPool::ParallelFor(std::int64_t n, std::int64_t grain,
@@ -27,44 +54,50 @@ void ThreadPool::ParallelFor(std::int64_t n, std::int64_t grain,
     return;
   }
   std::lock_guard call(call_mutex_);
-  std::unique_lock lock(mutex_);
   // Four ranges a thread: a thread that the system delays leaves its share to the others.
   const std::int64_t pieces = 4 * static_cast<std::int64_t>(num_threads());
   const std::int64_t units = (n + grain - 1) / grain;
-  chunk_ = (units + pieces - 1) / pieces * grain;
-  n_ = n;
-  next_ = 0;
-  running_ = 0;
-  body_ = &body;
-  ++generation_;
-  wake_.notify_all();
-  while (next_ < n_) {
-    const std::int64_t begin = next_;
-    const std::int64_t end = std::min(n_, begin + chunk_);
-    next_ = end;
-    lock.unlock();
-    body(begin, end);
-    lock.lock();
+  const std::int64_t chunk = (units + pieces - 1) / pieces * grain;
+  {
+    std::lock_guard lock(mutex_);
+    n_ = n;
+    chunk_ = chunk;
+    next_.store(0, std::memory_order_relaxed);
+    body_ = &body;
+    ++call_;
   }
-  done_.wait(lock, [this] { return running_ == 0; });
-  body_ = nullptr;
+  posted_.store(call_, std::memory_order_release);  // outside the lock: who sees it finds the lock free
+  wake_.notify_all();
+  TakeRanges(body, n, chunk);
+  std::unique_lock lock(mutex_);
+  body_ = nullptr;  // nobody joins from here on
+  if (helpers_.load(std::memory_order_acquire) == 0) return;
+  lock.unlock();
+  Spin([this] { return helpers_.load(std::memory_order_acquire) == 0; });
+  lock.lock();
+  done_.wait(lock, [this] { return helpers_.load(std::memory_order_acquire) == 0; });
 }
 
 void ThreadPool::Work() {
-  std::unique_lock lock(mutex_);
+  std::uint64_t seen = 0;
   while (true) {
-    wake_.wait(lock, [this] { return stop_ || (body_ != nullptr && next_ < n_); });
+    Spin([&] { return posted_.load(std::memory_order_acquire) > seen; });
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return call_ != seen; });
+    seen = call_;
     if (stop_) return;
-    while (body_ != nullptr && next_ < n_) {
-      const auto* body = body_;
-      const std::int64_t begin = next_;
-      const std::int64_t end = std::min(n_, begin + chunk_);
-      next_ = end;
-      ++running_;
-      lock.unlock();
-      (*body)(begin, end);
+    if (body_ == nullptr) continue;  // the others were done before this thread came
+    const auto& body = *body_;
+    const std::int64_t n = n_;
+    const std::int64_t chunk = chunk_;
+    helpers_.fetch_add(1, std::memory_order_relaxed);
+    lock.unlock();
+    TakeRanges(body, n, chunk);
+    if (helpers_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      // The lock orders this after the caller's last look before it sleeps.
       lock.lock();
-      if (--running_ == 0) done_.notify_all();
+      lock.unlock();
+      done_.notify_all();
     }
   }
 }

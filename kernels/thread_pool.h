@@ -1,5 +1,6 @@
 // A fixed set of threads that split the outputs of one op at a time.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -28,17 +29,24 @@ class ThreadPool {
 
  private:
   void Work();
+  void TakeRanges(const std::function<void(std::int64_t, std::int64_t)>& body, std::int64_t n, std::int64_t chunk);
+  // Waits a little without sleeping, until done() or the spins are over: the ops of a decode step follow each other
+  // within microseconds, a thread that sleeps takes tens of them to wake.
+  template <typename Done>
+  void Spin(Done done) const;
 
   std::mutex call_mutex_;  // one ParallelFor at a time
-  std::mutex mutex_;
+  std::mutex mutex_;       // guards body_, n_, chunk_, call_, stop_
   std::condition_variable wake_;
   std::condition_variable done_;
-  const std::function<void(std::int64_t, std::int64_t)>* body_ = nullptr;
+  const std::function<void(std::int64_t, std::int64_t)>* body_ = nullptr;  // null: nothing to join
   std::int64_t n_ = 0;
   std::int64_t chunk_ = 0;
-  std::int64_t next_ = 0;     // first index not yet taken
-  int running_ = 0;           // ranges taken and not finished
-  std::uint64_t generation_ = 0;
+  std::atomic<std::int64_t> next_{0};      // first index not yet taken
+  std::atomic<int> helpers_{0};            // threads that joined the call; added to under mutex_ while body_ is set
+  std::uint64_t call_ = 0;                 // calls so far, and one for the end
+  std::atomic<std::uint64_t> posted_{0};   // call_, for those who spin
+  int spins_ = 0;
   bool stop_ = false;
   std::vector<std::thread> threads_;
 };
