@@ -9,10 +9,11 @@
 use std::alloc::{set_alloc_error_hook, GlobalAlloc, Layout, System};
 use std::any::Any;
 use std::cell::Cell;
-use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::panic::{catch_unwind, resume_unwind, set_hook, take_hook, AssertUnwindSafe};
 use std::sync::Once;
 
 thread_local! {
+    static GUARDED: Cell<bool> = const { Cell::new(false) };
     static ARMED: Cell<bool> = const { Cell::new(false) };
     static BYTES_LEFT: Cell<usize> = const { Cell::new(0) };
     static BLOCKS_LEFT: Cell<usize> = const { Cell::new(0) };
@@ -88,12 +89,27 @@ unsafe impl GlobalAlloc for BudgetAllocator {
     }
 }
 
-struct Disarm;
+struct Disarm {
+    was_guarded: bool,
+}
 
 impl Drop for Disarm {
     fn drop(&mut self) {
         ARMED.set(false);
+        GUARDED.set(self.was_guarded);
     }
+}
+
+fn install_hooks() {
+    set_alloc_error_hook(on_failed_allocation);
+    // A panic under guard becomes an error: nothing for stderr, where hostile
+    // files could otherwise write at will.
+    let print = take_hook();
+    set_hook(Box::new(move |info| {
+        if !GUARDED.get() {
+            print(info);
+        }
+    }));
 }
 
 fn on_failed_allocation(_: Layout) {
@@ -121,11 +137,11 @@ pub fn guarded<T>(
     work: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     static HOOK: Once = Once::new();
-    HOOK.call_once(|| set_alloc_error_hook(on_failed_allocation));
+    HOOK.call_once(install_hooks);
     catch_unwind(AssertUnwindSafe(|| {
         BYTES_LEFT.set(budget.bytes);
         BLOCKS_LEFT.set(budget.blocks);
-        let _disarm = Disarm;
+        let _disarm = Disarm { was_guarded: GUARDED.replace(true) };
         ARMED.set(true);
         work()
     }))

@@ -4,6 +4,7 @@
 
 mod budget;
 mod python;
+mod source;
 mod template;
 mod tokenizer;
 

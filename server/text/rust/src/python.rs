@@ -11,11 +11,8 @@ fn too_deep() -> Error {
     Error::new(ErrorKind::InvalidOperation, "value nests too deeply to be printed")
 }
 
-/// repr(float): shortest digits that read back, exponent outside 1e-4..1e16.
+/// repr() of a finite float: shortest digits that read back, exponent outside 1e-4..1e16.
 fn float(value: f64) -> String {
-    if !value.is_finite() {
-        return if value.is_nan() { "nan" } else if value > 0.0 { "inf" } else { "-inf" }.into();
-    }
     let scientific = format!("{value:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
@@ -27,10 +24,14 @@ fn float(value: f64) -> String {
     if plain.contains('.') { plain } else { plain + ".0" }
 }
 
-fn number(value: &Value) -> String {
+fn number(value: &Value) -> Result<String, Error> {
     match f64::try_from(value.clone()) {
-        Ok(number) if !value.is_integer() => float(number),
-        _ => value.to_string(),
+        // Python stops at the division by zero that this comes from.
+        Ok(number) if !number.is_finite() => {
+            Err(Error::new(ErrorKind::InvalidOperation, "a number is not finite"))
+        }
+        Ok(number) if !value.is_integer() => Ok(float(number)),
+        _ => Ok(value.to_string()),
     }
 }
 
@@ -59,9 +60,10 @@ fn write(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         ValueKind::Undefined => {}
         ValueKind::None => out.push_str("None"),
         ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
-        ValueKind::Number => out.push_str(&number(value)),
+        ValueKind::Number => out.push_str(&number(value)?),
         ValueKind::String if depth > 0 => repr_string(value.as_str().unwrap_or_default(), out),
-        ValueKind::Seq => {
+        // A slice or a sum of lists is an Iterable here and a list in Python.
+        ValueKind::Seq | ValueKind::Iterable => {
             out.push('[');
             for (i, item) in value.try_iter()?.enumerate() {
                 out.push_str(if i == 0 { "" } else { ", " });
@@ -137,7 +139,7 @@ impl JsonStyle {
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
-            ValueKind::Number => out.push_str(&number(value)),
+            ValueKind::Number => out.push_str(&number(value)?),
             ValueKind::String => {
                 json_string(value.as_str().unwrap_or_default(), self.ensure_ascii, out)
             }

@@ -3,6 +3,7 @@
 
 use crate::budget::{guarded, Budget, Failure};
 use crate::python;
+use crate::source::prepare;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
@@ -130,36 +131,12 @@ fn join(
 
 // In Python a string and a dict have a length and an index, and can be iterated.
 fn is_sequence(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+    use ValueKind::*;
+    matches!(value.kind(), Seq | Iterable | Map | String)
 }
 
 fn is_iterable(value: &Value) -> bool {
-    is_sequence(value) || matches!(value.kind(), ValueKind::Iterable | ValueKind::Undefined)
-}
-
-/// transformers marks the assistant's text with {% generation %}, which prints its
-/// body. {% with %} does the same and minijinja knows it.
-fn replace_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start + 2);
-        out.push_str(before);
-        rest = tag;
-        let inner = tag.trim_start_matches(['-', '+']).trim_start();
-        let gap = tag.len() - inner.len();
-        for (word, known) in [("generation", "with"), ("endgeneration", "endwith")] {
-            let after = inner.strip_prefix(word).map(str::trim_start);
-            let ends = |text: &str| text.trim_start_matches(['-', '+']).starts_with("%}");
-            if after.is_some_and(ends) {
-                out.push_str(&tag[..gap]);
-                out.push_str(known);
-                rest = &inner[word.len()..];
-                break;
-            }
-        }
-    }
-    out + rest
+    is_sequence(value) || value.is_undefined()
 }
 
 fn explain(error: Error) -> String {
@@ -218,8 +195,7 @@ impl Template {
             environment.add_test("iterable", is_iterable);
             environment.add_function("raise_exception", raise_exception);
             environment.add_function("strftime_now", strftime_now);
-            let source = replace_generation_tags(source);
-            environment.add_template_owned(NAME, source).map_err(explain)?;
+            environment.add_template_owned(NAME, prepare(source)?).map_err(explain)?;
             Ok(Template { environment, special_tokens: special_tokens.into() })
         })
     }

@@ -99,6 +99,10 @@ impl Tokenizer {
                 byte_fallback.iter().any(|part| matches!(part, DecoderWrapper::ByteFallback(_)));
             Ok(Tokenizer { inner, byte_fallback, kind })
         })
+        // The parser has unwraps of its own; what it was given is at fault.
+        .map_err(|failure| match failure {
+            Failure::Panic(text) | Failure::Invalid(text) => Failure::Invalid(text),
+        })
     }
 
     pub fn encode(&self, text: &str, special: bool) -> Result<(Vec<u8>, Vec<u8>), Failure> {
@@ -115,6 +119,9 @@ impl Tokenizer {
     /// UTF-8 the whole characters stay, where ByteFallback drops the run. A text that
     /// is cut inside a character keeps what was said before.
     pub fn decode(&self, ids: &[i32], skip_special: bool) -> Result<String, Failure> {
+        if let Some(id) = ids.iter().find(|&&id| id < 0) {
+            return Err(Failure::Invalid(format!("got the id {id}, want 0 or more")));
+        }
         guarded(budget(64 * ids.len()), || {
             let mut tokens: Vec<String> = Vec::with_capacity(ids.len());
             let mut run: Vec<u8> = Vec::new();

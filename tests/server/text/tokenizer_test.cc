@@ -1,0 +1,205 @@
+#include "server/text/tokenizer.h"
+
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/server/text/golden.h"
+
+namespace nibble::text {
+namespace {
+
+using ::testing::HasSubstr;
+using Ids = std::vector<std::int32_t>;
+
+std::string SmallJson() {
+  const auto files = TokenizerFilesFromGguf(TinyGguf("byte_level", "smollm"));
+  EXPECT_TRUE(files.ok()) << files.status();
+  return files->tokenizer_json;
+}
+
+TEST(TokenizerTest, DecodeUndoesEncode) {
+  const auto texts = ReadGolden("tiny_ids.json").at("texts");
+  for (const char* vocabulary : {"byte_level", "sentence_piece"}) {
+    const auto tokenizer = Load(TinyGguf(vocabulary, ""));
+    ASSERT_NE(tokenizer, nullptr);
+    for (const std::string text : texts) {
+      const auto ids = tokenizer->Encode(text, false);
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      // U+2581 is SentencePiece's own sign for a blank, and <s> its own token.
+      const bool reserved = text.find("\u2581") != std::string::npos ||
+                            text.find("<s>") != std::string::npos;
+      if (std::string_view(vocabulary) == "sentence_piece" && reserved) continue;
+      const auto decoded = tokenizer->Decode(*ids, false);
+      ASSERT_TRUE(decoded.ok()) << decoded.status();
+      EXPECT_EQ(*decoded, text);
+    }
+  }
+}
+
+TEST(TokenizerTest, SpansCoverTheText) {
+  const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
+  const std::string text = "In 1969 \u4f60\u597d <|im_end|> \U0001f600!";
+  const auto spans = tokenizer->EncodeWithSpans(text, false);
+  ASSERT_TRUE(spans.ok()) << spans.status();
+  const auto ids = tokenizer->Encode(text, false);
+  ASSERT_EQ(spans->size(), ids->size());
+  std::uint32_t covered = 0;
+  for (std::size_t i = 0; i < spans->size(); ++i) {
+    const TokenSpan& span = (*spans)[i];
+    EXPECT_EQ(span.id, (*ids)[i]);
+    EXPECT_LE(span.begin, covered);  // the tokens of one character share its bytes
+    covered = std::max(covered, span.end);
+  }
+  EXPECT_EQ(covered, text.size());
+}
+
+TEST(TokenizerTest, SpecialTokensAreLeftOutOnlyWhenAsked) {
+  const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
+  const auto ids = tokenizer->Encode("<|im_start|>hi<|im_end|>", false);
+  EXPECT_EQ(*tokenizer->Decode(*ids, true), "hi");
+  EXPECT_EQ(*tokenizer->Decode(*ids, false), "<|im_start|>hi<|im_end|>");
+  EXPECT_TRUE(tokenizer->IsSpecial(*tokenizer->TokenId("<|im_start|>")));
+  EXPECT_FALSE(tokenizer->IsSpecial(*tokenizer->TokenId("h")));
+}
+
+TEST(TokenizerTest, IdsAndTokensMapBothWays) {
+  const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
+  const GgufTokenizer gguf = TinyGguf("byte_level", "smollm");
+  ASSERT_EQ(tokenizer->vocab_size(), gguf.tokens.size());
+  for (std::size_t i = 0; i < gguf.tokens.size(); ++i) {
+    EXPECT_EQ(tokenizer->TokenId(gguf.tokens[i]), static_cast<int>(i));
+    EXPECT_EQ(tokenizer->Token(static_cast<int>(i)), gguf.tokens[i]);
+  }
+  EXPECT_EQ(tokenizer->TokenId("no such token"), std::nullopt);
+  EXPECT_EQ(tokenizer->TokenId("\xFF"), std::nullopt);
+  EXPECT_EQ(tokenizer->Token(-1), std::nullopt);
+  EXPECT_EQ(tokenizer->Token(1 << 30), std::nullopt);
+}
+
+TEST(TokenizerTest, IdsWithoutTokenDecodeToNothingAndNegativeOnesAreRefused) {
+  const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
+  const std::int32_t a = *tokenizer->TokenId("a");
+  EXPECT_EQ(*tokenizer->Decode(Ids{a, 1 << 20, a}, false), "aa");
+  const auto refused = tokenizer->Decode(Ids{a, -5}, false);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(TokenizerTest, TextThatIsNotUtf8IsRefused) {
+  const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
+  for (const char* text : {"\xFF", "a\xC3", "\xED\xA0\x80", "\xC0\x80"}) {
+    const auto ids = tokenizer->Encode(text, false);
+    EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(ids.status().message()), HasSubstr("not UTF-8"));
+  }
+}
+
+// What a tokenizer.json says of truncation and padding belongs to the caller.
+TEST(TokenizerTest, TruncationAndPaddingOfTheFileAreLeftOut) {
+  std::string json = SmallJson();
+  const std::string none = R"("truncation":null,"padding":null)";
+  const std::string some =
+      R"("truncation":{"direction":"Right","max_length":2,"strategy":)"
+      R"("LongestFirst","stride":0},"padding":{"strategy":{"Fixed":64},)"
+      R"("direction":"Right","pad_to_multiple_of":null,"pad_id":0,)"
+      R"("pad_type_id":0,"pad_token":"<|endoftext|>"})";
+  ASSERT_NE(json.find(none), std::string::npos);
+  json.replace(json.find(none), none.size(), some);
+  const auto tokenizer = Tokenizer::FromJson(json);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto plain = Tokenizer::FromJson(SmallJson());
+  EXPECT_EQ(*(*tokenizer)->Encode("q w e r t y", true),
+            *(*plain)->Encode("q w e r t y", true));
+}
+
+TEST(TokenizerTest, MalformedFilesAreRefusedWithAReason) {
+  const std::string json = SmallJson();
+  std::vector<std::string> bad = {
+      "", "{", "null", "[]", "{}", "\xFF\xFE", "{\"model\":{}}",
+      "{\"version\":\"1.0\",\"model\":{\"type\":\"BPE\",\"vocab\":3}}",
+      std::string(100000, '['), std::string(1000, '\0')};
+  const auto with = [&](std::string_view from, std::string_view to) {
+    std::string copy = json;
+    const std::size_t place = copy.find(from);
+    EXPECT_NE(place, std::string::npos) << from;
+    copy.replace(place, from.size(), to);
+    bad.push_back(copy);
+  };
+  with("\"BPE\"", "\"NoSuchModel\"");
+  with("\"ByteLevel\"", "\"NoSuchStep\"");
+  with("\\\\p{N}", "(((");
+  with("\\\\p{N}", "(?:\\\\p{L}{1000}){1000}");
+  with("[\"", "[\"no such token ");
+  with("\"id\":0", "\"id\":-7");
+  with("\"id\":0", "\"id\":1e300");
+  for (const std::string& text : bad) {
+    const auto tokenizer = Tokenizer::FromJson(text);
+    EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument)
+        << text.substr(0, 100);
+    EXPECT_THAT(std::string(tokenizer.status().message()),
+                HasSubstr("tokenizer.json: "));
+  }
+}
+
+TEST(TokenizerTest, TruncatedAndSpoiledFilesNeverCrash) {
+  const std::string json = SmallJson();
+  std::size_t refused = 0;
+  for (std::size_t size = 0; size < json.size(); size += 97) {
+    refused += Tokenizer::FromJson(json.substr(0, size)).ok() ? 0 : 1;
+  }
+  EXPECT_EQ(refused, (json.size() + 96) / 97);
+  for (std::size_t place = 0; place < json.size(); place += 61) {
+    std::string copy = json;
+    copy[place] = static_cast<char>(copy[place] ^ 0x15);
+    const auto tokenizer = Tokenizer::FromJson(copy);
+    if (tokenizer.ok()) {
+      (void)(*tokenizer)->Encode("In 1969 <|im_end|>", true);
+    }
+  }
+}
+
+// A normalizer may turn every letter into a megabyte.
+TEST(TokenizerTest, AnEncodeThatWouldFillTheMemoryIsRefused) {
+  std::string json = SmallJson();
+  const std::string from = R"("normalizer":null)";
+  json.replace(json.find(from), from.size(),
+               R"("normalizer":{"type":"Replace","pattern":{"String":"a"},)"
+               R"("content":")" + std::string(1 << 20, 'b') + "\"}");
+  const auto tokenizer = Tokenizer::FromJson(json);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto ids = (*tokenizer)->Encode(std::string(100000, 'a'), false);
+  EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(ids.status().message()), HasSubstr("more memory"));
+  EXPECT_TRUE((*tokenizer)->Encode("bcd", false).ok());
+}
+
+TEST(TokenizerTest, LongRunsAreEncodedWhole) {
+  const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
+  for (const std::string part : {" ", "a", "1", "\n", "!", "\U0001f600"}) {
+    std::string text;
+    while (text.size() < 200000) text += part;
+    const auto ids = tokenizer->Encode(text, false);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_EQ(*tokenizer->Decode(*ids, false), text);
+  }
+}
+
+TEST(TokenizerTest, ThreadsShareOneTokenizer) {
+  const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
+  const std::string text = "hello world 1969 \u4f60\u597d \U0001f600";
+  const Ids expected = *tokenizer->Encode(text, true);
+  std::vector<int> equal(4, 0);
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < equal.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 50; ++i) {
+        equal[t] += *tokenizer->Encode(text, true) == expected ? 1 : 0;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(equal, ::testing::Each(50));
+}
+
+}  // namespace
+}  // namespace nibble::text
