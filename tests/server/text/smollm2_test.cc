@@ -127,7 +127,9 @@ TEST_F(SmolLm2Test, StreamsWhatItDecodes) {
   for (const std::string text : texts) {
     StreamDecoder decoder(*tokenizer_, false);
     std::string streamed;
-    for (const std::int32_t id : *tokenizer_->Encode(text, true)) {
+    const auto ids = tokenizer_->Encode(text, true);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    for (const std::int32_t id : *ids) {
       streamed += *decoder.Append(id);
     }
     EXPECT_EQ(streamed + decoder.Finish()->text, text);
