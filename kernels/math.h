@@ -16,9 +16,8 @@ template <typename Vec>
 Vec Exp(Vec x) {
   const Vec lowest = Vec::Set1(-104.0f);  // e^-104 < 2^-150 rounds to 0; not computed, as underflow is slow
   const Vec t = Vec::SelectLess(x, lowest, Vec::Zero(), x);
-  // The constants are second operands: a NaN gives a harmless n, and stays in r.
-  Vec n = Vec::Rne(t * Vec::Set1(0x1.715476p+0f));
-  n = Vec::Min(Vec::Max(n, Vec::Set1(-150.0f)), Vec::Set1(128.0f));
+  // The constant is the second operand: a NaN gives a harmless n, and stays in r.
+  const Vec n = Vec::Min(Vec::Rne(t * Vec::Set1(0x1.715476p+0f)), Vec::Set1(128.0f));
   // ln2 in two floats; the product with the first is exact in the fused operation.
   Vec r = Vec::Fma(n, Vec::Set1(-0x1.62e430p-1f), t);
   r = Vec::Fma(n, Vec::Set1(0x1.05c610p-29f), r);
@@ -29,10 +28,7 @@ Vec Exp(Vec x) {
   p = Vec::Fma(p, r, Vec::Set1(0x1.fffffcp-2f));
   p = Vec::Fma(p, r, Vec::Set1(1.0f));
   p = Vec::Fma(p, r, Vec::Set1(1.0f));
-  // Two steps reach from 2^-150 to 2^128; only the second rounds.
-  const Vec half = Vec::Rne(n * Vec::Set1(0.5f));
-  const Vec y = Vec::Scale2(Vec::Scale2(p, half), n - half);
-  return Vec::SelectLess(x, lowest, Vec::Zero(), y);
+  return Vec::SelectLess(x, lowest, Vec::Zero(), Vec::ScaleWide(p, n));
 }
 
 // 1 / (1 + e^-x).

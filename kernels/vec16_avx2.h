@@ -81,6 +81,10 @@ struct Vec16Avx2 {
   static Vec16Avx2 Scale2(Vec16Avx2 a, Vec16Avx2 n) {
     return {_mm256_mul_ps(a.lo, Pow2(n.lo)), _mm256_mul_ps(a.hi, Pow2(n.hi))};
   }
+  static Vec16Avx2 ScaleWide(Vec16Avx2 a, Vec16Avx2 n) {
+    const Vec16Avx2 half = Rne(n * Set1(0.5f));
+    return Scale2(Scale2(a, half), n - half);
+  }
   static Vec16Avx2 SelectLess(Vec16Avx2 a, Vec16Avx2 b, Vec16Avx2 x, Vec16Avx2 y) {
     return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)),
             _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ))};

@@ -57,6 +57,7 @@ struct Vec16Avx512 {
     const __m512i e = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
     return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(e))};
   }
+  static Vec16Avx512 ScaleWide(Vec16Avx512 a, Vec16Avx512 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
   static Vec16Avx512 SelectLess(Vec16Avx512 a, Vec16Avx512 b, Vec16Avx512 x, Vec16Avx512 y) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
   }

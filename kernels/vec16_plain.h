@@ -2,6 +2,7 @@
 // vec16_avx512.h give the same bits faster, so an op written once as a template over Vec is equal on all three
 // (numerics.md, Decided 9). Partial loads fill the missing lanes; partial stores leave memory past n untouched.
 #pragma once
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -61,6 +62,11 @@ struct Vec16Plain {
     return Each([&](int i) {
       return a.lane[i] * std::bit_cast<float>(static_cast<std::uint32_t>(static_cast<int>(n.lane[i]) + 127) << 23);
     });
+  }
+  // a * 2^n for integral n in [-252, 254] and a about 1 (so that only the last step rounds), or a so large that all is inf.
+  static Vec16Plain ScaleWide(Vec16Plain a, Vec16Plain n) {
+    const Vec16Plain half = Rne(n * Set1(0.5f));
+    return Scale2(Scale2(a, half), n - half);
   }
   // a < b ? x : y, lane by lane; y where either is NaN.
   static Vec16Plain SelectLess(Vec16Plain a, Vec16Plain b, Vec16Plain x, Vec16Plain y) {

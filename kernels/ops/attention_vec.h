@@ -88,11 +88,16 @@ class TiledAttention {
       while (rows.position[tile.row + first_row] < page * kKvPageTokens) ++first_row;
       const T* keys = static_cast<const T*>(args_.cache.base) + args_.cache.SlabOffset(pages[page], args_.layer, kv_head);
       const T* values = keys + d_ * kKvPageTokens;
+      const T* next = page == last ? nullptr : static_cast<const T*>(args_.cache.base) +
+                                                   args_.cache.SlabOffset(pages[page + 1], args_.layer, kv_head);
       const int first = static_cast<int>(first_row * tile.num_heads);
-      for (int q = first; q < queries;) q += Block(q, queries, [&]<int kBlock>() { Scores<T, kBlock>(keys, q); });
       for (int q = first; q < queries; ++q) {
         const std::int64_t position = rows.position[tile.row + q / tile.num_heads];
         seen_[q] = static_cast<int>(std::min(kKvPageTokens, position + 1 - page * kKvPageTokens));
+      }
+      for (int q = first; q < queries;) {
+        const T* prefetch = q == first ? next : nullptr;
+        q += Block(q, queries, [&]<int kBlock>() { Scores<T, kBlock>(keys, q, prefetch); });
       }
       Softmax(first, queries);
       for (int q = first; q < queries;) q += Block(q, queries, [&]<int kBlock>() { AddValues<T, kBlock>(values, q); });
@@ -140,9 +145,10 @@ class TiledAttention {
     return (tile.row + r) * stride + (kv_head * group + tile.head + h) * d_;
   }
 
-  // p[q] = scale * q . k for the 32 keys of a page: lanes are keys, one chain over the dimensions each.
+  // p[q] = scale * q . k for the 32 keys of a page: lanes are keys, one chain over the dimensions each. The next page's
+  // slab is prefetched on the way: pages lie anywhere, so the processor cannot foresee them.
   template <typename T, int kBlock>
-  void Scores(const T* keys, int first) {
+  void Scores(const T* keys, int first, const T* next) {
     constexpr int kWide = kBlock * 2 <= kAccumulators ? 2 : 1;
     const float* q = q_ + first * d_;
     for (int key = 0; key < kKeys; key += kWide * Vec::kLanes) {
@@ -153,6 +159,10 @@ class TiledAttention {
         for (int w = 0; w < kWide; ++w) acc[b][w] = Vec::Zero();
       }
       for (std::int64_t i = 0; i < d_; ++i) {
+        if (key == 0 && next != nullptr) {  // 64 elements, of 2 * 32 * d
+#pragma GCC unroll 4
+          for (std::size_t line = 0; line < sizeof(T); ++line) __builtin_prefetch(next + 64 * i + 64 / sizeof(T) * line, 0, 2);
+        }
         Vec k[kWide];
 #pragma GCC unroll 4
         for (int w = 0; w < kWide; ++w) k[w] = Vec::Load(keys + i * kKeys + key + w * Vec::kLanes);
