@@ -7,8 +7,8 @@ namespace nibble::kernels {
 // Row-wise int8 of x, with up to max_outliers elements a row kept as they are.
 //   x    [M, K]   f32 | bf16, finite
 //   out  [M, K]   codes, scale, outliers (formats/int8.h); overwritten, padding included. Outlier buffers may be null
-//                 when max_outliers is 0
-// Requires 0 <= max_outliers <= 16. mean|x| is the sum of |x| over 16 virtual lanes (lane l takes l, l + 16, ...), then a
+//                 when max_outliers is 0; places of a list past num_outliers are left as they are
+// Requires K >= 1, 0 <= max_outliers <= 16. mean|x| is the sum of |x| over 16 virtual lanes (lane l takes l, l + 16, ...), then a
 // fixed tree, divided by K. Same bits on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: LLM.int8(), arXiv:2208.07339, a row at a time; numerics.md, Decided 1. Golden: tests/golden/kernels.
