@@ -209,7 +209,8 @@ TEST(AttentionTest, WholeChunkedAndTokenByTokenAreEqualOnEveryPath) {
 }
 
 TEST(AttentionTest, AloneAndAmongEightSequencesAreEqualForAnyPagesAndThreads) {
-  for (const Shape& s : {Shape{3, 3, 64, DType::kBF16}, Shape{1, 4, 40, DType::kF32}, Shape{2, 1, 128, DType::kBF16}}) {
+  for (const Shape& s : {Shape{3, 3, 64, DType::kBF16}, Shape{1, 4, 40, DType::kF32}, Shape{2, 1, 128, DType::kBF16},
+                         Shape{1, 40, 8, DType::kBF16}}) {
     SCOPED_TRACE(::testing::Message() << "d " << s.head_dim << " group " << s.group << " cache " << Name(s.cache));
     std::vector<Sequence> sequences;
     const std::int64_t lengths[] = {1, 31, 32, 33, 64, 65, 90, 7};
@@ -275,6 +276,36 @@ TEST(AttentionTest, ExtremeScoresStayFinite) {
   const Result plain = RunInChunks(s, sequences, 100, CpuStream(Isa::kPlain), 1)[0];
   ExpectNearF64(s, sequences[0], plain);
   for (const Isa isa : Isas()) ExpectSameBits(RunInChunks(s, sequences, 7, CpuStream(isa), 1)[0], plain);
+}
+
+// q as a part of a wider matrix, out as another: rows are apart by more than their length.
+TEST(AttentionTest, RowsMayBeStrided) {
+  const Shape s{2, 2, 16, DType::kF32};
+  const std::vector<Sequence> sequences = {Sequence(s, 40, 1)};
+  const Result want = RunInChunks(s, sequences, 40, CpuStream(Isa::kPlain), 1)[0];
+  PagedCache cache(s.cache, 1, 2, 16, 1, 2, 1);
+  std::vector<Result> results = EmptyResults(s, sequences);
+  Step(s, cache, sequences, {{0, 0, 40}}, CpuStream(Isa::kPlain), &results);
+  constexpr std::int64_t kCols = 64, kQStride = 100, kOutStride = 70;
+  std::vector<float> q(40 * kQStride, std::nanf(""));
+  for (std::int64_t r = 0; r < 40; ++r) std::copy_n(sequences[0].q.begin() + r * kCols, kCols, q.begin() + r * kQStride);
+  const std::vector<std::int32_t> sequence(40, 0);
+  std::vector<std::int32_t> position(40);
+  for (std::size_t i = 0; i < 40; ++i) position[i] = static_cast<std::int32_t>(i);
+  for (const Isa isa : Isas()) {
+    std::vector<float> out(40 * kOutStride, 7.0f), logsumexp(160);
+    AttentionArgs args{.q = MakeConstMatrix(q.data(), DType::kF32, 40, kCols), .cache = cache.view(), .layer = 0,
+                       .rows = cache.Rows(sequence, position), .num_heads = 4, .scale = Scale(s),
+                       .out = MakeMatrix(out.data(), DType::kF32, 40, kCols), .logsumexp = logsumexp.data()};
+    args.q.stride = kQStride;
+    args.out.stride = kOutStride;
+    ASSERT_TRUE(Attention(args, CpuStream(isa)).ok());
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const std::size_t row = i / kOutStride, column = i % kOutStride;
+      ASSERT_EQ(out[i], column < kCols ? want.out[row * kCols + column] : 7.0f) << Name(isa) << " " << i;
+    }
+    EXPECT_EQ(logsumexp, want.logsumexp) << Name(isa);
+  }
 }
 
 TEST(AttentionTest, HalfPrecisionInputAndOutputAreTheSameArithmetic) {
