@@ -1,5 +1,6 @@
 // Safetensors files, read by the rules of the `safetensors` crate: 8 bytes of header length, a JSON header, then tensors
-// that fill the rest of the file without hole or overlap. Stricter than the crate in one thing: duplicate keys are refused.
+// that fill the rest of the file without hole or overlap. Stricter than the crate in two things: duplicate keys and dimensions
+// above 2^63 - 1 (of empty tensors) are refused.
 #pragma once
 #include <cstdint>
 #include <map>
