@@ -67,13 +67,15 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // What was left open may not fit what was said ("split" rows of a chat).
   if (options_.check_spec) NIBBLE_RETURN_IF_ERROR(options_.check_spec(job.spec));
   NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id));
-  absl::Status held = HoldInputs(job);
+  const absl::Status held = HoldInputs(job);
+  if (!held.ok()) {
+    Release(job);
+    return held;
+  }
   Json fields = Json::object();
   fields["state"] = Name(JobState::kQueued);
-  absl::StatusOr<Database::Inserted> inserted = held;
-  if (held.ok()) {
-    inserted = database_.Insert(job, request_id, body_digest, {0, std::nullopt, job.created, "state", std::move(fields)});
-  }
+  auto inserted =
+      database_.Insert(job, request_id, body_digest, {0, std::nullopt, job.created, "state", std::move(fields)});
   if (!inserted.ok()) {
     Release(job);
     return inserted.status();

@@ -16,7 +16,7 @@ namespace {
 
 // Trying again does not help against these.
 bool IsPermanent(const absl::Status& status) {
-  return absl::IsAlreadyExists(status) || absl::IsDataLoss(status) || absl::IsNotFound(status);
+  return absl::IsAlreadyExists(status) || absl::IsDataLoss(status);
 }
 
 Json ModelFields(const store::StoredModel& model) {

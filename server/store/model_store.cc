@@ -103,8 +103,10 @@ absl::Status ModelStore::Publish(std::string_view name, std::string_view owner, 
   if (!names_->ReservedBy(name, owner)) {
     return absl::FailedPreconditionError(StrCat("the model name \"", name, "\" is not reserved by ", owner));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const Manifest manifest, CheckSizes(files_, directory));
-  if (manifest.digest != manifest_digest) {
+  const auto manifest = CheckSizes(files_, directory);
+  if (absl::IsNotFound(manifest.status())) return absl::DataLossError(StrCat(directory, " is gone"));
+  if (!manifest.ok()) return manifest.status();
+  if (manifest->digest != manifest_digest) {
     return absl::DataLossError(StrCat(directory, " is not the output that the job recorded"));
   }
   NIBBLE_RETURN_IF_ERROR(MovePublished(files_, directory, layout_.model(name)));

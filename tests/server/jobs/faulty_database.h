@@ -1,0 +1,76 @@
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/jobs/database.h"
+
+namespace nibble::jobs {
+
+// A database whose writes stop working at number `fail_at` (from 1), as when the process is killed there: the write before
+// which it died is lost, or (`after`) it is on the disk and nobody heard of it. One thread.
+class FaultyDatabase : public Database {
+ public:
+  FaultyDatabase(std::unique_ptr<Database> real, int fail_at, bool after)
+      : real_(std::move(real)), fail_at_(fail_at), after_(after) {}
+  int writes() const { return writes_; }
+  bool dead() const { return writes_ >= fail_at_; }
+
+  absl::StatusOr<Inserted> Insert(const JobRecord& job, const std::string& request, const std::string& digest,
+                                  const NewEvent& event) override {
+    return Write<absl::StatusOr<Inserted>>([&] { return real_->Insert(job, request, digest, event); });
+  }
+  absl::StatusOr<std::optional<JobRecord>> FindRequest(const std::string& request, const std::string& digest) override {
+    return real_->FindRequest(request, digest);
+  }
+  absl::Status ForgetRequests(absl::Time before) override { return real_->ForgetRequests(before); }
+  absl::StatusOr<JobRecord> Get(const std::string& id) override { return real_->Get(id); }
+  absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before,
+                                              std::int64_t limit) override {
+    return real_->List(states, before, limit);
+  }
+  absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override { return real_->ListUnpublished(); }
+  absl::StatusOr<std::int64_t> Count(JobState state) override { return real_->Count(state); }
+  absl::Status Delete(const std::string& id) override {
+    return Write<absl::Status>([&] { return real_->Delete(id); });
+  }
+  absl::StatusOr<bool> Apply(const Transition& transition) override {
+    return Write<absl::StatusOr<bool>>([&] { return real_->Apply(transition); });
+  }
+  absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process) override {
+    return Write<absl::Status>([&] { return real_->RecordProcess(id, attempt, process); });
+  }
+  absl::Status MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
+    return Write<absl::Status>([&] { return real_->MarkPublished(id, events); });
+  }
+  absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) override {
+    return real_->GetAttempt(id, attempt);
+  }
+  absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
+                                            const base::Json* progress) override {
+    return Write<absl::StatusOr<std::vector<Event>>>([&] { return real_->Append(id, events, progress); });
+  }
+  absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) override {
+    return real_->Events(id, after, limit);
+  }
+  absl::StatusOr<std::int64_t> LastAttemptSequence(const std::string& id, std::int64_t attempt) override {
+    return real_->LastAttemptSequence(id, attempt);
+  }
+
+ private:
+  template <typename R, typename F>
+  R Write(F f) {
+    ++writes_;
+    if (writes_ < fail_at_) return f();
+    if (writes_ == fail_at_ && after_) (void)f();
+    return absl::UnavailableError("injected");
+  }
+
+  const std::unique_ptr<Database> real_;
+  const int fail_at_;
+  const bool after_;
+  int writes_ = 0;
+};
+
+}  // namespace nibble::jobs

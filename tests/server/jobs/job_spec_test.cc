@@ -1,0 +1,174 @@
+#include "server/jobs/job_spec.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "server/base/error.h"
+
+namespace nibble::jobs {
+namespace {
+
+using ::testing::HasSubstr;
+
+JobSpec Good() {
+  JobSpec spec;
+  spec.base_model = "base";
+  spec.train_dataset = "train";
+  return spec;
+}
+
+absl::StatusOr<JobSpec> Parse(const std::string& text) { return ParseJobSpec(*base::ParseJson(text)); }
+
+TEST(JobSpecTest, DefaultsAreValid) { EXPECT_TRUE(Validate(Good()).ok()) << Validate(Good()); }
+
+TEST(JobSpecTest, EachBadFieldIsNamed) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<std::string, std::function<void(JobSpec&)>>> cases = {
+      {"base_model", [](JobSpec& s) { s.base_model = ""; }},
+      {"base_model", [](JobSpec& s) { s.base_model = "../etc"; }},
+      {"train_dataset", [](JobSpec& s) { s.train_dataset = "a/b"; }},
+      {"eval_dataset", [](JobSpec& s) { s.eval_dataset = ".."; }},
+      {"output_model", [](JobSpec& s) { s.output_model = "-x"; }},
+      {"device", [](JobSpec& s) { s.device = "gpu"; }},
+      {"device", [](JobSpec& s) { s.device = "cuda:"; }},
+      {"device", [](JobSpec& s) { s.device = "cuda:x"; }},
+      {"method", [](JobSpec& s) { s.method = "magic"; }},
+      {"display_name", [](JobSpec& s) { s.display_name = std::string(257, 'x'); }},
+      {"labels", [](JobSpec& s) { for (int i = 0; i < 17; ++i) s.labels[std::to_string(i)] = "v"; }},
+      {"data.format", [](JobSpec& s) { s.data.format = "parquet"; }},
+      {"data.max_seq_len", [](JobSpec& s) { s.data.max_seq_len = 1; }},
+      {"data.packing", [](JobSpec& s) { s.data.packing = "naive"; }},
+      {"data.overlong", [](JobSpec& s) { s.data.overlong = "wrap"; }},
+      {"data.overlong", [](JobSpec& s) { s.data.overlong = "split"; s.data.format = "chat"; }},
+      {"data.shuffle_seed", [](JobSpec& s) { s.data.shuffle_seed = -1; }},
+      {"qlora.r", [](JobSpec& s) { s.qlora.r = 0; }},
+      {"qlora.r", [](JobSpec& s) { s.qlora.r = -8; }},
+      {"qlora.alpha", [](JobSpec& s) { s.qlora.alpha = 0; }},
+      {"qlora.dropout", [](JobSpec& s) { s.qlora.dropout = 1.0; }},
+      {"qlora.target_modules", [](JobSpec& s) { s.qlora.target_modules = {}; }},
+      {"qlora.target_modules", [](JobSpec& s) { s.qlora.target_modules = {"q_proj", "w1"}; }},
+      {"qlora.target_modules", [](JobSpec& s) { s.qlora.target_modules = {"q_proj", "q_proj"}; }},
+      {"qlora.compute_dtype", [](JobSpec& s) { s.qlora.compute_dtype = "fp16"; }},
+      {"optim.lr", [nan](JobSpec& s) { s.optim.lr = nan; }},
+      {"optim.lr", [](JobSpec& s) { s.optim.lr = -1e-4; }},
+      {"optim.lr", [inf](JobSpec& s) { s.optim.lr = inf; }},
+      {"optim.beta1", [](JobSpec& s) { s.optim.beta1 = 1.0; }},
+      {"optim.beta2", [nan](JobSpec& s) { s.optim.beta2 = nan; }},
+      {"optim.eps", [](JobSpec& s) { s.optim.eps = 0; }},
+      {"optim.weight_decay", [](JobSpec& s) { s.optim.weight_decay = -1; }},
+      {"optim.max_grad_norm", [](JobSpec& s) { s.optim.max_grad_norm = -1; }},
+      {"optim.schedule", [](JobSpec& s) { s.optim.schedule = "step"; }},
+      {"optim.warmup_ratio", [](JobSpec& s) { s.optim.warmup_ratio = 0.1; s.optim.warmup_steps = 1; }},
+      {"optim.warmup_ratio", [](JobSpec& s) { s.optim.warmup_ratio = 1.5; }},
+      {"optim.warmup_steps", [](JobSpec& s) { s.optim.warmup_steps = -1; }},
+      {"optim.min_lr_ratio", [](JobSpec& s) { s.optim.min_lr_ratio = 2; }},
+      {"run.epochs", [](JobSpec& s) { s.run.epochs = 1; s.run.max_steps = 1; }},
+      {"run.epochs", [](JobSpec& s) { s.run.epochs = 0; }},
+      {"run.max_steps", [](JobSpec& s) { s.run.max_steps = 0; }},
+      {"run.micro_batch", [](JobSpec& s) { s.run.micro_batch = 0; }},
+      {"run.grad_accum", [](JobSpec& s) { s.run.grad_accum = 0; }},
+      {"run.eval_every", [](JobSpec& s) { s.run.eval_every = 5; }},
+      {"run.eval_every", [](JobSpec& s) { s.run.eval_every = -1; s.eval_dataset = "e"; }},
+      {"run.save_every", [](JobSpec& s) { s.run.save_every = -1; }},
+      {"run.keep_last", [](JobSpec& s) { s.run.keep_last = 0; }},
+      {"run.seed", [](JobSpec& s) { s.run.seed = -1; }},
+      {"run.priority", [](JobSpec& s) { s.run.priority = 1001; }},
+  };
+  for (const auto& [field, change] : cases) {
+    JobSpec spec = Good();
+    change(spec);
+    const std::vector<FieldViolation> violations = FindViolations(spec);
+    ASSERT_EQ(violations.size(), 1u) << field;
+    EXPECT_EQ(violations[0].field, field);
+    const absl::Status status = Validate(spec);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << field;
+    EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION") << field;
+    EXPECT_EQ(base::ReasonMetadata(status)["field"], field);
+  }
+}
+
+TEST(JobSpecTest, AllViolationsAreToldAtOnce) {
+  JobSpec spec = Good();
+  spec.qlora.r = 0;
+  spec.optim.lr = -1;
+  spec.run.eval_every = 3;
+  const absl::Status status = Validate(spec);
+  const auto metadata = base::ReasonMetadata(status);
+  EXPECT_EQ(metadata.count("qlora.r"), 1u);
+  EXPECT_EQ(metadata.count("optim.lr"), 1u);
+  EXPECT_EQ(metadata.count("run.eval_every"), 1u);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("evaluation set"));
+}
+
+TEST(JobSpecTest, MethodsToComeAreUnimplementedAndNamed) {
+  for (const char* method : {"bitnet_qat", "int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
+    JobSpec spec = Good();
+    spec.method = method;
+    const absl::Status status = Validate(spec);
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << method;
+    EXPECT_EQ(base::ReasonMetadata(status)["field"], "method");
+  }
+  EXPECT_EQ(Parse(R"({"resume_from":"x"})").status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(Parse(R"({"run":{"keep_best":1}})").status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST(JobSpecTest, JsonThereAndBackIsTheSame) {
+  JobSpec spec = Good();
+  spec.display_name = "n\xc3\xa4me";
+  spec.output_model = "out";
+  spec.eval_dataset = "eval";
+  spec.device = "cuda:1";
+  spec.data = {"chat", 1024, "none", "drop", true, 7};
+  spec.qlora = {8, 12.5, 0.05, {"q_proj", "v_proj"}, true, false, "fp32", 99};
+  spec.optim = {1e-3, 0.8, 0.95, 1e-6, 0.1, 0.5, "linear", 10, std::nullopt, 0.1};
+  spec.run = {100, std::nullopt, 2, 3, true, 10, 20, 4, 5, -1};
+  spec.labels = {{"team", "x"}};
+  const auto back = ParseJobSpec(ToJson(spec));
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(base::Dump(ToJson(*back)), base::Dump(ToJson(spec)));
+  EXPECT_EQ(back->optim.lr, 1e-3);
+  EXPECT_EQ(back->run.max_steps, 100);
+  EXPECT_EQ(back->qlora.target_modules.size(), 2u);
+  // Nothing is left out of the document: every field that a spec with all set has is there.
+  EXPECT_EQ(ToJson(spec)["optim"].size(), 9u);
+  EXPECT_EQ(ToJson(spec)["run"].size(), 9u);
+}
+
+TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {
+  const auto field = [](const std::string& text) { return base::ReasonMetadata(Parse(text).status())["field"]; };
+  EXPECT_EQ(field(R"({"base_modell":"x"})"), "base_modell");
+  EXPECT_EQ(field(R"({"optim":{"lr":"fast"}})"), "optim.lr");
+  EXPECT_EQ(field(R"({"optim":{"learning_rate":1}})"), "optim.learning_rate");
+  EXPECT_EQ(field(R"({"qlora":{"r":1.5}})"), "qlora.r");
+  EXPECT_EQ(field(R"({"qlora":{"target_modules":"q_proj"}})"), "qlora.target_modules");
+  EXPECT_EQ(field(R"({"run":[]})"), "run");
+  EXPECT_EQ(field(R"({"run":{"max_steps":18446744073709551615}})"), "run.max_steps");
+  EXPECT_EQ(field(R"({"labels":{"a":1}})"), "labels");
+  EXPECT_EQ(field("[]"), "spec");
+}
+
+TEST(JobSpecTest, ResolveLeavesNothingOpen) {
+  const JobSpec text = Resolve(Good(), "job-1", "text", "cpu");
+  EXPECT_EQ(text.output_model, "job-1");
+  EXPECT_EQ(text.device, "cpu");
+  EXPECT_EQ(text.data.format, "text");
+  EXPECT_EQ(text.data.overlong, "split");
+  EXPECT_EQ(text.run.epochs, 1.0);
+  EXPECT_EQ(text.optim.warmup_ratio, 0.03);
+  EXPECT_EQ(Resolve(Good(), "job-1", "chat", "cpu").data.overlong, "truncate");
+  JobSpec given = Good();
+  given.run.max_steps = 5;
+  given.optim.warmup_steps = 0;
+  given.device = "cuda:0";
+  given = Resolve(given, "job-1", "text", "cpu");
+  EXPECT_FALSE(given.run.epochs.has_value());
+  EXPECT_FALSE(given.optim.warmup_ratio.has_value());
+  EXPECT_EQ(given.device, "cuda:0");
+}
+
+}  // namespace
+}  // namespace nibble::jobs

@@ -1,0 +1,136 @@
+#include "server/jobs/job_state.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "server/base/error.h"
+#include "server/jobs/policy.h"
+#include "server/jobs/verdict.h"
+
+namespace nibble::jobs {
+namespace {
+
+using enum JobState;
+
+// The table of api.md 4c, written down once more.
+const std::map<JobState, std::set<JobState>>& Table() {
+  static const std::map<JobState, std::set<JobState>> table = {
+      {kQueued, {kPreparing, kPaused, kFailed, kCancelled}},
+      {kPreparing, {kRunning, kQueued, kFailed, kCancelling}},
+      {kRunning, {kSucceeded, kFailed, kQueued, kPausing, kCancelling}},
+      {kPausing, {kPaused, kSucceeded, kFailed, kQueued, kCancelling}},
+      {kPaused, {kQueued, kCancelled}},
+      {kCancelling, {kCancelled}},
+      {kSucceeded, {}},
+      {kFailed, {}},
+      {kCancelled, {}},
+  };
+  return table;
+}
+
+TEST(JobStateTest, EdgesAreExactlyThoseOfTheTable) {
+  for (int from = 0; from < kNumJobStates; ++from) {
+    for (int to = 0; to < kNumJobStates; ++to) {
+      const JobState a = static_cast<JobState>(from), b = static_cast<JobState>(to);
+      EXPECT_EQ(IsEdge(a, b), Table().at(a).contains(b)) << Name(a) << " -> " << Name(b);
+    }
+  }
+}
+
+TEST(JobStateTest, TriggersLeadAlongEdgesAndReachThemAll) {
+  std::map<JobState, std::set<JobState>> reached;
+  for (int from = 0; from < kNumJobStates; ++from) {
+    const JobState state = static_cast<JobState>(from);
+    for (int trigger = 0; trigger < kNumJobTriggers; ++trigger) {
+      const auto next = Next(state, static_cast<JobTrigger>(trigger));
+      if (next.ok()) {
+        reached[state].insert(*next);
+        EXPECT_TRUE(IsEdge(state, *next));
+      } else {
+        EXPECT_EQ(next.status().code(), absl::StatusCode::kFailedPrecondition);
+        EXPECT_EQ(base::Reason(next.status()), "ILLEGAL_STATE");
+      }
+    }
+    EXPECT_EQ(reached[state], Table().at(state)) << Name(state);
+  }
+}
+
+TEST(JobStateTest, FinalStatesAreThoseWithoutAWayOut) {
+  for (const auto& [state, next] : Table()) EXPECT_EQ(IsFinal(state), next.empty()) << Name(state);
+}
+
+TEST(JobStateTest, NamesComeBack) {
+  for (int i = 0; i < kNumJobStates; ++i) {
+    const JobState state = static_cast<JobState>(i);
+    EXPECT_EQ(*ParseJobState(Name(state)), state);
+  }
+  EXPECT_FALSE(ParseJobState("DONE").ok());
+}
+
+TEST(PolicyTest, HigherPriorityFirstThenFirstComeFirstServed) {
+  const std::vector<QueuedJob> queue = {{"b", 0, 2, {}}, {"a", 0, 1, {}}, {"urgent", 5, 3, {}}};
+  EXPECT_EQ(PickNext(queue, 0, {1}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
+  EXPECT_EQ(PickNext(queue, 0, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent", "a", "b"}));
+  EXPECT_EQ(PickNext(queue, 2, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
+  EXPECT_TRUE(PickNext(queue, 1, {1}, absl::ZeroDuration()).empty());
+  EXPECT_TRUE(PickNext({}, 0, {1}, absl::ZeroDuration()).empty());
+}
+
+TEST(PolicyTest, JobInBackoffLetsOthersPass) {
+  const std::vector<QueuedJob> queue = {{"waits", 9, 1, absl::Seconds(10)}, {"ready", 0, 2, {}}};
+  EXPECT_EQ(PickNext(queue, 0, {2}, absl::Seconds(9)), std::vector<std::string>({"ready"}));
+  EXPECT_EQ(PickNext(queue, 0, {2}, absl::Seconds(10)), std::vector<std::string>({"waits", "ready"}));
+}
+
+TEST(PolicyTest, BackoffDoublesFromTenSecondsToSixMinutes) {  // R2
+  const RetryOptions options;
+  const int wanted[] = {10, 20, 40, 80, 160, 320, 360, 360};
+  for (int retry = 1; retry <= 8; ++retry) EXPECT_EQ(Backoff(retry, options), absl::Seconds(wanted[retry - 1])) << retry;
+  EXPECT_EQ(Backoff(1'000'000, options), absl::Seconds(360));
+  RetryOptions fast;
+  fast.scale = 0.001;
+  EXPECT_EQ(Backoff(2, fast), absl::Milliseconds(20));
+}
+
+Outcome Made(Outcome::Kind kind, int exit_code) {
+  Outcome outcome;
+  outcome.kind = kind;
+  outcome.exit_code = exit_code;
+  outcome.code = "INVALID_ARGUMENT";
+  outcome.reason = "NO_TRAINABLE_TOKENS";
+  return outcome;
+}
+
+TEST(VerdictTest, TableOfExitCodes) {
+  using E = ExitStatus::Kind;
+  using O = Outcome::Kind;
+  using V = Verdict::Kind;
+  const auto judge = [](E kind, int value, std::optional<Outcome> outcome = std::nullopt) {
+    return Judge({kind, value}, outcome);
+  };
+  EXPECT_EQ(judge(E::kExited, 0, Made(O::kOk, 0)).kind, V::kSucceeded);
+  EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kOk, 0)).kind, V::kSucceeded);
+  EXPECT_EQ(judge(E::kSignaled, 11, Made(O::kOk, 0)).kind, V::kSucceeded);  // Went down after its work was complete.
+  EXPECT_EQ(judge(E::kExited, 0).kind, V::kRetry);
+  EXPECT_EQ(judge(E::kExited, 0).reason, "NO_OUTCOME");
+  EXPECT_EQ(judge(E::kExited, 42).kind, V::kFailed);
+  EXPECT_EQ(judge(E::kExited, 42, Made(O::kFailed, 42)).reason, "NO_TRAINABLE_TOKENS");
+  EXPECT_EQ(judge(E::kExited, 75).kind, V::kRetryUncounted);
+  EXPECT_EQ(judge(E::kExited, 75, Made(O::kPaused, 75)).kind, V::kStopped);
+  EXPECT_EQ(judge(E::kExited, 0, Made(O::kCancelled, 0)).kind, V::kStopped);
+  EXPECT_EQ(judge(E::kExited, 1).kind, V::kRetry);
+  EXPECT_EQ(judge(E::kExited, 1, Made(O::kFailed, 1)).kind, V::kRetry);
+  EXPECT_EQ(judge(E::kExited, 1, Made(O::kFailed, 1)).reason, "NO_TRAINABLE_TOKENS");
+  EXPECT_EQ(judge(E::kSignaled, 9).kind, V::kRetry);
+  EXPECT_EQ(judge(E::kSignaled, 9).reason, "TRAINER_SIGNAL");
+  EXPECT_EQ(judge(E::kUnknown, 0).kind, V::kRetry);
+  EXPECT_EQ(judge(E::kUnknown, 0).reason, "ATTEMPT_LOST");
+  // Nobody could wait for it, but it said how it would end.
+  EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kFailed, 42)).kind, V::kFailed);
+  EXPECT_EQ(judge(E::kUnknown, 0, Made(O::kFailed, 1)).kind, V::kRetry);
+}
+
+}  // namespace
+}  // namespace nibble::jobs

@@ -1,0 +1,297 @@
+// What survives kill -9 of the server (ops.md, R1) and a broken report stream.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "server/base/error.h"
+#include "tests/server/jobs/controller_fixture.h"
+#include "tests/server/jobs/faulty_database.h"
+
+namespace nibble::jobs {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using enum JobState;
+
+class RestartTest : public ControllerFixture {};
+
+TEST_F(RestartTest, AcknowledgedJobsAreThere) {
+  const std::string a = Submit(Spec("a")), b = Submit(Spec("b"));
+  controller_->Tick();
+  KillAndReopen();
+  EXPECT_EQ(controller_->List({}, 0, 10)->size(), 2u);
+  EXPECT_EQ(State(a), kPreparing);
+  EXPECT_EQ(State(b), kQueued);
+  EXPECT_EQ(base::Reason(controller_->Submit(Spec("b"), "").status()), "NAME_TAKEN") << "names are held again";
+  EXPECT_EQ(base::Reason(state_->models->Delete("base")), "MODEL_IN_USE") << "inputs are held again";
+  EXPECT_EQ(base::Reason(state_->datasets->Delete("train")), "DATASET_IN_USE");
+}
+
+TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDoubled) {
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  Ready(Trainer(id));
+  Step(Trainer(id), 1);
+  controller_->Tick();
+  Kill();
+  FakeMachine::Trainer& trainer = *machine_.All()[0];
+  Step(trainer, 2);  // While nobody listens.
+  Step(trainer, 3);
+  Open();
+  EXPECT_EQ(machine_.num_alive(), 1);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kRunning);
+  EXPECT_EQ(controller_->Get(id)->attempt, 1);
+  EXPECT_EQ(controller_->Get(id)->progress["step"], 3);
+  Step(trainer, 4);
+  Finish(trainer);
+  machine_.Exit(trainer, 0);  // Its exit code is nobody's to wait for; its outcome is.
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
+}
+
+TEST_F(RestartTest, TrainerThatDiedWithTheServerIsLostAndGoesOnAtOnceFromItsCheckpoint) {
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  Ready(Trainer(id));
+  Step(Trainer(id), 1);
+  Checkpoint(Trainer(id), 1);
+  Step(Trainer(id), 2);
+  machine_.Kill(Trainer(id));
+  KillAndReopen();
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_THAT(observer_.attempts, ElementsAre("LOST"));
+  EXPECT_EQ(database_->GetAttempt(id, 1)->state, "LOST");
+  EXPECT_EQ(Events(id).back().body["reason"], "ATTEMPT_LOST");
+  controller_->Tick();
+  EXPECT_EQ(Trainer(id).order.attempt, 2);
+  EXPECT_EQ(Trainer(id).order.resume_step, 1);
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
+}
+
+TEST_F(RestartTest, AdoptedTrainerThatDiesWithoutAWordIsRetried) {
+  const std::string id = Submit();
+  controller_->Tick();
+  Ready(Trainer(id));
+  KillAndReopen();
+  machine_.Kill(*machine_.All()[0]);
+  controller_->Tick();
+  EXPECT_EQ(database_->GetAttempt(id, 1)->state, "LOST");
+  EXPECT_EQ(Trainer(id).order.attempt, 2);
+}
+
+TEST_F(RestartTest, TrainerThatFinishedMeanwhileHasSucceeded) {
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  Kill();
+  Ready(trainer);
+  Step(trainer, 4);
+  Finish(trainer);
+  machine_.Exit(trainer, 0);
+  Open();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_TRUE(state_->models->Get("out").ok());
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step model state:SUCCEEDED");
+}
+
+TEST_F(RestartTest, CancelSurvivesTheServer) {
+  const std::string id = Submit();
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  KillAndReopen();  // Before the trainer was told.
+  controller_->Tick();
+  EXPECT_THAT(machine_.All()[0]->signals, ElementsAre(Runner::Signal::kTerminate));
+  Stop(*machine_.All()[0], Outcome::Kind::kCancelled);
+  machine_.Exit(*machine_.All()[0], 0);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kCancelled);
+}
+
+TEST_F(RestartTest, OrderlyShutdownStopsTrainersAndTheyGoOnLater) {
+  const std::string id = Submit();
+  controller_->Tick();
+  Ready(Trainer(id));
+  Checkpoint(Trainer(id), 2);
+  controller_->Tick();
+  controller_->Shutdown(absl::Milliseconds(30));  // This trainer does not listen.
+  EXPECT_EQ(machine_.num_alive(), 0);
+  EXPECT_THAT(machine_.All()[0]->signals, ElementsAre(Runner::Signal::kTerminate, Runner::Signal::kKill));
+  EXPECT_EQ(*ReadControl(base::RealFileSystem(), machine_.All()[0]->directory), Control::kPreempt);
+  EXPECT_EQ(base::Reason(controller_->Submit(Spec(), "").status()), "DRAINING");
+  EXPECT_EQ(State(id), kQueued);
+  KillAndReopen();
+  EXPECT_EQ(controller_->Get(id)->retries, 0);
+  controller_->Tick();
+  EXPECT_EQ(Trainer(id).order.resume_step, 2);
+}
+
+TEST_F(RestartTest, StreamAndDiskTogetherGiveEachLineOnce) {
+  const std::string id = Submit();
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  const std::string token = trainer.order.token;
+  const std::string one = Ready(trainer), two = Step(trainer, 1), three = Step(trainer, 2);
+  auto answer = controller_->IngestReport(id, 1, token, {one, two});
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->acknowledged, 2);
+  EXPECT_FALSE(answer->command.has_value());
+  EXPECT_EQ(State(id), kRunning) << "at once, not at the next look at the disk";
+  EXPECT_EQ(controller_->Get(id)->progress["step"], 1);
+  controller_->Tick();  // Reads all three from the disk.
+  answer = controller_->IngestReport(id, 1, token, {two, three});
+  EXPECT_EQ(answer->acknowledged, 3);
+  // Line 4 was lost on the wire, but it is on the disk.
+  Step(trainer, 3);
+  answer = controller_->IngestReport(id, 1, token, {Step(trainer, 4)});
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(answer->acknowledged, 5);
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step step step step");
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  EXPECT_EQ(controller_->IngestReport(id, 1, token, {})->command, Control::kCancel);
+}
+
+TEST_F(RestartTest, ReportsOfOthersAreRefused) {
+  const std::string id = Submit();
+  controller_->Tick();
+  const std::string token = Trainer(id).order.token;
+  const std::string line = Ready(Trainer(id));
+  const auto reason = [&](const std::string& job, std::int64_t attempt, const std::string& with,
+                          const std::vector<std::string>& lines) {
+    return base::Reason(controller_->IngestReport(job, attempt, with, lines).status());
+  };
+  EXPECT_EQ(reason(id, 1, "token-x", {line}), "TOKEN_INVALID");
+  EXPECT_EQ(reason(id, 2, token, {line}), "FENCED");
+  EXPECT_EQ(reason("job-x", 1, token, {line}), "JOB");
+  EXPECT_EQ(controller_->IngestReport(id, 1, token, {"{"}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(reason(id, 1, token, {R"({"sequence":9,"time":"t","type":"log"})"}), "FIELD_VIOLATION");
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  EXPECT_EQ(reason(id, 1, token, {line}), "FENCED") << "a zombie of attempt 1 must not write any more";
+}
+
+TEST_F(RestartTest, DamagedJournalIsToldAndDoesNotHoldUpTheEnd) {
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  Ready(trainer);
+  std::ofstream(trainer.directory + "/journal.jsonl", std::ios::app) << "{\"sequence\":\n";
+  controller_->Tick();
+  Finish(trainer);
+  machine_.Exit(trainer, 0);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
+}
+
+// One job from submission to model, with one trainer death, played against a database that dies at write `fail_at`. Then
+// the server is started again on what is left. Returns how many writes the run took.
+class CrashTest : public RestartTest {
+ protected:
+  int PlayAndRecover(int fail_at, bool after) {
+    auto faulty = std::make_unique<FaultyDatabase>(std::move(database_), fail_at, after);
+    FaultyDatabase* watched = faulty.get();
+    database_ = std::move(faulty);
+    controller_.reset();
+    runner_ = std::make_unique<FakeRunner>(machine_);
+    controller_ = *JobController::Open(*state_, *database_, *runner_, clock_, options_, &observer_);
+    const auto submitted = controller_->Submit(Spec("out"), "request");
+    for (int round = 0; round < 4 && !watched->dead(); ++round) Play();
+    const int writes = watched->writes();
+    KillAndReopen();
+    const auto job = controller_->Submit(Spec("out"), "request");
+    EXPECT_TRUE(job.ok()) << job.status();
+    if (submitted.ok()) {
+      EXPECT_EQ(job->id, submitted->id) << "an acknowledged job is gone";
+    }
+    for (int round = 0; round < 8 && !IsFinal(State(job->id)); ++round) Play();
+    EXPECT_EQ(State(job->id), kSucceeded);
+    EXPECT_EQ(controller_->List({}, 0, 10)->size(), 1u);
+    EXPECT_EQ(state_->models->List().size(), 2u);
+    EXPECT_TRUE(state_->models->Verify("out").ok());
+    CheckStory(job->id);
+    return writes;
+  }
+  // Every trainer that lives takes a step forward: the first attempt dies after a checkpoint, later ones finish.
+  void Play() {
+    clock_.Advance(absl::Seconds(360));
+    controller_->Tick();
+    for (FakeMachine::Trainer* trainer : machine_.All()) {
+      if (trainer->exit.has_value()) continue;
+      EXPECT_LE(machine_.num_alive(), 1) << "two writers";
+      const int from = static_cast<int>(trainer->order.resume_step);
+      Ready(*trainer, from);
+      controller_->Tick();
+      for (int step = from + 1; step <= 4; ++step) Step(*trainer, step);
+      if (trainer->order.attempt == 1) {
+        Checkpoint(*trainer, 2);
+        machine_.Kill(*trainer);
+      } else {
+        Finish(*trainer);
+        machine_.Exit(*trainer, 0);
+      }
+    }
+    controller_->Tick();
+  }
+  void CheckStory(const std::string& id) {
+    const std::string story = Story(id);
+    std::map<std::int64_t, std::vector<int>> steps;
+    int models = 0, finals = 0;
+    for (const Event& event : Events(id)) {
+      if (event.type == "step") steps[event.attempt].push_back(event.body["step"].get<int>());
+      models += event.type == "model";
+      finals += event.type == "state" && IsFinal(*ParseJobState(event.body["state"].get<std::string>()));
+    }
+    EXPECT_EQ(models, 1) << story;
+    EXPECT_EQ(finals, 1) << story;
+    for (FakeMachine::Trainer* trainer : machine_.All()) {
+      std::vector<int> wanted;
+      for (int step = static_cast<int>(trainer->order.resume_step) + 1; step <= 4; ++step) wanted.push_back(step);
+      EXPECT_EQ(steps[trainer->order.attempt], wanted) << story;
+    }
+  }
+};
+
+TEST_F(CrashTest, DeathOfTheServerAtAnyWriteLosesAndDoublesNothing) {  // R1
+  const int writes = PlayAndRecover(std::numeric_limits<int>::max(), false);
+  ASSERT_GT(writes, 8);
+  for (int fail_at = 1; fail_at <= writes; ++fail_at) {
+    for (const bool after : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << "write " << fail_at << (after ? " made" : " lost"));
+      Kill();
+      base::RealFileSystem().RemoveAll(temp_ / "state").IgnoreError();
+      machine_.Forget();
+      SetUp();
+      PlayAndRecover(fail_at, after);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_F(RestartTest, PublishThatFailsIsTriedAgainWithoutARestart) {
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  Finish(Trainer(id));
+  machine_.Exit(Trainer(id), 0);
+  const std::string models = state_->layout.models();
+  // The move of the output fails: nobody is told SUCCEEDED until the model is there.
+  ASSERT_EQ(::rename(models.c_str(), (models + "-away").c_str()), 0);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kRunning);
+  EXPECT_FALSE(controller_->Events(id, 0, 100)->ended);
+  ASSERT_EQ(::rename((models + "-away").c_str(), models.c_str()), 0);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_TRUE(state_->models->Verify("out").ok());
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
+}
+
+}  // namespace
+}  // namespace nibble::jobs
