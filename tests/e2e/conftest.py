@@ -1,0 +1,132 @@
+"""Real programs on a real state directory: nibbled, nibble and nibble-trainer from the release build."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+import small_model
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get("NIBBLE_BIN", ROOT / "build/release/bin"))
+
+PAGE = ("The keeper of the light walked down to the harbour every morning before the tide turned. He counted the boats, wrote the "
+        "number in his book, and climbed back up the hill to wind the clockwork of the lamp. ")
+
+
+class Server:
+    """One nibbled. Ports are its own choice unless it has run on this state directory before."""
+
+    def __init__(self, state, *flags):
+        self.state = pathlib.Path(state)
+        self.flags = [str(flag) for flag in flags]
+        self.process = None
+        self.grpc = None
+        self.http = None
+
+    def start(self):
+        address_file = self.state / "server.json"
+        address_file.unlink(missing_ok=True)
+        self.log = open(self.state.parent / (self.state.name + ".log"), "ab")
+        self.process = subprocess.Popen(
+            [BIN / "nibbled", "--state_dir", self.state, "--grpc_address", self.grpc or "127.0.0.1:0", "--http_address",
+             self.http or "127.0.0.1:0", *self.flags], env={}, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"nibbled ended with {self.process.returncode}: {self.read_log()}"
+            if address_file.exists():
+                addresses = json.loads(address_file.read_text())
+                self.grpc, self.http = addresses["grpc_address"], addresses["http_address"]
+                try:
+                    with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=2) as answer:
+                        if answer.status == 200:
+                            return self
+                except OSError:
+                    pass
+            time.sleep(0.05)
+        raise AssertionError(f"/readyz was not 200 within 20 s: {self.read_log()}")
+
+    def read_log(self):
+        return (self.state.parent / (self.state.name + ".log")).read_text(errors="replace")[-4000:]
+
+    def run(self, *arguments, check=True, timeout=300):
+        result = subprocess.run([BIN / "nibble", "--server", self.grpc, *map(str, arguments)], env={}, capture_output=True,
+                                text=True, timeout=timeout)
+        if check:
+            assert result.returncode == 0, f"nibble {arguments}: exit {result.returncode}: {result.stderr}"
+        return result
+
+    def json(self, *arguments, **options):
+        return json.loads(self.run("--json", *arguments, **options).stdout)
+
+    def lines(self, *arguments, **options):
+        return [json.loads(line) for line in self.run("--json", *arguments, **options).stdout.splitlines()]
+
+    def metrics(self):
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+        values = {}
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                values[name] = float(value)
+        return values
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self):
+        """SIGTERM; the exit code."""
+        if self.process is None or self.process.poll() is not None:
+            return None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory):
+    return small_model.write(tmp_path_factory.mktemp("model") / "small")
+
+
+@pytest.fixture(scope="session")
+def text_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "page.jsonl"
+    path.write_text("".join(json.dumps({"text": PAGE[i * 7 % 90:] + PAGE}) + "\n" for i in range(40)))
+    return path
+
+
+@pytest.fixture
+def make_server(tmp_path):
+    servers = []
+
+    def make(*flags, state=None):
+        server = Server(state or tmp_path / f"state{len(servers)}", *flags)
+        servers.append(server)
+        return server.start()
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory, model_directory, text_file):
+    """One server with the small model (f32) and its int8 form, for tests that change nothing."""
+    server = Server(tmp_path_factory.mktemp("shared") / "state").start()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    yield server
+    server.stop()
+
+
+TRAIN = ["--micro-batch", 2, "--seq-len", 96, "--lr", "5e-3", "--rank", 4, "--alpha", 8, "--seed", 3]

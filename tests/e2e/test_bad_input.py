@@ -1,0 +1,97 @@
+"""User mistakes get a clear error at once, and nothing is left of them."""
+import json
+import struct
+
+import pytest
+
+import small_model
+from conftest import TRAIN
+
+
+def refused(server, *arguments, names, code=None):
+    result = server.run(*arguments, check=False)
+    assert result.returncode != 0, f"{arguments} was taken"
+    for name in names:
+        assert name.lower() in result.stderr.lower(), f"wanted {name!r} in: {result.stderr}"
+    return result
+
+
+def job(base="small", dataset="page", **changes):
+    arguments = ["jobs", "create", "--method", "qlora", "--base", base, "--dataset", dataset, "--max-steps", 2, *TRAIN]
+    for flag, value in changes.items():
+        arguments += ["--" + flag.replace("_", "-"), value]
+    return arguments
+
+
+def truncated(path):
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def lying(path):
+    file = path / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(struct.pack("<Q", 1 << 40) + data[8:])
+
+
+def wrong_shape(path):
+    config = json.loads((path / "config.json").read_text())
+    config["intermediate_size"] = 200
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def no_tokenizer(path):
+    (path / "tokenizer.json").unlink()
+
+
+def unknown_architecture(path):
+    config = json.loads((path / "config.json").read_text())
+    config["architectures"], config["model_type"] = ["FalconForCausalLM"], "falcon"
+    (path / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("spoil, names", [(truncated, ["model.safetensors"]), (lying, ["model.safetensors"]),
+                                          (wrong_shape, ["mlp"]), (no_tokenizer, ["tokenizer"]),
+                                          (unknown_architecture, ["falcon"])], ids=lambda value: getattr(value, "__name__", ""))
+def test_import_of_a_bad_directory(shared, tmp_path, spoil, names):
+    path = small_model.write(tmp_path / "bad")
+    spoil(path)
+    refused(shared, "models", "import", path, "--name", "bad", names=names)
+    assert "bad" not in [model["name"] for model in shared.json("models", "list")["models"]]
+
+
+def test_import_of_a_bad_gguf(shared, tmp_path):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 1 << 60))
+    refused(shared, "models", "import", path, "--name", "bad", names=["gguf"])
+
+
+@pytest.mark.parametrize("content, names", [('{"text": "fine"}\n{"text": 3}\n', ["line 2"]), ("", ["no rows"]),
+                                            ('{"text": "a"}\nnot json\n', ["line 2"])])
+def test_upload_of_a_bad_dataset(shared, tmp_path, content, names):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(content)
+    refused(shared, "datasets", "upload", path, "--name", "bad", names=names)
+    assert "bad" not in [entry["name"] for entry in shared.json("datasets", "list")["datasets"]]
+
+
+def test_jobs_that_cannot_be(shared, tmp_path):
+    before = len(shared.json("jobs", "list")["jobs"])
+    refused(shared, *job(base="nothing"), names=["nothing"])
+    refused(shared, *job(dataset="nothing"), names=["nothing"])
+    refused(shared, *job(rank=0), names=["r"])
+    refused(shared, *job(seq_len=4096), names=["seq"])
+    refused(shared, *job(eval_every=1), names=["eval"])
+    refused(shared, *job(device="cuda:7"), names=["cuda"])
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text('{"text": ""}\n')
+    shared.run("datasets", "upload", empty, "--name", "untrainable")
+    refused(shared, *job(dataset="untrainable"), names=["trainable"])
+    assert len(shared.json("jobs", "list")["jobs"]) == before
+
+
+def test_requests_that_cannot_be(shared):
+    refused(shared, "generate", "nothing", "--prompt", "x", names=["nothing"])
+    refused(shared, "generate", "small", "--prompt", "x" * 3000, "--max-tokens", 4, names=["tokens", "1024"])
+    refused(shared, "models", "verify", "small", names=["record"])
+    refused(shared, "models", "get", "../small", names=["name"])

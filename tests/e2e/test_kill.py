@@ -1,0 +1,101 @@
+"""kill -9 of the trainer and of the server in the middle of a job: nothing acknowledged is lost, the bits are the same."""
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import TRAIN
+
+STEPS, SAVE = 40, 5
+
+
+def create(server, output):
+    return server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", output,
+                       "--max-steps", STEPS, "--save-every", SAVE, *TRAIN)["id"]
+
+
+def wait_for_step(server, job, step):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        got = server.json("jobs", "get", job)
+        if got["progress"]["step"] >= step:
+            return
+        assert got["state"] not in ("SUCCEEDED", "FAILED"), f"the job was {got['state']} before it could be disturbed"
+        time.sleep(0.02)
+    raise AssertionError("no progress")
+
+
+def trainers(server):
+    found = subprocess.run(["pgrep", "-f", f"nibble-trainer.*{server.state}"], capture_output=True, text=True).stdout.split()
+    return [int(pid) for pid in found]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, model_directory, text_file):
+    from conftest import Server
+    server = Server(tmp_path_factory.mktemp("kill") / "state", "--retry_backoff_scale", "0.01").start()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    job = create(server, "calm")
+    server.run("jobs", "watch", job)
+    yield server, server.json("models", "get", "calm")["digest"]
+    server.stop()
+
+
+def check(server, job, digest, output, attempts=2):
+    server.run("jobs", "watch", job)
+    events = server.lines("jobs", "watch", job)
+    assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == attempts
+    steps = [event["step"] for event in events if event["type"] == "step"]
+    assert sorted(set(steps)) == list(range(1, STEPS + 1))
+    assert len(steps) <= STEPS + SAVE
+    if attempts > 1:
+        repeated = next(i for i in range(1, len(steps)) if steps[i] <= steps[i - 1]) if len(steps) > STEPS else None
+        assert repeated is None or steps[repeated] > 1, "the second attempt began at the start"
+    assert server.json("models", "get", output)["digest"] == digest
+
+
+def test_trainer_killed(undisturbed):
+    server, digest = undisturbed
+    job = create(server, "trainer-killed")
+    wait_for_step(server, job, SAVE + 2)
+    for pid in trainers(server):
+        os.kill(pid, signal.SIGKILL)
+    check(server, job, digest, "trainer-killed")
+
+
+def test_server_killed_and_trainer_adopted_or_resumed(undisturbed):
+    server, digest = undisturbed
+    job = create(server, "server-killed")
+    wait_for_step(server, job, SAVE + 2)
+    server.kill()
+    server.start()
+    got = server.json("jobs", "get", job)
+    assert got["id"] == job
+    server.run("jobs", "watch", job)
+    check(server, job, digest, "server-killed", attempts=server.json("jobs", "get", job)["attempt"])
+
+
+def test_both_killed(undisturbed):
+    server, digest = undisturbed
+    job = create(server, "both-killed")
+    wait_for_step(server, job, SAVE + 2)
+    server.kill()
+    for pid in trainers(server):
+        os.kill(pid, signal.SIGKILL)
+    server.start()
+    check(server, job, digest, "both-killed")
+
+
+def test_sigterm_leaves_no_trainer_and_the_job_goes_on_later(undisturbed):
+    server, digest = undisturbed
+    job = create(server, "stopped")
+    wait_for_step(server, job, SAVE + 2)
+    assert server.stop() == 0
+    assert trainers(server) == []
+    server.start()
+    check(server, job, digest, "stopped")

@@ -1,0 +1,94 @@
+"""The main job on a small model: import, upload, fine-tune, convert, verify, serve."""
+import pytest
+
+from conftest import TRAIN
+
+
+@pytest.fixture(scope="module")
+def trained(shared):
+    result = shared.lines("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--eval-dataset", "page",
+                          "--output", "tuned", "--max-steps", 12, "--eval-every", 6, "--save-every", 4, *TRAIN, "--watch")
+    return shared, result
+
+
+def test_events_tell_the_whole_story(trained):
+    server, events = trained
+    events = [event for event in events if "sequence" in event]
+    assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
+    steps = [event for event in events if event["type"] == "step"]
+    assert [event["step"] for event in steps] == list(range(1, 13))
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    for step in steps:
+        assert step["lr"] > 0 and step["grad_norm"] > 0 and step["tokens_per_s"] > 0 and step["kernel_launches"] > 0
+    evals = [event["step"] for event in events if event["type"] == "eval"]
+    assert evals[0] == 0 and 6 in evals and evals[-1] == 12
+    assert [event["step"] for event in events if event["type"] == "checkpoint"] == [4, 8]
+    assert [event["state"] for event in events if event["type"] == "state"][-1] == "SUCCEEDED"
+
+
+def test_job_shows_its_figures(trained):
+    server, _ = trained
+    listed = server.json("jobs", "list")["jobs"]
+    job = server.json("jobs", "get", listed[0]["id"])
+    assert job["state"] == "SUCCEEDED" and job["attempt"] == 1 and job["output_model"] == "tuned"
+    progress = job["progress"]
+    assert progress["step"] == progress["max_steps"] == 12
+    assert progress["tokens_per_s"] > 0 and progress["peak_memory_bytes"] > 0
+
+
+def test_int8_of_the_trained_model_is_what_the_trainer_recorded(trained):
+    server, _ = trained
+    server.run("models", "convert", "tuned", "--to", "int8", "--name", "tuned-int8")
+    model = server.json("models", "get", "tuned-int8")
+    assert model["format"] == "int8" and len(model["digest"]) == 64
+    verdict = server.json("models", "verify", "tuned-int8")
+    assert verdict["equal"] is True and verdict["rows"] >= 1
+    prompt = "The keeper of the light"
+    before = server.json("score", "small", "--text", prompt)
+    after = server.json("score", "tuned-int8", "--text", prompt)
+    assert before["token_ids"] == after["token_ids"] and after["logprobs"][0] is None
+    assert sum(after["logprobs"][1:]) > sum(before["logprobs"][1:])
+
+
+def test_generate_and_chat(trained):
+    server, _ = trained
+    answer = server.json("generate", "tuned", "--prompt", "The keeper of", "--max-tokens", 16, "--ignore-eos")
+    assert len(answer["token_ids"]) == 16 and answer["finish_reason"] == "length"
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] == 13 and usage["completion_tokens"] == 16
+    assert usage["ttft_ms"] > 0 and usage["prefill_ms"] > 0 and usage["decode_ms"] > 0 and usage["kernel_launches"] > 0
+    again = server.json("generate", "tuned", "--prompt", "The keeper of", "--max-tokens", 16, "--ignore-eos")
+    assert again["text"] == answer["text"]
+    chat = server.json("chat", "tuned", "--message", "Who keeps the light?", "--max-tokens", 8)
+    assert chat["usage"]["completion_tokens"] <= 8
+
+
+def test_sampling_repeats_with_its_seed(trained):
+    server, _ = trained
+    one = [server.json("generate", "small", "--prompt", "a", "--max-tokens", 12, "--temperature", 1.0, "--seed", seed)["token_ids"]
+           for seed in (7, 7, 8)]
+    assert one[0] == one[1] != one[2]
+
+
+def test_launches_appear_under_both_phases_and_weights_are_quantised_once(trained):
+    server, _ = trained
+    def launches(kernel, phase):
+        return sum(value for name, value in server.metrics().items()
+                   if name.startswith("nibble_kernel_launches_total") and f'kernel="{kernel}"' in name and f'phase="{phase}"' in name)
+    server.run("generate", "tuned-int8", "--prompt", "x", "--max-tokens", 1)
+    quantisers = ("quantize_nf4", "double_quantize")
+    before = {kernel: launches(kernel, "serve") for kernel in quantisers}
+    served = launches("matmul_int8", "serve")
+    for _ in range(5):
+        server.run("generate", "tuned-int8", "--prompt", "The tide", "--max-tokens", 4)
+    assert {kernel: launches(kernel, "serve") for kernel in quantisers} == before == dict.fromkeys(quantisers, 0)
+    assert launches("matmul_int8", "serve") > served
+    for kernel in ("matmul_int8", "rms_norm_quantize"):
+        assert launches(kernel, "train") > 0
+
+
+def test_export_is_what_peft_reads(trained, tmp_path):
+    server, _ = trained
+    server.run("models", "export", "tuned", "--format", "peft", "--out", tmp_path / "adapter")
+    names = {path.name for path in (tmp_path / "adapter").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= names

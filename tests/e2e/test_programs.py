@@ -1,0 +1,60 @@
+"""What the programs are made of and how they start and stop."""
+import os
+import signal
+import subprocess
+import time
+import urllib.request
+
+from conftest import BIN, ROOT
+
+
+def needed(path):
+    output = subprocess.run(["readelf", "-d", path], capture_output=True, text=True, check=True).stdout
+    return [line.split("[")[1].rstrip("]") for line in output.splitlines() if "(NEEDED)" in line]
+
+
+def test_link_tables():
+    server, trainer = needed(BIN / "nibbled"), needed(BIN / "nibble-trainer")
+    for library in ("libgrpc++", "libprotobuf", "libabsl", "libprometheus-cpp-core"):
+        assert any(name.startswith(library) for name in server), library
+    assert not any("torch" in name or "c10" in name for name in server)
+    assert any(name.startswith("libtorch") for name in trainer)
+
+
+def test_cuda_library_calls_cublaslt():
+    library = next((ROOT / "build/release").rglob("libnibble_kernels_cuda.so"), None)
+    if library is None:
+        import pytest
+        pytest.skip("this build has no CUDA sources")
+    symbols = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True).stdout
+    assert "cublasLtMatmul" in symbols
+
+
+def test_unit_tests_are_googletest():
+    tests = [path for path in BIN.iterdir() if path.name.endswith("_test")]
+    assert len(tests) > 20
+    for path in tests[:3]:
+        assert "Running main() from" in subprocess.run([path, "--gtest_list_tests"], capture_output=True, text=True).stdout
+
+
+def test_starts_with_nothing_and_stops_on_sigterm(make_server):
+    server = make_server()
+    for path in ("livez", "readyz", "metrics"):
+        with urllib.request.urlopen(f"http://{server.http}/{path}", timeout=5) as answer:
+            assert answer.status == 200
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert time.monotonic() - began < 30
+
+
+def test_second_server_on_a_state_directory_is_refused(make_server):
+    server = make_server()
+    second = subprocess.run([BIN / "nibbled", "--state_dir", server.state, "--grpc_address", "127.0.0.1:0", "--http_address",
+                             "127.0.0.1:0"], env={}, capture_output=True, text=True, timeout=30)
+    assert second.returncode != 0 and str(server.process.pid) in second.stderr + second.stdout
+
+
+def test_unknown_device_is_refused_by_name(tmp_path):
+    result = subprocess.run([BIN / "nibbled", "--state_dir", tmp_path / "state", "--device", "cuda:9"], env={},
+                            capture_output=True, text=True, timeout=30)
+    assert result.returncode != 0 and "cuda:9" in result.stderr

@@ -1,0 +1,81 @@
+"""The bits of an int8 model: alone and in company, whole and in pieces, on every instruction set, thread count and restart."""
+import concurrent.futures
+import json
+
+import pytest
+
+from conftest import PAGE, Server
+
+TEXTS = [PAGE, PAGE[40:300], "x", PAGE[100:] + PAGE, "boats", PAGE[7:90], PAGE * 2, "The lamp."]
+
+
+def score(server, text, model="small-int8"):
+    return server.json("score", model, "--text", text)["logprobs"]
+
+
+def test_scores_are_the_same_bits_among_eight_requests(shared):
+    alone = [score(shared, text) for text in TEXTS]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            assert list(pool.map(lambda text: score(shared, text), TEXTS)) == alone
+
+
+def test_decoding_gives_the_logprobs_of_scoring(shared):
+    answer = shared.json("generate", "small-int8", "--prompt", PAGE, "--max-tokens", 24, "--logprobs", 1, "--ignore-eos")
+    prompt = shared.json("tokenize", "small-int8", "--text", PAGE)["token_ids"]
+    decoded = [entry["logprob"] if isinstance(entry, dict) else entry for entry in answer["logprobs"]]
+    assert len(decoded) == 24
+    whole = score(shared, PAGE + answer["text"])
+    # Only where the text gives the same tokens again does Score see what decoding saw.
+    tokens = shared.json("tokenize", "small-int8", "--text", PAGE + answer["text"])["token_ids"]
+    same = 0
+    while same < 24 and tokens[len(prompt) + same: len(prompt) + same + 1] == answer["token_ids"][same: same + 1]:
+        same += 1
+    assert same >= 1
+    assert whole[len(prompt): len(prompt) + same] == decoded[:same]
+
+
+@pytest.mark.parametrize("flags", [("--isa", "plain"), ("--isa", "avx2"), ("--threads", 1), ("--threads", 2), ()],
+                         ids=lambda flags: " ".join(map(str, flags)) or "restart")
+def test_another_server_on_the_same_state_answers_alike(shared, tmp_path, flags):
+    want = [score(shared, text) for text in TEXTS[:3]]
+    # A state directory has one server: the model goes there by import of the same files.
+    other = Server(tmp_path / "state", *flags)
+    other.state.mkdir(parents=True)
+    import shutil
+    shutil.copytree(shared.state / "models", other.state / "models")
+    other.start()
+    try:
+        assert [score(other, text) for text in TEXTS[:3]] == want
+        assert other.json("models", "verify", "small-int8")["equal"] is True
+    finally:
+        assert other.stop() == 0
+
+
+def test_verify_catches_one_ulp_and_one_token(shared, tmp_path):
+    import shutil
+    import struct
+    other = Server(tmp_path / "state")
+    other.state.mkdir(parents=True)
+    shutil.copytree(shared.state / "models", other.state / "models")
+    other.start()
+    try:
+        result = other.run("--json", "models", "verify", "small-int8")
+        assert json.loads(result.stdout)["equal"] is True
+    finally:
+        other.stop()
+    path = other.state / "models" / "small-int8" / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    header_size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8:8 + header_size])
+    name = next(key for key in header if key.endswith("q_proj.weight_scale"))
+    at = 8 + header_size + header[name]["data_offsets"][0]
+    data[at:at + 4] = struct.pack("<I", struct.unpack("<I", data[at:at + 4])[0] + 1)
+    path.write_bytes(data)
+    other.start()
+    try:
+        result = other.run("--json", "models", "verify", "small-int8", check=False)
+        assert result.returncode != 0
+        assert not (result.stdout and json.loads(result.stdout).get("equal"))
+    finally:
+        other.stop()
