@@ -1,7 +1,7 @@
 // Element types, and bf16 / f16 conversion by integer arithmetic: round to nearest even, the same bits on every machine.
 #pragma once
-#include <bit>
 #include <cstdint>
+#include <cstring>
 
 namespace nibble::kernels {
 
@@ -35,11 +35,17 @@ struct BF16 {
   std::uint16_t bits;
 };
 
-inline float ToFloat(BF16 x) { return std::bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+inline float ToFloat(BF16 x) {
+  const std::uint32_t u = static_cast<std::uint32_t>(x.bits) << 16;
+  float f;
+  std::memcpy(&f, &u, sizeof f);  // std::bit_cast is C++20; nvcc reads this as C++17
+  return f;
+}
 inline float ToFloat(float x) { return x; }
 
 inline BF16 ToBF16(float x) {
-  const std::uint32_t u = std::bit_cast<std::uint32_t>(x);
+  std::uint32_t u;
+  std::memcpy(&u, &x, sizeof u);
   if ((u & 0x7fffffffu) > 0x7f800000u) return BF16{static_cast<std::uint16_t>((u >> 16) | 0x0040u)};  // quiet NaN
   return BF16{static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }

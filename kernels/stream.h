@@ -11,6 +11,7 @@ namespace nibble::kernels {
 
 enum class DeviceKind : std::uint8_t { kCpu, kCuda };
 
+class CudaContext;
 class DenseLibrary;
 
 // Borrows everything it points to. On the CPU an op has finished when it returns; on CUDA it is stream-ordered.
@@ -20,8 +21,7 @@ struct Stream {
   ThreadPool* pool = nullptr;          // null: everything on the calling thread
   LaunchCounter* launches = nullptr;   // null: not counted
   DenseLibrary* library = nullptr;     // the program's BEST_EFFORT matrix product; null: ops that need it say so
-  int device_index = 0;                // CUDA ordinal
-  void* cuda_stream = nullptr;         // cudaStream_t
+  CudaContext* cuda = nullptr;         // the CUDA stream with its plans and scratch (kernels/cuda/cuda_context.h)
 
   // Runs body over [0, n) on the pool, or here when there is none.
   void ParallelFor(std::int64_t n, std::int64_t grain,

@@ -1,0 +1,38 @@
+// Device memory with one owner, allocated and freed in the order of a stream: nothing here waits but ToHost.
+#pragma once
+#include <cstdint>
+
+#include "kernels/cuda/cuda_context.h"
+#include "kernels/launch_result.h"
+
+namespace nibble::kernels {
+
+// Thread-compatible. The context must outlive it.
+class CudaBuffer {
+ public:
+  CudaBuffer() = default;
+  ~CudaBuffer();
+  CudaBuffer(CudaBuffer&& other) noexcept;
+  CudaBuffer& operator=(CudaBuffer&& other) noexcept;
+  CudaBuffer(const CudaBuffer&) = delete;
+  CudaBuffer& operator=(const CudaBuffer&) = delete;
+
+  // Frees what it held; bytes may be 0. Alignment is 256 bytes.
+  LaunchResult Allocate(CudaContext& context, std::int64_t bytes);
+  // Copies size() bytes. The host's memory must stay as it is until the stream has passed the copy.
+  LaunchResult FromHost(const void* from);
+  // Copies size() bytes and waits until they have arrived.
+  LaunchResult ToHost(void* to) const;
+
+  void* data() const { return data_; }
+  std::int64_t size() const { return size_; }
+
+ private:
+  void Free();
+
+  CudaContext* context_ = nullptr;
+  void* data_ = nullptr;
+  std::int64_t size_ = 0;
+};
+
+}  // namespace nibble::kernels

@@ -1,0 +1,28 @@
+// NF4 on the device: the code book, and dequantisation of a whole weight for the ops that need one.
+#pragma once
+#include "kernels/cuda/device.cuh"
+#include "kernels/formats/nf4.h"
+
+namespace nibble::kernels {
+
+// Passed by value as a kernel parameter; kernels copy it to shared memory, where sixteen floats lie in sixteen banks.
+struct Nf4BookValue {
+  float value[16];
+};
+
+inline Nf4BookValue MakeNf4BookValue() {
+  Nf4BookValue book;
+  std::copy(kNf4Book.begin(), kNf4Book.end(), book.value);
+  return book;
+}
+
+// Every thread of the block calls it.
+__device__ inline void CopyNf4Book(const Nf4BookValue& book, float* shared) {
+  if (threadIdx.x < 16) shared[threadIdx.x] = book.value[threadIdx.x];
+  __syncthreads();
+}
+
+// Dequantises w into out on the stream and counts the grid under `name`. out is f32 or bf16.
+LaunchResult DequantizeNf4OnCuda(const Nf4Weight& w, const Matrix& out, const Stream& stream, const char* name);
+
+}  // namespace nibble::kernels

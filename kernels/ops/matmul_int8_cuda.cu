@@ -1,0 +1,152 @@
+// Few rows: dot products straight from the weight's tiles, epilogue in the same kernel. More rows: the tiles are laid out
+// by rows in scratch for cuBLASLt (int8 in, int32 out), then one epilogue kernel. Integer sums have no order, so both
+// give the CPU's bits.
+#include "kernels/cuda/device.cuh"
+#include "kernels/ops/matmul_int8_launch.h"
+
+namespace nibble::kernels {
+namespace {
+
+constexpr std::int64_t kFewRows = 16;      // above, reading the weight twice more costs less than its reuse brings
+constexpr int kRowsAtATime = 4;            // rows that share one read of the tiles
+constexpr int kDotThreads = 128;
+constexpr int kDotGroups = kDotThreads / 16;
+constexpr std::int64_t kMaxScratchSums = std::int64_t{64} << 20;  // int32 sums in scratch: 256 MiB
+
+struct Epilogue {
+  QuantizedRows x;
+  PackedInt8Weight w;
+  const float* bias;
+
+  __device__ float operator()(std::int64_t row, std::int64_t n, int acc) const {
+    float y = __fmul_rn(__fmul_rn(__int2float_rn(acc), x.scale[row]), w.scale[n]);
+    const int outliers = x.num_outliers == nullptr ? 0 : x.num_outliers[row];
+    if (outliers > 0) {
+      float o = 0.0f;
+      for (int i = 0; i < outliers; ++i) {
+        const std::int64_t j = x.outlier_index[row * kMaxOutliers + i];
+        const std::int8_t code = w.tiles[(n / 16 * (w.padded_k / 4) + j / 4) * 64 + n % 16 * 4 + j % 4];
+        o = __fmaf_rn(x.outlier_value[row * kMaxOutliers + i], static_cast<float>(code), o);
+      }
+      y = __fadd_rn(y, __fmul_rn(o, w.scale[n]));
+    }
+    return bias == nullptr ? y : __fadd_rn(y, bias[n]);
+  }
+};
+
+// A block: 16 outputs, kRowsAtATime rows; eight groups of 16 lanes share out K.
+template <typename Y>
+__global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std::int64_t y_stride) {
+  __shared__ int partial[kDotGroups][kRowsAtATime][16];
+  const QuantizedRows& x = epilogue.x;
+  const PackedInt8Weight& w = epilogue.w;
+  const int lane = static_cast<int>(threadIdx.x) % 16;
+  const int group = static_cast<int>(threadIdx.x) / 16;
+  const int words = static_cast<int>(w.padded_k / 4);
+  const std::int64_t first_row = std::int64_t{blockIdx.y} * kRowsAtATime;
+  const int* tile = reinterpret_cast<const int*>(w.tiles) + std::int64_t{blockIdx.x} * words * 16;
+  int acc[kRowsAtATime] = {};
+  for (int k = group; k < words; k += kDotGroups) {
+    const int codes = tile[k * 16 + lane];
+#pragma unroll
+    for (int m = 0; m < kRowsAtATime; ++m) {
+      if (first_row + m < x.rows) {
+        acc[m] = __dp4a(reinterpret_cast<const int*>(x.codes + (first_row + m) * x.stride)[k], codes, acc[m]);
+      }
+    }
+  }
+#pragma unroll
+  for (int m = 0; m < kRowsAtATime; ++m) partial[group][m][lane] = acc[m];
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kRowsAtATime * 16; i += kDotThreads) {
+    const std::int64_t row = first_row + i / 16;
+    const std::int64_t n = std::int64_t{blockIdx.x} * 16 + i % 16;
+    if (row >= x.rows || n >= w.rows) continue;
+    int sum = 0;
+    for (int g = 0; g < kDotGroups; ++g) sum += partial[g][i / 16][i % 16];
+    StoreElement(y + row * y_stride + n, epilogue(row, n, sum));
+  }
+}
+
+// tiles -> rows of padded_k bytes, 16 x 16 words at a time. Rows past N are zero in the tiles already.
+__global__ void __launch_bounds__(256) UnpackTiles(const int* tiles, int words, int* rows) {
+  __shared__ int square[16][17];
+  const int fast = static_cast<int>(threadIdx.x) % 16;
+  const int slow = static_cast<int>(threadIdx.x) / 16;
+  const std::int64_t n = std::int64_t{blockIdx.x} * 16;
+  const int k = static_cast<int>(blockIdx.y) * 16;
+  square[slow][fast] = tiles[(std::int64_t{blockIdx.x} * words + k + slow) * 16 + fast];
+  __syncthreads();
+  rows[(n + slow) * words + k + fast] = square[fast][slow];
+}
+
+template <typename Y>
+__global__ void Finish(Epilogue epilogue, const int* sums, std::int64_t sums_stride, std::int64_t first_row,
+                       std::int64_t rows, Y* y, std::int64_t y_stride) {
+  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
+  const std::int64_t columns = epilogue.w.rows;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * columns; i += step) {
+    const std::int64_t row = i / columns;
+    const std::int64_t n = i % columns;
+    StoreElement(y + (first_row + row) * y_stride + n, epilogue(first_row + row, n, sums[row * sums_stride + n]));
+  }
+}
+
+template <typename Y>
+LaunchResult FewRows(const MatmulInt8Args& args, const Epilogue& epilogue, const Stream& stream) {
+  const dim3 grid(static_cast<unsigned>((args.w.rows + 15) / 16),
+                  static_cast<unsigned>((args.x.rows + kRowsAtATime - 1) / kRowsAtATime));
+  Dot<<<grid, kDotThreads, 0, CudaStreamOf(stream)>>>(epilogue, args.y.Row<Y>(0), args.y.stride);
+  return Launched(stream, "matmul_int8");
+}
+
+template <typename Y>
+LaunchResult ManyRows(const MatmulInt8Args& args, const Epilogue& epilogue, const Stream& stream) {
+  const PackedInt8Weight& w = args.w;
+  const std::int64_t padded_n = RoundUp(w.rows, 16);
+  const std::int64_t rows_at_a_time = std::max<std::int64_t>(16, std::min(args.x.rows, kMaxScratchSums / padded_n));
+  const std::int64_t weight_bytes = RoundUp(padded_n * w.padded_k, 256);
+  void* scratch = nullptr;
+  const std::int64_t bytes = weight_bytes + rows_at_a_time * padded_n * std::int64_t{sizeof(int)};
+  if (LaunchResult result = stream.cuda->Scratch(bytes, &scratch); result.code != LaunchCode::kOk) return result;
+  int* rows = static_cast<int*>(scratch);
+  int* sums = reinterpret_cast<int*>(static_cast<char*>(scratch) + weight_bytes);
+  const dim3 grid(static_cast<unsigned>(padded_n / 16), static_cast<unsigned>(w.padded_k / 64));
+  UnpackTiles<<<grid, 256, 0, CudaStreamOf(stream)>>>(reinterpret_cast<const int*>(w.tiles),
+                                                      static_cast<int>(w.padded_k / 4), rows);
+  if (LaunchResult result = Launched(stream, "matmul_int8_unpack"); result.code != LaunchCode::kOk) return result;
+  for (std::int64_t first = 0; first < args.x.rows; first += rows_at_a_time) {
+    const std::int64_t m = std::min(rows_at_a_time, args.x.rows - first);
+    // K is padded_k: the codes past K are zero in the rows and in the tiles.
+    const CublasLtProblem problem{CublasLtProblem::Types::kI8ToI32, padded_n,     m, w.padded_k, w.padded_k,
+                                  args.x.stride,                    padded_n};
+    LaunchResult result = stream.cuda->Multiply(problem, rows, args.x.codes + first * args.x.stride, sums);
+    if (result.code != LaunchCode::kOk) return result;
+    if (stream.launches != nullptr) stream.launches->Add("matmul_int8");
+    Finish<<<GridFor(m * w.rows), kCudaThreads, 0, CudaStreamOf(stream)>>>(epilogue, sums, padded_n, first, m,
+                                                                           args.y.Row<Y>(0), args.y.stride);
+    result = Launched(stream, "matmul_int8_epilogue");
+    if (result.code != LaunchCode::kOk) return result;
+  }
+  return {};
+}
+
+template <typename Y>
+LaunchResult Multiply(const MatmulInt8Args& args, const Stream& stream) {
+  const Epilogue epilogue{args.x, args.w, args.bias};
+  return args.x.rows <= kFewRows ? FewRows<Y>(args, epilogue, stream) : ManyRows<Y>(args, epilogue, stream);
+}
+
+}  // namespace
+
+LaunchResult MatmulInt8Cuda(const MatmulInt8Args& args, const Stream& stream) {
+  if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
+  const DeviceGuard guard(stream.cuda->device_index());
+  if (args.x.rows == 0 || args.w.rows == 0) return {};
+  if (!IsAligned(args.x.codes, 4) || !IsAligned(args.w.tiles, 4)) {
+    return {LaunchCode::kInternal, "codes and tiles must be aligned to 4 bytes on CUDA"};
+  }
+  return args.y.dtype == DType::kF32 ? Multiply<float>(args, stream) : Multiply<BF16>(args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,38 @@
+#include "kernels/cuda/int8_rows.cuh"
+#include "kernels/ops/rms_norm_quantize_launch.h"
+
+namespace nibble::kernels {
+namespace {
+
+template <typename T>
+struct NormSource {
+  const T* x;
+  std::int64_t stride;
+  const float* weight;
+  float eps;
+
+  __device__ float Raw(std::int64_t row, int k) const { return LoadElement(x + row * stride + k); }
+  // 1 / sqrt(mean(x^2) + eps), by IEEE square root and division.
+  template <typename Get>
+  __device__ float Prepare(Get get, int cols, Int8RowShared* shared) const {
+    const float sum = LaneSum(get, cols, [](float acc, float v) { return __fmaf_rn(v, v, acc); }, shared);
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(cols)), eps)));
+  }
+  __device__ float Finish(float raw, int k, float rstd) const { return __fmul_rn(__fmul_rn(raw, rstd), weight[k]); }
+};
+
+}  // namespace
+
+LaunchResult RmsNormQuantizeCuda(const RmsNormQuantizeArgs& args, const Stream& stream) {
+  if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
+  const DeviceGuard guard(stream.cuda->device_index());
+  constexpr const char* kName = "rms_norm_quantize";
+  if (args.x.dtype == DType::kF32) {
+    const NormSource<float> source{args.x.Row<float>(0), args.x.stride, args.weight, args.eps};
+    return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, stream, kName);
+  }
+  const NormSource<BF16> source{args.x.Row<BF16>(0), args.x.stride, args.weight, args.eps};
+  return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, stream, kName);
+}
+
+}  // namespace nibble::kernels

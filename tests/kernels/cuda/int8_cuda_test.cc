@@ -1,0 +1,152 @@
+// The CUDA paths of the int8 ops beside the plain CPU loops: every byte equal.
+#include <gtest/gtest.h>
+
+#include "kernels/ops/dequantize_int8.h"
+#include "kernels/ops/matmul_int8.h"
+#include "kernels/ops/quantize_int8.h"
+#include "kernels/ops/rms_norm_quantize.h"
+#include "tests/support/cuda_fixture.h"
+#include "tests/support/int8.h"
+#include "tests/support/isas.h"
+#include "tests/support/random.h"
+
+namespace nibble::kernels {
+namespace {
+
+using support::CpuStream;
+using support::DeviceBytes;
+using support::Int8Rows;
+
+class Int8CudaTest : public support::CudaTest {};
+
+// Rows on the device, filled as Int8Rows fills those of the host, so that unused places compare equal as well.
+class DeviceRows {
+ public:
+  DeviceRows(CudaContext& context, const QuantizedRows& like)
+      : view_(like), codes_(context, like.rows * like.stride), scale_(context, like.rows * 4),
+        count_(context, like.rows * 4), index_(context, like.rows * kMaxOutliers * 4),
+        value_(context, like.rows * kMaxOutliers * 4) {}
+  // A copy of rows of the host.
+  static DeviceRows Copy(CudaContext& context, const QuantizedRows& rows) { return DeviceRows(context, rows, 0); }
+
+  QuantizedRows view() const {
+    QuantizedRows rows = view_;
+    rows.codes = codes_.As<std::int8_t>();
+    rows.scale = scale_.As<float>();
+    rows.num_outliers = count_.As<std::int32_t>();
+    rows.outlier_index = index_.As<std::int32_t>();
+    rows.outlier_value = value_.As<float>();
+    return rows;
+  }
+  void ExpectEqual(const QuantizedRows& want, const std::string& what) {
+    EXPECT_TRUE(codes_.Equals(want.codes)) << what;
+    EXPECT_TRUE(scale_.Equals(want.scale)) << what;
+    EXPECT_TRUE(count_.Equals(want.num_outliers)) << what;
+    EXPECT_TRUE(index_.Equals(want.outlier_index)) << what;
+    EXPECT_TRUE(value_.Equals(want.outlier_value)) << what;
+  }
+
+ private:
+  DeviceRows(CudaContext& context, const QuantizedRows& rows, int)
+      : view_(rows), codes_(context, rows.codes, rows.rows * rows.stride), scale_(context, rows.scale, rows.rows * 4),
+        count_(context, rows.num_outliers, rows.rows * 4),
+        index_(context, rows.outlier_index, rows.rows * kMaxOutliers * 4),
+        value_(context, rows.outlier_value, rows.rows * kMaxOutliers * 4) {}
+
+  QuantizedRows view_;
+  DeviceBytes codes_, scale_, count_, index_, value_;
+};
+
+constexpr std::int64_t kWidths[] = {1, 13, 63, 64, 65, 576, 1536, 10240, 10241};
+
+TEST_F(Int8CudaTest, QuantizeGivesTheCpusBytes) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t k : kWidths) {
+      for (const int outliers : {0, 1, 8, 16}) {
+        const std::int64_t m = 27;
+        const std::vector<std::uint8_t> x = support::ToBytes(support::AwkwardRows(4, m, k), dtype);
+        Int8Rows want(m, k, 64);
+        ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.data(), dtype, m, k), want.view(), outliers},
+                                 CpuStream(Isa::kPlain)).ok());
+        DeviceBytes device_x(*context_, x);
+        DeviceRows got(*context_, want.view());
+        const absl::Status status =
+            QuantizeInt8({MakeConstMatrix(device_x.As(), dtype, m, k), got.view(), outliers}, stream_);
+        ASSERT_TRUE(status.ok()) << status;
+        got.ExpectEqual(want.view(), absl::StrCat("K ", k, " outliers ", outliers));
+      }
+    }
+  }
+}
+
+TEST_F(Int8CudaTest, RmsNormQuantizeGivesTheCpusBytes) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t k : kWidths) {
+      const std::int64_t m = 27;
+      const std::vector<std::uint8_t> x = support::ToBytes(support::AwkwardRows(4, m, k), dtype);
+      const std::vector<float> weight = support::NormalVector(8, k);
+      Int8Rows want(m, k);
+      ASSERT_TRUE(RmsNormQuantize({MakeConstMatrix(x.data(), dtype, m, k), weight.data(), 1e-5f, want.view(), 8},
+                                  CpuStream(Isa::kPlain)).ok());
+      DeviceBytes device_x(*context_, x), device_weight(*context_, weight);
+      DeviceRows got(*context_, want.view());
+      const absl::Status status = RmsNormQuantize(
+          {MakeConstMatrix(device_x.As(), dtype, m, k), device_weight.As<float>(), 1e-5f, got.view(), 8}, stream_);
+      ASSERT_TRUE(status.ok()) << status;
+      got.ExpectEqual(want.view(), absl::StrCat("K ", k));
+    }
+  }
+}
+
+// Few rows go through the fused kernel, 17 and more through cuBLASLt.
+TEST_F(Int8CudaTest, MatmulGivesTheCpusBytes) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t m : {1, 3, 4, 5, 16, 17, 64, 131}) {
+      for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{1, 1}, {7, 13}, {33, 65}, {64, 576}, {130, 1536}}) {
+        Int8Rows x(m, k, 64);
+        const std::vector<float> values = support::AwkwardRows(9, m, k);
+        ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(values.data(), DType::kF32, m, k), x.view(), 8},
+                                 CpuStream(DetectIsa())).ok());
+        std::vector<float> scale = support::NormalVector(3, n, 0.01f);
+        const support::Int8Weight w(support::CodeVector(2, n * k), scale, n, k);
+        const std::vector<float> bias = support::NormalVector(5, n);
+        const bool with_bias = (m + n) % 2 == 0;
+        std::vector<std::uint8_t> want(static_cast<std::size_t>(m * n * SizeOf(dtype)));
+        ASSERT_TRUE(MatmulInt8({x.view(), w.view(), with_bias ? bias.data() : nullptr,
+                                MakeMatrix(want.data(), dtype, m, n)}, CpuStream(Isa::kPlain)).ok());
+        const DeviceRows device_x = DeviceRows::Copy(*context_, x.view());
+        DeviceBytes tiles(*context_, w.view().tiles, PackedInt8Bytes(n, k)), device_scale(*context_, scale);
+        DeviceBytes row_sum(*context_, w.view().row_sum, RoundUp(n, 16) * 4), device_bias(*context_, bias);
+        DeviceBytes y(*context_, static_cast<std::int64_t>(want.size()));
+        const PackedInt8Weight device_w{tiles.As<std::int8_t>(), device_scale.As<float>(), row_sum.As<std::int32_t>(), n,
+                                        k, Int8PaddedK(k)};
+        const absl::Status status = MatmulInt8({device_x.view(), device_w, with_bias ? device_bias.As<float>() : nullptr,
+                                                MakeMatrix(y.As(), dtype, m, n)}, stream_);
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(y.Equals(want.data())) << m << "x" << n << "x" << k;
+      }
+    }
+  }
+}
+
+TEST_F(Int8CudaTest, DequantizeGivesTheCpusBytes) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t k : {1, 65, 1000}) {
+      const std::int64_t n = 33;
+      const std::vector<std::int8_t> codes = support::CodeVector(1, n * k);
+      const std::vector<float> scale = support::NormalVector(2, n);
+      std::vector<std::uint8_t> want(static_cast<std::size_t>(n * k * SizeOf(dtype)));
+      ASSERT_TRUE(DequantizeInt8({MakeConstMatrix(codes.data(), DType::kI8, n, k), scale.data(),
+                                  MakeMatrix(want.data(), dtype, n, k)}, CpuStream(Isa::kPlain)).ok());
+      DeviceBytes device_codes(*context_, codes), device_scale(*context_, scale);
+      DeviceBytes out(*context_, static_cast<std::int64_t>(want.size()));
+      const absl::Status status = DequantizeInt8({MakeConstMatrix(device_codes.As(), DType::kI8, n, k),
+                                                  device_scale.As<float>(), MakeMatrix(out.As(), dtype, n, k)}, stream_);
+      ASSERT_TRUE(status.ok()) << status;
+      EXPECT_TRUE(out.Equals(want.data())) << k;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::kernels

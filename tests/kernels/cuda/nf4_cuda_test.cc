@@ -1,0 +1,137 @@
+// The CUDA paths of the NF4 ops beside the plain CPU loops: codes and dequantised values bit for bit, products within the
+// bound of an inner product.
+#include <gtest/gtest.h>
+
+#include "kernels/ops/dequantize_nf4.h"
+#include "kernels/ops/matmul_nf4.h"
+#include "kernels/ops/quantize_nf4.h"
+#include "tests/support/cuda_fixture.h"
+#include "tests/support/isas.h"
+#include "tests/support/numeric.h"
+#include "tests/support/random.h"
+
+namespace nibble::kernels {
+namespace {
+
+using support::CpuStream;
+using support::DeviceBytes;
+
+class Nf4CudaTest : public support::CudaTest {};
+
+struct HostWeight {
+  HostWeight(std::uint64_t seed, std::int64_t rows, std::int64_t k)
+      : codes(static_cast<std::size_t>(rows * Nf4RowBytes(k))),
+        absmax(support::NormalVector(seed + 1, rows * Nf4RowBlocks(k), 0.05f)), rows(rows), k(k) {
+    for (std::size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<std::uint8_t>(support::Bits(seed, i));
+    for (float& a : absmax) a = std::fabs(a);
+  }
+  Nf4Weight view() const { return {codes.data(), absmax.data(), rows, k}; }
+
+  std::vector<std::uint8_t> codes;
+  std::vector<float> absmax;
+  std::int64_t rows, k;
+};
+
+TEST_F(Nf4CudaTest, QuantizeGivesTheCpusBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t rows : {1, 7, 300}) {
+      for (const std::int64_t k : {1, 13, 63, 64, 65, 129, 1000}) {
+        std::vector<float> x = support::NormalVector(static_cast<std::uint64_t>(k), rows * k);
+        if (k == 64) std::fill(x.begin(), x.begin() + 64, 0.0f);
+        if (k == 13) x[0] = 1e-45f;
+        if (k == 1000) std::copy(kNf4Thresholds.begin(), kNf4Thresholds.end(), x.begin());
+        const std::vector<std::uint8_t> bytes = support::ToBytes(x, dtype);
+        std::vector<std::uint8_t> codes(static_cast<std::size_t>(rows * Nf4RowBytes(k)));
+        std::vector<float> absmax(static_cast<std::size_t>(rows * Nf4RowBlocks(k)));
+        ASSERT_TRUE(QuantizeNf4({MakeConstMatrix(bytes.data(), dtype, rows, k), codes.data(), absmax.data()},
+                                CpuStream(Isa::kPlain)).ok());
+        DeviceBytes device_x(*context_, bytes);
+        DeviceBytes device_codes(*context_, static_cast<std::int64_t>(codes.size()));
+        DeviceBytes device_absmax(*context_, static_cast<std::int64_t>(absmax.size() * 4));
+        const absl::Status status = QuantizeNf4({MakeConstMatrix(device_x.As(), dtype, rows, k),
+                                                 device_codes.As<std::uint8_t>(), device_absmax.As<float>()}, stream_);
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(device_codes.Equals(codes.data())) << rows << "x" << k;
+        EXPECT_TRUE(device_absmax.Equals(absmax.data())) << rows << "x" << k;
+      }
+    }
+  }
+}
+
+TEST_F(Nf4CudaTest, DequantizeGivesTheCpusBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const std::int64_t rows : {1, 7, 300}) {
+      for (const std::int64_t k : {1, 13, 63, 64, 65, 129, 576, 1000}) {
+        const HostWeight w(3, rows, k);
+        std::vector<std::uint8_t> want(static_cast<std::size_t>(rows * k * SizeOf(dtype)));
+        ASSERT_TRUE(DequantizeNf4({w.view(), MakeMatrix(want.data(), dtype, rows, k)}, CpuStream(Isa::kPlain)).ok());
+        DeviceBytes codes(*context_, w.codes), absmax(*context_, w.absmax);
+        DeviceBytes out(*context_, static_cast<std::int64_t>(want.size()));
+        const absl::Status status = DequantizeNf4({{codes.As<std::uint8_t>(), absmax.As<float>(), rows, k},
+                                                   MakeMatrix(out.As(), dtype, rows, k)}, stream_);
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_TRUE(out.Equals(want.data())) << rows << "x" << k << " " << Name(dtype);
+      }
+    }
+  }
+}
+
+TEST_F(Nf4CudaTest, MatmulIsWithinTheBoundOfTheExactProduct) {
+  for (const DType x_type : {DType::kF32, DType::kBF16}) {
+    for (const DType y_type : {DType::kF32, DType::kBF16}) {
+      for (const std::int64_t m : {1, 2, 3, 4, 5, 64, 129}) {
+        for (const auto& [n, k] : {std::pair<std::int64_t, std::int64_t>{7, 13}, {64, 576}, {33, 65}, {130, 1024}}) {
+          const HostWeight w(static_cast<std::uint64_t>(m * n), n, k);
+          const bool with_bias = (m + n) % 2 == 0;
+          const std::vector<float> bias = support::NormalVector(5, n);
+          const std::vector<std::uint8_t> x = support::ToBytes(support::NormalVector(6, m * k), x_type);
+          std::vector<std::uint8_t> rounded(static_cast<std::size_t>(n * k * SizeOf(x_type)));
+          ASSERT_TRUE(DequantizeNf4({w.view(), MakeMatrix(rounded.data(), x_type, n, k)}, CpuStream(Isa::kPlain)).ok());
+          const auto element = [&](const std::vector<std::uint8_t>& bytes, std::int64_t i) {
+            return static_cast<double>(x_type == DType::kF32 ? reinterpret_cast<const float*>(bytes.data())[i]
+                                                             : ToFloat(reinterpret_cast<const BF16*>(bytes.data())[i]));
+          };
+          std::vector<double> want, bound;
+          for (std::int64_t i = 0; i < m * n; ++i) {
+            double sum = with_bias ? static_cast<double>(bias[static_cast<std::size_t>(i % n)]) : 0.0;
+            double abs = std::fabs(sum);
+            for (std::int64_t l = 0; l < k; ++l) {
+              const double product = element(x, i / n * k + l) * element(rounded, i % n * k + l);
+              sum += product;
+              abs += std::fabs(product);
+            }
+            want.push_back(sum);
+            bound.push_back(support::DotBound(k + 1, abs, y_type));
+          }
+          DeviceBytes codes(*context_, w.codes), absmax(*context_, w.absmax), device_x(*context_, x);
+          DeviceBytes device_bias(*context_, bias);
+          DeviceBytes y(*context_, m * n * SizeOf(y_type));
+          const absl::Status status = MatmulNf4({MakeConstMatrix(device_x.As(), x_type, m, k),
+                                                 {codes.As<std::uint8_t>(), absmax.As<float>(), n, k},
+                                                 with_bias ? device_bias.As<float>() : nullptr,
+                                                 MakeMatrix(y.As(), y_type, m, n)}, stream_);
+          ASSERT_TRUE(status.ok()) << status;
+          const std::uint8_t* back = y.Back();
+          std::vector<float> got;
+          for (std::int64_t i = 0; i < m * n; ++i) {
+            got.push_back(y_type == DType::kF32 ? reinterpret_cast<const float*>(back)[i]
+                                                : ToFloat(reinterpret_cast<const BF16*>(back)[i]));
+          }
+          EXPECT_TRUE(support::AllWithin(got, want, [&](std::size_t i) { return bound[i]; }))
+              << m << "x" << n << "x" << k << " " << Name(x_type) << " to " << Name(y_type);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Nf4CudaTest, EachGridIsCounted) {
+  const HostWeight w(3, 4, 64);
+  DeviceBytes codes(*context_, w.codes), absmax(*context_, w.absmax), out(*context_, 4 * 64 * 4);
+  ASSERT_TRUE(DequantizeNf4({{codes.As<std::uint8_t>(), absmax.As<float>(), 4, 64},
+                             MakeMatrix(out.As(), DType::kF32, 4, 64)}, stream_).ok());
+  EXPECT_EQ(launches_.Snapshot(), (std::map<std::string, std::uint64_t>{{"dequantize_nf4", 1}}));
+}
+
+}  // namespace
+}  // namespace nibble::kernels
