@@ -3,9 +3,9 @@
 
 namespace nibble::kernels {
 
-// A Vec is two of the 16 registers.
+// A Vec is two of the 16 registers; one broadcast needs another.
 LaunchResult AttentionAvx2(const AttentionArgs& args, const Stream& stream) {
-  return TiledAttention<Vec16Avx2, /*kAccumulators=*/4>::Run(args, stream);
+  return TiledAttention<Vec16Avx2, /*kMaxBlock=*/6, /*kRegisters=*/7>::Run(args, stream);
 }
 
 }  // namespace nibble::kernels

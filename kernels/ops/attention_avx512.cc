@@ -3,9 +3,9 @@
 
 namespace nibble::kernels {
 
-// 16 accumulators of 32 registers.
+// One of the 32 registers is for a broadcast.
 LaunchResult AttentionAvx512(const AttentionArgs& args, const Stream& stream) {
-  return TiledAttention<Vec16Avx512, /*kAccumulators=*/16>::Run(args, stream);
+  return TiledAttention<Vec16Avx512, /*kMaxBlock=*/10, /*kRegisters=*/31>::Run(args, stream);
 }
 
 }  // namespace nibble::kernels

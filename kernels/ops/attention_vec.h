@@ -15,8 +15,8 @@
 
 namespace nibble::kernels {
 
-// kAccumulators: vectors that a block may hold in registers beside its operands.
-template <typename Vec, int kAccumulators>
+// A block computes up to kMaxBlock queries at once; it keeps at most kRegisters vectors of sums and operands.
+template <typename Vec, int kMaxBlock, int kRegisters>
 class TiledAttention {
  public:
   static LaunchResult Run(const AttentionArgs& args, const Stream& stream) {
@@ -47,9 +47,15 @@ class TiledAttention {
 
  private:
   static constexpr std::int64_t kMaxQueries = 32;
-  static constexpr int kMaxBlock = kAccumulators / 2;
   static constexpr int kKeys = static_cast<int>(kKvPageTokens);
   static constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+
+  // Vectors side by side (4, 2 or 1, at most `most`) for a block of so many queries.
+  static constexpr int Wide(int block, int most) {
+    int wide = most;
+    while (wide > 1 && (block + 1) * wide > kRegisters) wide /= 2;
+    return wide;
+  }
 
   // Rows [row, row + num_rows) of one sequence, heads [head, head + num_heads) of each KV head's group.
   struct Tile {
@@ -111,14 +117,16 @@ class TiledAttention {
     const int blocks = (queries - q + kMaxBlock - 1) / kMaxBlock;
     const int n = (queries - q + blocks - 1) / blocks;
     switch (n) {
-      case 1: body.template operator()<1>(); break;
-      case 2: body.template operator()<2>(); break;
+      case 1: if constexpr (kMaxBlock >= 1) body.template operator()<1>(); break;
+      case 2: if constexpr (kMaxBlock >= 2) body.template operator()<2>(); break;
       case 3: if constexpr (kMaxBlock >= 3) body.template operator()<3>(); break;
       case 4: if constexpr (kMaxBlock >= 4) body.template operator()<4>(); break;
       case 5: if constexpr (kMaxBlock >= 5) body.template operator()<5>(); break;
       case 6: if constexpr (kMaxBlock >= 6) body.template operator()<6>(); break;
       case 7: if constexpr (kMaxBlock >= 7) body.template operator()<7>(); break;
       case 8: if constexpr (kMaxBlock >= 8) body.template operator()<8>(); break;
+      case 9: if constexpr (kMaxBlock >= 9) body.template operator()<9>(); break;
+      case 10: if constexpr (kMaxBlock >= 10) body.template operator()<10>(); break;
     }
     return n;
   }
@@ -149,7 +157,7 @@ class TiledAttention {
   // slab is prefetched on the way: pages lie anywhere, so the processor cannot foresee them.
   template <typename T, int kBlock>
   void Scores(const T* keys, int first, const T* next) {
-    constexpr int kWide = kBlock * 2 <= kAccumulators ? 2 : 1;
+    constexpr int kWide = Wide(kBlock, 2);
     const float* q = q_ + first * d_;
     for (int key = 0; key < kKeys; key += kWide * Vec::kLanes) {
       Vec acc[kBlock][kWide];
@@ -229,7 +237,7 @@ class TiledAttention {
 
   template <typename T, int kBlock>
   void AddRange(const T* values, int first, int begin, int end) {
-    constexpr int kWide = kAccumulators / kBlock >= 4 ? 4 : kAccumulators / kBlock >= 2 ? 2 : 1;
+    constexpr int kWide = Wide(kBlock, 4);
     std::int64_t column = 0;
     for (; column + kWide * 16 <= d_; column += kWide * 16) AddColumns<T, kBlock, kWide>(values, first, column, begin, end);
     for (; column + 16 <= d_; column += 16) AddColumns<T, kBlock, 1>(values, first, column, begin, end);
