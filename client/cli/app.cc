@@ -58,6 +58,9 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   terminal.out << std::flush;
   if (!status.ok()) {
     PrintError(terminal.err, status);
+    if (absl::IsUnavailable(status) && base::Reason(status).empty()) {
+      terminal.err << "  server: " << session.server << " (is nibbled running there?)\n" << std::flush;
+    }
     return ExitCode(status);
   }
   if (!terminal.out) {

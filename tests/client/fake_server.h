@@ -1,0 +1,133 @@
+// A server that answers what a test tells it to, over gRPC in this process. What is not told answers UNIMPLEMENTED.
+#pragma once
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "client/cli/app.h"
+#include "client/client.h"
+#include "google/protobuf/text_format.h"
+
+namespace nibble::client {
+
+template <typename Message>
+Message Proto(const std::string& text) {
+  Message message;
+  if (!google::protobuf::TextFormat::ParseFromString(text, &message)) message.Clear();
+  return message;
+}
+
+// A status with ErrorInfo and, where `field` is given, BadRequest.
+grpc::Status Error(grpc::StatusCode code, const std::string& message, const std::string& reason,
+                   const std::string& field = "");
+
+// One method: what it answers, and what it was asked.
+template <typename Request, typename Response>
+struct Unary {
+  std::function<grpc::Status(const Request&, Response*)> answer;
+  std::vector<Request> asked;
+
+  void Answers(const Response& response) {
+    answer = [response](const Request&, Response* out) {
+      *out = response;
+      return grpc::Status::OK;
+    };
+  }
+  void Fails(const grpc::Status& status) {
+    answer = [status](const Request&, Response*) { return status; };
+  }
+};
+
+template <typename Request, typename Response>
+struct Streaming {
+  std::function<grpc::Status(const Request&, const std::function<bool(const Response&)>& write)> answer;
+  std::vector<Request> asked;
+};
+
+// The files of one upload, as they came.
+struct Upload {
+  std::string name;
+  std::vector<v1::FileEntry> files;
+  std::string bytes;
+  std::size_t largest_chunk = 0;
+  std::string sha256;
+  std::int64_t announced_bytes = -1;
+};
+
+class FakeServer {
+ public:
+  FakeServer();
+  ~FakeServer();
+
+  // In this process; or on a socket, which can go away and come back.
+  void Listen(const std::string& address);
+  void Stop();
+  std::shared_ptr<grpc::Channel> Channel() { return server_->InProcessChannel({}); }
+
+  std::mutex mutex;  // guards what the handlers below record
+  Unary<v1::GetDatasetRequest, v1::Dataset> get_dataset;
+  Unary<v1::ListDatasetsRequest, v1::ListDatasetsResponse> list_datasets;
+  Unary<v1::DeleteDatasetRequest, v1::DeleteDatasetResponse> delete_dataset;
+  Unary<v1::PreviewDatasetRequest, v1::PreviewDatasetResponse> preview_dataset;
+  Unary<v1::CreateJobRequest, v1::Job> create_job;
+  Unary<v1::GetJobRequest, v1::Job> get_job;
+  Unary<v1::ListJobsRequest, v1::ListJobsResponse> list_jobs;
+  Unary<v1::CancelJobRequest, v1::Job> cancel_job;
+  Unary<v1::DeleteJobRequest, v1::DeleteJobResponse> delete_job;
+  Unary<v1::ListJobEventsRequest, v1::ListJobEventsResponse> list_job_events;
+  Unary<v1::ListCheckpointsRequest, v1::ListCheckpointsResponse> list_checkpoints;
+  Streaming<v1::WatchJobRequest, v1::JobEvent> watch_job;
+  Unary<v1::GetModelRequest, v1::Model> get_model;
+  Unary<v1::ListModelsRequest, v1::ListModelsResponse> list_models;
+  Unary<v1::DeleteModelRequest, v1::DeleteModelResponse> delete_model;
+  Unary<v1::ImportModelRequest, google::longrunning::Operation> import_model;
+  Unary<v1::ConvertModelRequest, google::longrunning::Operation> convert_model;
+  Unary<v1::ExportModelRequest, google::longrunning::Operation> export_model;
+  Unary<v1::LoadModelRequest, v1::LoadModelResponse> load_model;
+  Unary<v1::UnloadModelRequest, v1::UnloadModelResponse> unload_model;
+  Unary<v1::VerifyModelRequest, v1::VerifyModelResponse> verify_model;
+  Streaming<v1::DownloadArtifactRequest, v1::DownloadArtifactResponse> download_artifact;
+  Unary<v1::GenerateRequest, v1::GenerateResponse> generate;
+  Unary<v1::ChatRequest, v1::GenerateResponse> chat;
+  Streaming<v1::GenerateStreamRequest, v1::GenerateReply> generate_stream;
+  Streaming<v1::ChatStreamRequest, v1::GenerateReply> chat_stream;
+  Unary<v1::ScoreRequest, v1::ScoreResponse> score;
+  Unary<v1::TokenizeRequest, v1::TokenizeResponse> tokenize;
+  Unary<v1::GetServerInfoRequest, v1::ServerInfo> server_info;
+  Unary<v1::GetLoadRequest, v1::ServerLoad> server_load;
+  Unary<google::longrunning::WaitOperationRequest, google::longrunning::Operation> wait_operation;
+  Unary<google::longrunning::GetOperationRequest, google::longrunning::Operation> get_operation;
+  // Called with an upload whose order of messages was right; the status decides.
+  std::function<grpc::Status(const Upload&)> on_upload;
+  std::vector<Upload> uploads;
+
+ private:
+  struct Services;
+  std::unique_ptr<Services> services_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// Few and short waits.
+ClientOptions FastOptions();
+
+struct Result {
+  int exit = -1;
+  std::string out;
+  std::string err;
+};
+
+// Runs the program against the server.
+Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input = "");
+
+// A file in a fresh temporary folder that lives as long as the test program.
+std::string WriteFile(const std::string& name, const std::string& content);
+std::string TemporaryFolder();
+
+// A model's answer: start, the deltas, finish, usage.
+std::vector<v1::GenerateReply> Replies(const std::vector<std::string>& deltas);
+
+}  // namespace nibble::client

@@ -1,0 +1,109 @@
+#include "client/cli/job_spec.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+
+#include "server/base/error.h"
+#include "tests/client/fake_server.h"
+
+namespace nibble::client {
+namespace {
+
+using cli::BuildSpec;
+using cli::JobFlags;
+using google::protobuf::util::MessageDifferencer;
+
+JobFlags Least() {
+  JobFlags flags;
+  flags.method = "qlora";
+  flags.base = "smol";
+  flags.dataset = "d";
+  return flags;
+}
+
+void ExpectSpec(const JobFlags& flags, const std::string& want) {
+  const auto spec = BuildSpec(flags);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(MessageDifferencer::Equals(*spec, Proto<v1::JobSpec>(want))) << spec->DebugString();
+}
+
+std::string FieldOf(const JobFlags& flags) {
+  const auto spec = BuildSpec(flags);
+  EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument) << spec.status();
+  return base::ReasonMetadata(spec.status())["field"];
+}
+
+TEST(JobSpecTest, SendsOnlyWhatWasGiven) {
+  ExpectSpec(Least(), "base_model: 'smol' qlora { } train_dataset: 'd'");
+}
+
+TEST(JobSpecTest, EveryFlagHasItsField) {
+  JobFlags flags = Least();
+  flags.eval_dataset = "e";
+  flags.output = "tuned";
+  flags.max_steps = 20;
+  flags.micro_batch = 4;
+  flags.grad_accum = 2;
+  flags.seq_len = 256;
+  flags.lr = 1e-4;
+  flags.rank = 8;
+  flags.alpha = 16;
+  flags.seed = 0;
+  flags.save_every = 5;
+  flags.eval_every = 10;
+  flags.device = "cuda:1";
+  ExpectSpec(flags, R"(base_model: "smol" qlora { r: 8 alpha: 16 } train_dataset: "d" eval_dataset: "e"
+    device { kind: DEVICE_KIND_CUDA ordinal: 1 } data { max_seq_len: 256 } optim { lr: 1e-4 } publish { output_model: "tuned" }
+    run { max_steps: 20 micro_batch: 4 grad_accum: 2 seed: 0 save_every: 5 eval_every: 10 })");
+}
+
+TEST(JobSpecTest, FlagsWinOverTheFile) {
+  JobFlags flags;
+  flags.spec_file = WriteFile("spec.json", R"({
+    "base_model": "other", "train_dataset": "d", "eval_fraction": 0.1, "qlora": {"r": 4, "target_modules": ["q_proj"]},
+    "optim": {"lr": 1, "schedule": "cosine", "warmup_steps": 3}, "run": {"epochs": 2, "max_duration": "90s"},
+    "labels": {"team": "a"}})");
+  flags.method = "qlora";
+  flags.base = "smol";
+  flags.eval_dataset = "e";
+  flags.lr = 0.5;
+  flags.max_steps = 7;
+  ExpectSpec(flags, R"(base_model: "smol" train_dataset: "d" eval_dataset: "e" qlora { r: 4 target_modules: "q_proj" }
+    optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
+    labels { key: "team" value: "a" })");
+  flags.method = "bitnet_qat";
+  flags.rank.reset();
+  ExpectSpec(flags, R"(base_model: "smol" train_dataset: "d" eval_dataset: "e" bitnet_qat { }
+    optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
+    labels { key: "team" value: "a" })");
+}
+
+TEST(JobSpecTest, ErrorsNameTheField) {
+  JobFlags flags = Least();
+  flags.method.reset();
+  EXPECT_EQ(FieldOf(flags), "method");
+  flags = Least();
+  flags.base.reset();
+  EXPECT_EQ(FieldOf(flags), "base_model");
+  flags = Least();
+  flags.dataset.reset();
+  EXPECT_EQ(FieldOf(flags), "train_dataset");
+  flags = Least();
+  flags.method = "bitnet_qat";
+  flags.rank = 8;
+  EXPECT_EQ(FieldOf(flags), "rank");
+  for (const char* device : {"gpu", "cuda:", "cuda:-1", "cuda:x", "", "CPU"}) {
+    flags = Least();
+    flags.device = device;
+    EXPECT_EQ(FieldOf(flags), "device") << device;
+  }
+  flags = Least();
+  flags.spec_file = WriteFile("spec.json", R"({"run": {"micro_batches": 3}})");
+  EXPECT_EQ(FieldOf(flags), "run.micro_batches");
+  flags.spec_file = WriteFile("spec.json", "{");
+  EXPECT_EQ(BuildSpec(flags).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace nibble::client

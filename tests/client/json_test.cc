@@ -1,0 +1,233 @@
+// Every command with --json against the transcript in golden/json.txt: keys, numbers, zeros, nulls, one object a line.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/base/sha256.h"
+#include "tests/client/fake_server.h"
+
+namespace nibble::client {
+namespace {
+
+constexpr char kModel[] = R"(
+  name: "smol-q" format: MODEL_FORMAT_INT8 digest: "ab12" bytes: 9007199254740993 parameters: 134515008
+  architecture { family: "llama" hidden_size: 576 num_layers: 30 num_heads: 9 num_kv_heads: 3 head_size: 64
+                 intermediate_size: 1536 vocab_size: 49152 max_positions: 8192 tied_embeddings: true }
+  base_model: "" origin: MODEL_ORIGIN_CONVERT source: "smol" determinism: DETERMINISM_EXACT tokenizer_digest: "cd"
+  has_chat_template: true act_outliers: 8 head_format: MODEL_FORMAT_INT8 record_rows: 32 recorded_by: "convert"
+  create_time { seconds: 1700000000 } etag: "e1")";
+
+constexpr char kJob[] = R"(
+  name: "job-1" uid: "u-1" state: JOB_STATE_RUNNING attempt: 2 retries: 1 output_model: "tuned" etag: "e2"
+  state_reason { reason: "TRAINER_LOST" message: "retried" }
+  spec { base_model: "smol" qlora { r: 8 alpha: 16 } train_dataset: "d" device { kind: DEVICE_KIND_CPU }
+         optim { lr: 0.0002 schedule: LR_SCHEDULE_COSINE } run { max_steps: 20 max_duration { seconds: 90 } } }
+  progress { step: 7 max_steps: 20 epoch: 0.25 tokens: 9007199254740993 trainable_tokens: 7000 percent: 35
+             eta { seconds: 12 nanos: 500000000 } tokens_per_s: 512.5 peak_memory_bytes: 734003200
+             update_time { seconds: 1700000001 } }
+  latest_step { step: 7 loss: 2.5 lr: 0.0002 grad_norm: 0.75 tokens: 1024 trainable_tokens: 1000 tokens_per_s: 500
+                step_ms: 2048 kernel_launches: 321 peak_memory_bytes: 734003200
+                launches { kernel: "torch:aten::mm" phase: "train" count: 300 } launches { kernel: "matmul_nf4" phase: "train" count: 21 } }
+  latest_eval { eval_loss: 3.25 tokens: 4096 subject: EVAL_SUBJECT_TRAINED duration_ms: 12 best: true }
+  create_time { seconds: 1700000000 } start_time { seconds: 1700000000 nanos: 500000000 })";
+
+constexpr char kGenerated[] = R"(
+  start { request_id: "r-1" model_version: "smol" weights_digest: "ab12" prompt_tokens: 5 queue_ms: 0.5 }
+  outputs { text: "Paris \342\230\203" token_ids: 8 token_ids: 0 logprobs { token_id: 8 logprob: -0.25 top { token_id: 8 logprob: -0.25 } }
+            logprobs { token_id: 0 logprob: -1.5 top { token_id: 3 logprob: -0.5 } } finish { reason: FINISH_REASON_EOS } }
+  usage { prompt_tokens: 5 completion_tokens: 2 ttft_ms: 20.5 prefill_ms: 18.25 kernel_launches: 1234567890123 })";
+
+template <typename Response>
+google::longrunning::Operation Done(const std::string& text) {
+  google::longrunning::Operation operation;
+  operation.set_name("operations/1");
+  operation.set_done(true);
+  operation.mutable_response()->PackFrom(Proto<Response>(text));
+  return operation;
+}
+
+void Fill(FakeServer& server) {
+  server.import_model.Answers(Done<v1::Model>(kModel));
+  server.get_model.Answers(Proto<v1::Model>(kModel));
+  server.list_models.answer = [](const v1::ListModelsRequest& request, v1::ListModelsResponse* page) {
+    // Two pages.
+    page->add_models()->set_name(request.page_token().empty() ? "a" : "b");
+    if (request.page_token().empty()) page->set_next_page_token("2");
+    return grpc::Status::OK;
+  };
+  server.delete_model.Answers({});
+  const std::string residents = std::string("model {") + kModel + R"(}
+    residents { models { name: "smol-q" format: MODEL_FORMAT_INT8 digest: "ab12" device { kind: DEVICE_KIND_CPU } bytes: 135 }
+                weights_bytes: 135 })";
+  server.load_model.Answers(Proto<v1::LoadModelResponse>(residents));
+  server.unload_model.Answers(Proto<v1::UnloadModelResponse>(residents));
+  server.verify_model.Answers(Proto<v1::VerifyModelResponse>(
+      "equal: true rows: 32 recorded_by: 'convert' device: DEVICE_KIND_CPU digest: 'ab12'"));
+  server.convert_model.Answers(Done<v1::ConvertModelResponse>(std::string("model {") + kModel + R"(}
+    report { source_format: MODEL_FORMAT_LORA target_format: MODEL_FORMAT_INT8 source_digest: "s" target_digest: "ab12"
+             layers { layer: "model.layers.0.mlp.down_proj" rms_error: 0.0001 relative_error: 0.005 max_abs_error: 0 }
+             eval_loss_before: 2.5 eval_loss_after: 2.5078125 eval_tokens: 4096 })"));
+  server.export_model.Answers(Done<v1::ExportModelResponse>("artifact_id: 'a-1' files { path: 'adapter_config.json' size_bytes: 2 }"));
+  server.download_artifact.answer = [](const auto&, const std::function<bool(const v1::DownloadArtifactResponse&)>& write) {
+    write(Proto<v1::DownloadArtifactResponse>("file { path: 'adapter_config.json' size_bytes: 2 }"));
+    write(Proto<v1::DownloadArtifactResponse>("chunk: '{}'"));
+    write(Proto<v1::DownloadArtifactResponse>("finish { sha256: '" + base::Sha256Hex("{}") + "' }"));
+    return grpc::Status::OK;
+  };
+  server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(R"(
+    rows { row: 1 text: "ab" token_ids: 1 token_ids: 2 trained: false trained: true token_texts: "a" token_texts: "b" }
+    total_rows: 12 tokens: 2 trainable_tokens: 1)"));
+  server.list_datasets.Answers(Proto<v1::ListDatasetsResponse>(
+      "datasets { name: 'd' format: DATASET_FORMAT_PROMPT_COMPLETION rows: 3 bytes: 99 sha256: 'ef' create_time { seconds: 1700000000 } }"));
+  server.delete_dataset.Answers({});
+  server.create_job.Answers(Proto<v1::Job>(kJob));
+  server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_SUCCEEDED"));
+  server.list_jobs.Answers(Proto<v1::ListJobsResponse>("jobs { name: 'job-1' state: JOB_STATE_QUEUED progress { queue_position: 1 } }"));
+  server.cancel_job.Answers(Proto<v1::Job>(
+      "name: 'job-1' state: JOB_STATE_CANCELLING error { code: 1 message: 'cancelled by the user' }"));
+  server.delete_job.Answers({});
+  server.list_checkpoints.Answers(Proto<v1::ListCheckpointsResponse>(R"(checkpoints { name: "job-1/5" step: 5
+    metrics { key: "loss" value: 2.5 } resumable: true digest: "aa" bytes: 42 create_time { seconds: 1700000000 } attempt: 1 })"));
+  server.watch_job.answer = [](const auto&, const std::function<bool(const v1::JobEvent&)>& write) {
+    const std::string time = " time { seconds: 1700000000 nanos: 250000000 } severity: SEVERITY_INFO ";
+    const std::vector<std::string> events = {
+        "snapshot { job { state: JOB_STATE_RUNNING } last_sequence: 1 }",
+        "state { to: JOB_STATE_QUEUED }",
+        "attempt: 1 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING }",
+        "attempt: 1 eval { eval_loss: 4.5 tokens: 100 subject: EVAL_SUBJECT_TRAINED best: true }",
+        "attempt: 1 step { step: 1 loss: 4.25 lr: 0.0001 grad_norm: 1.5 tokens: 512 launches { kernel: 'rms_norm' phase: 'train' count: 61 } }",
+        "attempt: 1 checkpoint { checkpoint { name: 'job-1/1' step: 1 resumable: true } }",
+        "attempt: 2 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING resumed_step: 1 reason { reason: 'RESUMED' message: 'from job-1/1' } }",
+        "attempt: 2 warning { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 }",
+        "attempt: 2 log { text: 'a \"quoted\" line' }",
+        "attempt: 2 model { model: 'tuned' format: MODEL_FORMAT_LORA digest: 'ab12' bytes: 1000 }",
+        "attempt: 2 state { from: JOB_STATE_RUNNING to: JOB_STATE_SUCCEEDED }"};
+    for (std::size_t i = 0; i < events.size(); ++i) {
+      write(Proto<v1::JobEvent>("sequence: " + std::to_string(i) + time + events[i]));
+    }
+    return grpc::Status::OK;
+  };
+  server.generate.Answers(Proto<v1::GenerateResponse>(kGenerated));
+  server.chat.Answers(Proto<v1::GenerateResponse>(kGenerated));
+  server.score.Answers(Proto<v1::ScoreResponse>(R"(
+    tokens { token_id: 5 } tokens { token_id: 0 logprob: -0.5 top { token_id: 9 logprob: -0.25 } }
+    mean_loss: 0.5 perplexity: 1.6484375 usage { prompt_tokens: 2 } weights_digest: "ab12")"));
+  server.tokenize.Answers(Proto<v1::TokenizeResponse>("token_ids: 5 token_ids: 0 tokens: 'a' tokens: '\\304\\240b'"));
+  server.server_info.Answers(Proto<v1::ServerInfo>(R"(version: "0.1.0" start_time { seconds: 1700000000 }
+    devices { device { kind: DEVICE_KIND_CPU } name: "cpu" isa: "avx512" memory_total_bytes: 8589934592 }
+    threads: 2 job_methods: "qlora" serve_formats: "int8" limits { max_message_bytes: 4194304 })"));
+  server.server_load.Answers(Proto<v1::ServerLoad>("time { seconds: 1700000000 } rss_bytes: 123456789012 ready: true"));
+}
+
+TEST(JsonTest, EveryCommandPrintsTheContractsKeys) {
+  FakeServer server;
+  Fill(server);
+  const std::string gguf = WriteFile("m.gguf", "weights");
+  const std::string text = WriteFile("t.jsonl", "{\"text\": \"a\"}\n");
+  const std::string out = TemporaryFolder() + "/out";
+  const std::vector<std::vector<std::string>> commands = {
+      {"models", "import", gguf, "--name", "smol-q", "--dtype", "f32"},
+      {"models", "list"},
+      {"models", "get", "smol-q"},
+      {"models", "delete", "smol-q"},
+      {"models", "load", "smol-q"},
+      {"models", "unload", "smol-q"},
+      {"models", "verify", "smol-q"},
+      {"models", "convert", "tuned", "--to", "int8", "--name", "smol-q", "--head", "bf16", "--act-outliers", "4"},
+      {"models", "export", "tuned", "--format", "peft", "--out", out},
+      {"datasets", "upload", text, "--name", "d", "--format", "text"},
+      {"datasets", "preview", "d", "--model", "smol", "-n", "1"},
+      {"datasets", "list"},
+      {"datasets", "delete", "d"},
+      {"jobs", "create", "--method", "qlora", "--base", "smol", "--dataset", "d"},
+      {"jobs", "create", "--method", "qlora", "--base", "smol", "--dataset", "d", "--watch"},
+      {"jobs", "list"},
+      {"jobs", "get", "job-1"},
+      {"jobs", "watch", "job-1"},
+      {"jobs", "cancel", "job-1"},
+      {"jobs", "checkpoints", "job-1"},
+      {"jobs", "delete", "job-1"},
+      {"generate", "smol", "--prompt", "p"},
+      {"generate", "smol", "--prompt-file", text, "--logprobs", "1"},
+      {"chat", "smol", "--message", "m"},
+      {"score", "smol", "--text", "t"},
+      {"score", "smol", "--file", text},
+      {"tokenize", "smol", "--text", "t"},
+      {"server", "info"},
+      {"server", "load"}};
+  std::string transcript;
+  for (auto command : commands) {
+    std::string shown = "$ nibble --json";
+    for (const std::string& word : command) {
+      shown += " " + (word == gguf ? "m.gguf" : word == text ? "t.jsonl" : word == out ? "OUT" : word);
+    }
+    command.insert(command.begin(), "--json");
+    const Result result = RunNibble(server, command);
+    EXPECT_EQ(result.exit, 0) << shown << "\n" << result.err;
+    std::istringstream lines(result.out);
+    for (std::string line; std::getline(lines, line);) {
+      const auto json = base::ParseJson(line);
+      ASSERT_TRUE(json.ok()) << line;
+      EXPECT_TRUE(json->is_object()) << line;
+    }
+    if (const auto at = result.out.find(out); at != std::string::npos) {
+      transcript += shown + "\n" + std::string(result.out).replace(at, out.size(), "OUT");
+    } else {
+      transcript += shown + "\n" + result.out;
+    }
+  }
+  const auto golden = base::RealFileSystem().Read(NIBBLE_SOURCE_DIR "/tests/client/golden/json.txt", 1 << 20);
+  if (golden.ok() && *golden == transcript) return;
+  const std::string path = std::filesystem::temp_directory_path() / "nibble_json_transcript.txt";
+  std::ofstream(path) << transcript;
+  FAIL() << "the transcript differs from golden/json.txt; it is in " << path;
+}
+
+// What was sent for it.
+TEST(JsonTest, OptionsArriveInTheRequests) {
+  FakeServer server;
+  Fill(server);
+  RunNibble(server, {"--json", "models", "import", WriteFile("m.gguf", "weights"), "--name", "n", "--dtype", "f32"});
+  EXPECT_EQ(server.uploads.at(0).name, "m.gguf");
+  EXPECT_EQ(server.import_model.asked.at(0).upload_id(), "upload-1");
+  EXPECT_EQ(server.import_model.asked[0].dtype(), v1::MODEL_FORMAT_F32);
+  EXPECT_EQ(server.import_model.asked[0].request_id().size(), 36u);
+  RunNibble(server, {"models", "import", WriteFile("m.gguf", "weights"), "--name", "n"});
+  EXPECT_FALSE(server.import_model.asked.at(1).has_dtype());
+
+  RunNibble(server, {"models", "convert", "a", "--to", "nf4", "--name", "b"});
+  EXPECT_EQ(server.convert_model.asked.at(0).target(), v1::MODEL_FORMAT_NF4);
+  EXPECT_FALSE(server.convert_model.asked[0].has_head());
+  RunNibble(server, {"models", "load", "a", "--device", "cuda:1"});
+  EXPECT_EQ(server.load_model.asked.at(0).device().ordinal(), 1);
+
+  RunNibble(server, {"--json", "generate", "m", "--prompt", "p", "--max-tokens", "7", "--temperature", "0.5", "--seed", "0",
+                     "--logprobs", "1", "--ignore-eos"});
+  const v1::GenerateRequest& generate = server.generate.asked.at(0);
+  EXPECT_EQ(generate.text(), "p");
+  EXPECT_EQ(generate.stopping().max_tokens(), 7);
+  EXPECT_TRUE(generate.stopping().ignore_eos());
+  EXPECT_EQ(generate.sampling().temperature(), 0.5);
+  EXPECT_TRUE(generate.sampling().has_seed());
+  RunNibble(server, {"--json", "generate", "m", "--prompt", ""});
+  EXPECT_TRUE(server.generate.asked.at(1).has_text());
+  EXPECT_FALSE(server.generate.asked[1].has_sampling());
+  // Text that looks like an option is text.
+  RunNibble(server, {"--json", "generate", "m", "--prompt", "--json -n [a,b] \"%\""});
+  EXPECT_EQ(server.generate.asked.at(2).text(), "--json -n [a,b] \"%\"");
+  RunNibble(server, {"chat", "m", "--message", "hi", "--json", "--max-tokens", "3"});  // global options may follow
+  EXPECT_EQ(server.chat.asked.at(0).request().chat().messages(0).role(), "user");
+  EXPECT_EQ(server.chat.asked[0].request().stopping().max_tokens(), 3);
+  RunNibble(server, {"--json", "datasets", "preview", "d", "--model", "m", "-n", "5"});
+  EXPECT_EQ(server.preview_dataset.asked.at(0).n(), 5);
+  RunNibble(server, {"--json", "score", "m", "--file", WriteFile("f", "a\r\nb\0c" + std::string(1, '\0'))});
+  EXPECT_EQ(server.score.asked.at(0).top_n(), 1);
+}
+
+}  // namespace
+}  // namespace nibble::client

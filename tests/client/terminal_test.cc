@@ -1,0 +1,82 @@
+#include "client/cli/terminal.h"
+
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "client/cli/session.h"
+
+namespace nibble::cli {
+namespace {
+
+TEST(TableTest, AlignsColumnsByCharacters) {
+  Table table({"NAME", "SIZE"});
+  table.Add({"n\xC3\xA4""chste", "1 B"});
+  table.Add({"b", "20 B"});
+  std::ostringstream out;
+  table.Print(out);
+  EXPECT_EQ(out.str(), "NAME     SIZE\nn\xC3\xA4""chste  1 B\nb        20 B\n");
+}
+
+TEST(ProgressTest, WithoutATerminalIsPlainLines) {
+  std::istringstream in;
+  std::ostringstream out, err;
+  Terminal terminal{in, out, err};
+  {
+    Progress progress(terminal);
+    for (int i = 0; i <= 1000; ++i) progress.Update("upload", i, 1000);
+    progress.Update("quantize", 1, 0);
+    progress.Update("", 0, 0);
+  }
+  EXPECT_EQ(err.str(),
+            "upload 0%\nupload 10%\nupload 20%\nupload 30%\nupload 40%\nupload 50%\nupload 60%\nupload 70%\nupload 80%\n"
+            "upload 90%\nupload 100%\nquantize\n");
+  EXPECT_EQ(out.str(), "");
+}
+
+TEST(ProgressTest, OnATerminalIsOneLineThatEndsFull) {
+  std::istringstream in;
+  std::ostringstream out, err;
+  Terminal terminal{in, out, err, false, false, true};
+  {
+    Progress progress(terminal);
+    for (int i = 0; i <= 1000; ++i) progress.Update("upload", i, 1000);
+  }
+  EXPECT_NE(err.str().find("\rupload [##############################] 100%"), std::string::npos) << err.str();
+  EXPECT_EQ(err.str().find('\n'), err.str().size() - 1);
+}
+
+TEST(TextTest, Utf8IsCheckedByRfc3629) {
+  for (const char* good : {"", "abc", "\xC3\xA4", "\xE2\x98\x83", "\xF0\x9F\x98\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"}) {
+    EXPECT_TRUE(IsUtf8(good)) << good;
+  }
+  for (const char* bad : {"\x80", "\xC3", "\xC0\x80", "\xC1\xBF", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80", "\xF4\x90\x80\x80",
+                          "\xF5\x80\x80\x80", "\xE2\x98", "\xFF"}) {
+    EXPECT_FALSE(IsUtf8(bad)) << bad;
+  }
+  EXPECT_TRUE(IsUtf8(std::string_view("a\0b", 3)));
+}
+
+TEST(TextTest, PrintableKeepsTextAndDropsWhatSteersATerminal) {
+  EXPECT_EQ(Printable("a\tb\nc\x1b[31m\x07\x7f\xC3\xA4"), "a\tb\nc[31m\xC3\xA4");
+}
+
+TEST(TextTest, HumanNumbers) {
+  EXPECT_EQ(HumanBytes(0), "0 B");
+  EXPECT_EQ(HumanBytes(1023), "1023 B");
+  EXPECT_EQ(HumanBytes(1536), "1.5 KiB");
+  EXPECT_EQ(HumanBytes(5ll << 40), "5.0 TiB");
+  EXPECT_EQ(HumanNumber(0.000125, 3), "0.000125");
+  EXPECT_EQ(HumanNumber(std::numeric_limits<double>::quiet_NaN(), 3), "-");
+}
+
+TEST(TextTest, UuidsAreOfVersion4AndDiffer) {
+  const std::string a = NewUuid();
+  EXPECT_EQ(a.size(), 36u);
+  EXPECT_EQ(a[14], '4');
+  EXPECT_NE(std::string("89ab").find(a[19]), std::string::npos);
+  EXPECT_NE(a, NewUuid());
+}
+
+}  // namespace
+}  // namespace nibble::cli

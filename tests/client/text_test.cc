@@ -1,0 +1,87 @@
+// What people see: tables, streamed text, a conversation.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/client/fake_server.h"
+
+namespace nibble::client {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ReplyWrite = std::function<bool(const v1::GenerateReply&)>;
+
+TEST(TextTest, GenerateStreamsTheText) {
+  FakeServer server;
+  server.generate_stream.answer = [](const auto&, const ReplyWrite& write) {
+    for (const auto& reply : Replies({"Paris", " is", " nice"})) write(reply);
+    return grpc::Status::OK;
+  };
+  const Result result = RunNibble(server, {"generate", "m", "--prompt", "p"});
+  EXPECT_EQ(result.exit, 0);
+  EXPECT_EQ(result.out, "Paris is nice\n");
+  EXPECT_EQ(server.generate_stream.asked.at(0).request().text(), "p");
+}
+
+TEST(TextTest, AnErrorAfterTheFirstWordsIsStillAnError) {
+  FakeServer server;
+  server.generate_stream.answer = [](const auto&, const ReplyWrite& write) {
+    write(Replies({"Par"})[0]);
+    write(Replies({"Par"})[1]);
+    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "no block is free", "KV_FULL");
+  };
+  const Result result = RunNibble(server, {"generate", "m", "--prompt", "p"});
+  EXPECT_EQ(result.exit, 7);
+  EXPECT_THAT(result.err, HasSubstr("KV_FULL"));
+}
+
+TEST(TextTest, AConversationSendsWhatWasSaidBefore) {
+  FakeServer server;
+  server.chat_stream.answer = [](const v1::ChatStreamRequest& request, const ReplyWrite& write) {
+    for (const auto& reply : Replies({"answer ", std::to_string(request.request().chat().messages_size())})) write(reply);
+    return grpc::Status::OK;
+  };
+  const Result result = RunNibble(server, {"chat", "m"}, "one\ntwo\n\nafter the end\n");
+  EXPECT_EQ(result.exit, 0);
+  EXPECT_EQ(result.out, "answer 1\nanswer 3\n");
+  ASSERT_EQ(server.chat_stream.asked.size(), 2u);
+  const auto& second = server.chat_stream.asked[1].request().chat();
+  EXPECT_EQ(second.messages(0).content(), "one");
+  EXPECT_EQ(second.messages(1).role(), "assistant");
+  EXPECT_EQ(second.messages(1).content(), "answer 1");
+  EXPECT_EQ(second.messages(2).content(), "two");
+}
+
+TEST(TextTest, ListsAreTables) {
+  FakeServer server;
+  server.list_models.Answers(Proto<v1::ListModelsResponse>(
+      "models { name: 'smol' format: MODEL_FORMAT_BF16 bytes: 269030400 parameters: 134515008 loaded: true digest: '0123456789abcdef' }"));
+  const Result result = RunNibble(server, {"models", "list"});
+  EXPECT_EQ(result.out,
+            "NAME  FORMAT  SIZE       PARAMETERS  BASE  LOADED  DIGEST\n"
+            "smol  bf16    256.6 MiB  134515008         yes     0123456789ab\n");
+}
+
+TEST(TextTest, AJobOfAnotherServerCannotSteerTheTerminal) {
+  FakeServer server;
+  server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED error { code: 13 message: 'a\\033[2Jb' }"));
+  const Result result = RunNibble(server, {"jobs", "get", "job-1"});
+  EXPECT_EQ(result.exit, 0);
+  EXPECT_THAT(result.out, HasSubstr("a[2Jb"));
+  EXPECT_THAT(result.out, Not(HasSubstr("\033")));
+}
+
+TEST(TextTest, ProgressIsOnStderr) {
+  FakeServer server;
+  google::longrunning::Operation operation;
+  operation.set_done(true);
+  operation.mutable_response()->PackFrom(Proto<v1::Model>("name: 'n'"));
+  server.import_model.Answers(operation);
+  const Result result = RunNibble(server, {"--json", "models", "import", WriteFile("m.gguf", "w"), "--name", "n"});
+  EXPECT_EQ(result.exit, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("upload 100%"));
+  EXPECT_THAT(result.out, Not(HasSubstr("upload")));
+}
+
+}  // namespace
+}  // namespace nibble::client

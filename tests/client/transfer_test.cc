@@ -1,0 +1,173 @@
+// Uploads and downloads.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "server/base/files.h"
+#include "server/base/sha256.h"
+#include "tests/client/fake_server.h"
+
+namespace nibble::client {
+namespace {
+
+using ::testing::HasSubstr;
+using DownloadWrite = std::function<bool(const v1::DownloadArtifactResponse&)>;
+
+// Bytes that repeat at no power of two.
+std::string Bytes(std::size_t size) {
+  std::string bytes(size, '\0');
+  for (std::size_t i = 0; i < size; ++i) bytes[i] = static_cast<char>((i * 131 + i / 251) & 0xFF);
+  return bytes;
+}
+
+v1::UploadDatasetHeader Header() { return Proto<v1::UploadDatasetHeader>("name: 'd'"); }
+
+TEST(UploadDatasetTest, SendsChunksOfAtMostAMebibyteAndTheirSha256) {
+  for (const std::size_t size : {1ul, (1ul << 20) - 1, 1ul << 20, (1ul << 20) + 1, (3ul << 20) + 17}) {
+    FakeServer server;
+    Client client(server.Channel(), FastOptions());
+    const std::string content = Bytes(size);
+    std::int64_t last = 0;
+    const auto dataset = client.UploadDataset(WriteFile("d.jsonl", content), Header(),
+                                              [&](const std::string&, std::int64_t done, std::int64_t total) {
+                                                EXPECT_GT(done, last);
+                                                EXPECT_EQ(total, static_cast<std::int64_t>(size));
+                                                last = done;
+                                              });
+    ASSERT_TRUE(dataset.ok()) << dataset.status();
+    ASSERT_EQ(server.uploads.size(), 1u);
+    EXPECT_TRUE(server.uploads[0].bytes == content) << size;
+    EXPECT_EQ(server.uploads[0].sha256, base::Sha256Hex(content));
+    EXPECT_EQ(server.uploads[0].announced_bytes, static_cast<std::int64_t>(size));
+    EXPECT_LE(server.uploads[0].largest_chunk, 1u << 20);
+    EXPECT_EQ(last, static_cast<std::int64_t>(size));
+  }
+}
+
+TEST(UploadDatasetTest, AnEmptyFileIsTheServersToJudge) {
+  FakeServer server;
+  Client client(server.Channel(), FastOptions());
+  ASSERT_TRUE(client.UploadDataset(WriteFile("d.jsonl", ""), Header(), nullptr).ok());
+  EXPECT_EQ(server.uploads[0].sha256, base::Sha256Hex(""));
+}
+
+TEST(UploadDatasetTest, IsSentAgainWhenTheConnectionIsLost) {
+  FakeServer server;
+  server.on_upload = [&](const Upload&) {
+    return server.uploads.size() < 3 ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "lost") : grpc::Status::OK;
+  };
+  Client client(server.Channel(), FastOptions());
+  EXPECT_TRUE(client.UploadDataset(WriteFile("d.jsonl", "{}\n"), Header(), nullptr).ok());
+  ASSERT_EQ(server.uploads.size(), 3u);
+  EXPECT_EQ(server.uploads[2].bytes, "{}\n");
+}
+
+TEST(UploadDatasetTest, OtherErrorsAreNotTriedAgain) {
+  FakeServer server;
+  server.on_upload = [](const Upload&) {
+    return Error(grpc::StatusCode::INVALID_ARGUMENT, "line 3: not JSON", "DATASET_FORMAT");
+  };
+  Client client(server.Channel(), FastOptions());
+  const auto dataset = client.UploadDataset(WriteFile("d.jsonl", "{}\n"), Header(), nullptr);
+  EXPECT_EQ(dataset.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(server.uploads.size(), 1u);
+}
+
+TEST(UploadDatasetTest, NoFileAndADirectoryAreSaid) {
+  FakeServer server;
+  Client client(server.Channel(), FastOptions());
+  EXPECT_EQ(client.UploadDataset("/nowhere/at/all", Header(), nullptr).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(client.UploadDataset(TemporaryFolder(), Header(), nullptr).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(server.uploads.empty());
+}
+
+TEST(UploadModelTest, SendsEachFileUnderItsNameWithOneSha256OverAll) {
+  FakeServer server;
+  Client client(server.Channel(), FastOptions());
+  const std::string config = "{}", weights = Bytes((1 << 20) + 5);
+  const std::vector<FileToSend> files = {
+      {WriteFile("a", config), "config.json", static_cast<std::int64_t>(config.size())},
+      {WriteFile("b", weights), "model.safetensors", static_cast<std::int64_t>(weights.size())}};
+  const auto response = client.UploadModel("smol", files, nullptr);
+  ASSERT_TRUE(response.ok()) << response.status();
+  EXPECT_EQ(response->upload_id(), "upload-1");
+  const Upload& upload = server.uploads.at(0);
+  ASSERT_EQ(upload.files.size(), 2u);
+  EXPECT_EQ(upload.files[0].path(), "config.json");
+  EXPECT_EQ(upload.files[1].size_bytes(), (1 << 20) + 5);
+  EXPECT_TRUE(upload.bytes == config + weights);
+  EXPECT_EQ(upload.sha256, base::Sha256Hex(config + weights));
+  EXPECT_EQ(upload.announced_bytes, static_cast<std::int64_t>(config.size() + weights.size()));
+}
+
+TEST(UploadModelTest, AFileThatGrewOrShrankIsNotSent) {
+  FakeServer server;
+  Client client(server.Channel(), FastOptions());
+  for (const std::int64_t listed : {4, 6}) {
+    const auto response = client.UploadModel("m", {{WriteFile("a", "12345"), "a.gguf", listed}}, nullptr);
+    EXPECT_EQ(response.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(response.status().message()), HasSubstr("changed"));
+  }
+  EXPECT_TRUE(server.uploads.empty());
+}
+
+class DownloadTest : public ::testing::Test {
+ protected:
+  // Sends the messages given as text protos.
+  absl::StatusOr<std::vector<v1::FileEntry>> Download(const std::vector<std::string>& messages) {
+    server_.download_artifact.answer = [messages](const v1::DownloadArtifactRequest&, const DownloadWrite& write) {
+      for (const auto& text : messages) write(Proto<v1::DownloadArtifactResponse>(text));
+      return grpc::Status::OK;
+    };
+    Client client(server_.Channel(), FastOptions());
+    folder_ = TemporaryFolder() + "/out";
+    return client.DownloadArtifact("artifact-1", folder_, nullptr);
+  }
+  bool Exists(const std::string& name) { return std::filesystem::exists(folder_ + "/" + name); }
+
+  FakeServer server_;
+  std::string folder_;
+  const std::string finish_ = "finish { sha256: '" + base::Sha256Hex("hello world") + "' }";
+};
+
+TEST_F(DownloadTest, WritesTheFilesAndChecksThem) {
+  const auto files = Download({"file { path: 'a.json' size_bytes: 5 sha256: '" + base::Sha256Hex("hello") + "' }", "chunk: 'hel'",
+                               "chunk: 'lo'", "file { path: 'sub/b' size_bytes: 6 }", "chunk: ' world'", finish_});
+  ASSERT_TRUE(files.ok()) << files.status();
+  ASSERT_EQ(files->size(), 2u);
+  EXPECT_EQ((*files)[1].sha256(), base::Sha256Hex(" world"));
+  EXPECT_EQ(*base::RealFileSystem().Read(folder_ + "/a.json", 100), "hello");
+  EXPECT_EQ(*base::RealFileSystem().Read(folder_ + "/sub/b", 100), " world");
+}
+
+TEST_F(DownloadTest, RefusesPathsThatLeaveTheFolder) {
+  for (const std::string path : {"../x", "/etc/x", "a/../../x", "a//b", "", ".", "a/.", "a\\\\b", "a\\nb"}) {
+    const auto files = Download({"file { path: '" + path + "' size_bytes: 11 }", "chunk: 'hello world'", finish_});
+    EXPECT_EQ(files.status().code(), absl::StatusCode::kDataLoss) << path;
+  }
+}
+
+TEST_F(DownloadTest, AWrongSizeOrDigestLeavesNoFile) {
+  const std::string chunk = "chunk: 'hello world'";
+  const std::vector<std::vector<std::string>> bad = {
+      {"file { path: 'a' size_bytes: 10 }", chunk, finish_},                                    // longer
+      {"file { path: 'a' size_bytes: 12 }", chunk, finish_},                                    // shorter
+      {"file { path: 'a' size_bytes: 11 sha256: 'ab' }", chunk, finish_},                       // the file's digest
+      {"file { path: 'a' size_bytes: 11 }", chunk},                                             // no end
+      {chunk, finish_},                                                                         // no file
+      {"file { path: 'a' size_bytes: -1 }", finish_}};
+  for (const auto& messages : bad) {
+    const auto files = Download(messages);
+    EXPECT_EQ(files.status().code(), absl::StatusCode::kDataLoss) << messages[0];
+    EXPECT_FALSE(Exists("a"));
+    EXPECT_FALSE(Exists("a.partial"));
+  }
+  EXPECT_EQ(Download({"file { path: 'a' size_bytes: 11 }", chunk, "finish { sha256: 'ab' }"}).status().code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Download({"file { path: 'a' size_bytes: 0 }", "file { path: 'a' size_bytes: 11 }", chunk, finish_}).status().code(),
+            absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace nibble::client

@@ -1,0 +1,216 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "tests/client/fake_server.h"
+
+namespace nibble::client {
+namespace {
+
+using ::testing::ElementsAreArray;
+using Write = std::function<bool(const v1::JobEvent&)>;
+
+v1::JobEvent Step(std::int64_t sequence) {
+  v1::JobEvent event;
+  event.set_sequence(sequence);
+  event.mutable_step()->set_step(sequence);
+  return event;
+}
+
+v1::JobEvent End(std::int64_t sequence) {
+  v1::JobEvent event;
+  event.set_sequence(sequence);
+  event.mutable_state()->set_to(v1::JOB_STATE_SUCCEEDED);
+  return event;
+}
+
+v1::JobEvent Snapshot(v1::JobState state, std::int64_t last) {
+  v1::JobEvent event;
+  event.mutable_snapshot()->mutable_job()->set_state(state);
+  event.mutable_snapshot()->set_last_sequence(last);
+  return event;
+}
+
+grpc::Status Lost() { return grpc::Status(grpc::StatusCode::UNAVAILABLE, "connection reset"); }
+
+class WatchTest : public ::testing::Test {
+ protected:
+  WatchTest() {
+    v1::Job job;
+    job.set_name("job-1");
+    job.set_state(v1::JOB_STATE_SUCCEEDED);
+    server_.get_job.Answers(job);
+  }
+  absl::StatusOr<v1::Job> Watch(std::int64_t after = 0) {
+    Client client(server_.Channel(), FastOptions());
+    return client.WatchJob("job-1", after, [&](const v1::JobEvent& event) {
+      seen_.push_back(event.sequence());
+      return absl::OkStatus();
+    });
+  }
+  static std::vector<std::int64_t> Range(std::int64_t from, std::int64_t to) {
+    std::vector<std::int64_t> range;
+    for (std::int64_t i = from; i <= to; ++i) range.push_back(i);
+    return range;
+  }
+
+  FakeServer server_;
+  std::vector<std::int64_t> seen_;
+};
+
+TEST_F(WatchTest, PassesOnEveryEventAndEndsWithTheJob) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 3));
+    for (int i = 1; i <= 9; ++i) write(Step(i));
+    write(End(10));
+    return grpc::Status::OK;
+  };
+  const auto job = Watch();
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->state(), v1::JOB_STATE_SUCCEEDED);
+  EXPECT_THAT(seen_, ElementsAreArray(Range(1, 10)));
+}
+
+TEST_F(WatchTest, AfterADroppedStreamGoesOnBehindTheLastEventAndDropsWhatComesTwice) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest& request, const Write& write) {
+    const std::int64_t after = request.after_sequence();
+    write(Snapshot(v1::JOB_STATE_RUNNING, 10));
+    // A server that sends the last event again.
+    for (std::int64_t i = std::max<std::int64_t>(after, 1); i <= 9 && i < after + 4; ++i) write(Step(i));
+    if (after < 9) return Lost();
+    write(End(10));
+    return grpc::Status::OK;
+  };
+  const auto job = Watch();
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(seen_, ElementsAreArray(Range(1, 10)));
+  std::vector<std::int64_t> asked;
+  for (const auto& request : server_.watch_job.asked) asked.push_back(request.after_sequence());
+  EXPECT_THAT(asked, ElementsAreArray({0, 3, 6, 9}));
+}
+
+TEST_F(WatchTest, FillsAGapFromTheLog) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 8));
+    write(Step(1));
+    write(Step(6));
+    write(End(8));
+    return grpc::Status::OK;
+  };
+  server_.list_job_events.answer = [](const v1::ListJobEventsRequest& request, v1::ListJobEventsResponse* page) {
+    for (std::int64_t i = 1; i <= 2; ++i) *page->add_events() = Step(request.after_sequence() + i);  // small pages
+    return grpc::Status::OK;
+  };
+  const auto job = Watch();
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(seen_, ElementsAreArray(Range(1, 8)));
+}
+
+TEST_F(WatchTest, AGapThatTheLogDoesNotHaveIsSaid) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    write(Step(1));
+    write(Step(6));
+    return grpc::Status::OK;
+  };
+  server_.list_job_events.Answers({});
+  const auto job = Watch();
+  EXPECT_EQ(job.status().code(), absl::StatusCode::kDataLoss) << job.status();
+  EXPECT_THAT(std::string(job.status().message()), ::testing::HasSubstr("no event 2"));
+}
+
+TEST_F(WatchTest, AJobThatWasOverBeforeEndsAtOnce) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_SUCCEEDED, 10));
+    return grpc::Status::OK;
+  };
+  const auto job = Watch(10);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_TRUE(seen_.empty());
+  EXPECT_EQ(server_.watch_job.asked.size(), 1u);
+}
+
+TEST_F(WatchTest, AStreamThatEndsOkBeforeTheJobIsAskedAgain) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest& request, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 2));
+    write(request.after_sequence() == 0 ? Step(1) : End(2));
+    return grpc::Status::OK;
+  };
+  EXPECT_TRUE(Watch().ok());
+  EXPECT_THAT(seen_, ElementsAreArray(Range(1, 2)));
+}
+
+TEST_F(WatchTest, AStreamThatAlwaysEndsOkIsGivenUp) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 2));
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Watch().status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(WatchTest, ErrorsOtherThanALostConnectionAreReturned) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write&) {
+    return Error(grpc::StatusCode::NOT_FOUND, "no job job-1", "JOB");
+  };
+  EXPECT_EQ(Watch().status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(server_.watch_job.asked.size(), 1u);
+}
+
+TEST_F(WatchTest, AnEventWithoutASequenceIsMalformed) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    write(Step(0));
+    return grpc::Status::OK;
+  };
+  EXPECT_EQ(Watch().status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(WatchTest, TheCallersErrorEndsTheWatch) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
+    for (int i = 1; write(Step(i)) && i < 1000; ++i) {
+    }
+    return grpc::Status::OK;
+  };
+  Client client(server_.Channel(), FastOptions());
+  int seen = 0;
+  const auto job = client.WatchJob("job-1", 0, [&](const v1::JobEvent&) {
+    return ++seen == 3 ? absl::CancelledError("enough") : absl::OkStatus();
+  });
+  EXPECT_EQ(job.status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(seen, 3);
+}
+
+// The real transport: the server goes away in the middle of a stream and comes back.
+TEST_F(WatchTest, OutlivesARestartOfTheServer) {
+  const std::string address = "unix:" + TemporaryFolder() + "/socket";
+  std::atomic<bool> cut{false};
+  server_.watch_job.answer = [&](const v1::WatchJobRequest& request, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 6));
+    for (std::int64_t i = request.after_sequence() + 1; i <= 3; ++i) write(Step(i));
+    if (request.after_sequence() < 3) {
+      cut = true;
+      cut.notify_all();
+      while (write(Snapshot(v1::JOB_STATE_RUNNING, 6))) std::this_thread::yield();  // until the server is cut
+      return Lost();
+    }
+    for (std::int64_t i = request.after_sequence() + 1; i <= 5; ++i) write(Step(i));
+    write(End(6));
+    return grpc::Status::OK;
+  };
+  server_.Listen(address);
+  std::thread restart([&] {
+    cut.wait(false);
+    server_.Listen(address);
+  });
+  Client client = Client::Connect(address, FastOptions());
+  const auto job = client.WatchJob("job-1", 0, [&](const v1::JobEvent& event) {
+    seen_.push_back(event.sequence());
+    return absl::OkStatus();
+  });
+  restart.join();
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(seen_, ElementsAreArray(Range(1, 6)));
+}
+
+}  // namespace
+}  // namespace nibble::client
