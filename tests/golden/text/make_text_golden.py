@@ -3,11 +3,13 @@
 
 Needs transformers==5.23.0, tokenizers==0.23.3, llama-cpp-python==0.3.36, gguf==0.19.0.
 
-    make_text_golden.py [--smollm2 SmolLM2-135M-Instruct.Q4_1.gguf]
+    make_text_golden.py [--smollm2 SmolLM2-135M-Instruct.Q4_1.gguf] [--retrain]
 
 tiny_vocabularies.json  two vocabularies of a few hundred tokens, as a GGUF file holds them
 tiny_ids.json           llama.cpp's token ids with them, for each tokenizer.ggml.pre
 smollm2_ids.json        llama.cpp's token ids with the real file (only with --smollm2)
+hf_*.json               two tokenizer.json in the styles of Qwen 2 and of Llama 2 since transformers 4.4x
+hf_ids.json             transformers' ids with them, and the texts it decodes
 chat_templates.json     what transformers renders from templates/*.jinja and from snippets
 """
 
@@ -20,7 +22,8 @@ import tempfile
 import gguf
 import llama_cpp
 import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors,
+                        trainers)
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from chat_cases import CASES, DATA, REFUSED, SNIPPETS
@@ -109,9 +112,13 @@ def llama_ids(path, texts):
     return [llama.tokenize(text.encode(), add_bos=True, special=True) for text in texts]
 
 
-def tiny_goldens():
-    byte_level, sentence_piece = train_byte_level(), train_sentence_piece()
-    write("tiny_vocabularies.json", {"byte_level": byte_level, "sentence_piece": sentence_piece})
+def tiny_goldens(retrain):
+    # Training breaks ties at random, so the committed vocabularies are the ones to keep.
+    if retrain:
+        write("tiny_vocabularies.json", {"byte_level": train_byte_level(), "sentence_piece": train_sentence_piece()})
+    vocabularies = json.loads((HERE / "tiny_vocabularies.json").read_text())
+    byte_level, sentence_piece = vocabularies["byte_level"], vocabularies["sentence_piece"]
+    hugging_face_goldens(byte_level, sentence_piece)
     cases = [("byte_level", pre, {}) for pre in PRES]
     cases += [("byte_level", "", {}), ("byte_level", "smollm", {"add_bos_token": True, "add_eos_token": True})]
     cases += [("sentence_piece", "", {}), ("sentence_piece", "default", {"add_space_prefix": False}),
@@ -124,6 +131,54 @@ def tiny_goldens():
             write_gguf(path, byte_level if vocabulary == "byte_level" else sentence_piece, pre, **flags)
             rows.append({"vocabulary": vocabulary, "pre": pre, "flags": flags, "ids": llama_ids(path, texts)})
     write("tiny_ids.json", {"llama_cpp_python": llama_cpp.__version__, "texts": texts, "cases": rows})
+
+
+def qwen_style(vocabulary):
+    """NFC, one pattern, byte level, and a template that adds tokens on both sides."""
+    vocab = {token: i for i, token in enumerate(vocabulary["tokens"])}
+    tokenizer = Tokenizer(models.BPE(vocab, [tuple(m.split(" ")) for m in vocabulary["merges"]]))
+    tokenizer.normalizer = normalizers.NFC()
+    pattern = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+               r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
+    return tokenizer
+
+
+def llama_style(vocabulary):
+    """Metaspace, byte fallback, truncation that transformers leaves out, a stripping token."""
+    vocab = {token: i for i, token in enumerate(vocabulary["tokens"])}
+    order = sorted(vocab, key=vocab.get)[259:]
+    merges = [(token[:cut], token[cut:]) for token in order for cut in range(1, len(token))
+              if token[:cut] in vocab and token[cut:] in vocab]
+    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([
+        decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in ["<unk>", "<s>", "</s>"]])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    tokenizer.enable_truncation(4)
+    return tokenizer
+
+
+def hugging_face_goldens(byte_level, sentence_piece):
+    rows = []
+    texts = TEXTS + ["hello <mask> world", "cats<|im_end|> e\u0301", "a<s>b</s> c"]
+    for name, tokenizer in [("hf_qwen.json", qwen_style(byte_level)), ("hf_llama.json", llama_style(sentence_piece))]:
+        (HERE / name).write_text(tokenizer.to_str(pretty=False) + "\n")
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_file=str(HERE / name))
+        ids = [fast(text).input_ids for text in texts]
+        rows.append({"file": name, "ids": ids,
+                     "plain_ids": [fast(text, add_special_tokens=False).input_ids for text in texts],
+                     "decoded": [fast.decode(i) for i in ids],
+                     "decoded_skipping": [fast.decode(i, skip_special_tokens=True) for i in ids]})
+    write("hf_ids.json", {"transformers": transformers.__version__, "texts": texts, "cases": rows})
 
 
 def render(source, messages, options):
@@ -154,9 +209,10 @@ def template_goldens():
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--smollm2")
+    parser.add_argument("--retrain", action="store_true")
     arguments = parser.parse_args()
     template_goldens()
-    tiny_goldens()
+    tiny_goldens(arguments.retrain)
     if arguments.smollm2:
         texts = TEXTS + ["\n\n".join(TEXTS)]
         write("smollm2_ids.json", {"llama_cpp_python": llama_cpp.__version__, "texts": texts,

@@ -18,6 +18,33 @@ std::string SmallJson() {
   return files->tokenizer_json;
 }
 
+// Golden: transformers, on tokenizer.json files in the styles of two families.
+TEST(TokenizerTest, IdsAndTextsAreThoseOfTransformers) {
+  const base::Json golden = ReadGolden("hf_ids.json");
+  const auto texts = golden.at("texts").get<std::vector<std::string>>();
+  ASSERT_GE(texts.size(), 16u);
+  for (const base::Json& row : golden.at("cases")) {
+    const std::string file = row.at("file");
+    const auto tokenizer = Tokenizer::FromJson(
+        ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/" + file));
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      const auto ids = (*tokenizer)->Encode(texts[i], true);
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      EXPECT_EQ(*ids, row.at("ids").at(i).get<Ids>()) << file << texts[i];
+      const auto plain = (*tokenizer)->Encode(texts[i], false);
+      ASSERT_TRUE(plain.ok()) << plain.status();
+      EXPECT_EQ(*plain, row.at("plain_ids").at(i).get<Ids>()) << file << texts[i];
+      const auto decoded = (*tokenizer)->Decode(*ids, false);
+      ASSERT_TRUE(decoded.ok()) << decoded.status();
+      EXPECT_EQ(*decoded, row.at("decoded").at(i)) << file;
+      const auto skipping = (*tokenizer)->Decode(*ids, true);
+      ASSERT_TRUE(skipping.ok()) << skipping.status();
+      EXPECT_EQ(*skipping, row.at("decoded_skipping").at(i)) << file;
+    }
+  }
+}
+
 TEST(TokenizerTest, DecodeUndoesEncode) {
   const auto texts = ReadGolden("tiny_ids.json").at("texts");
   for (const char* vocabulary : {"byte_level", "sentence_piece"}) {
