@@ -1,0 +1,35 @@
+// Making a record and answering it again: the proof that what was made is what is served (numerics.md, Decided 10).
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/stream.h"
+#include "server/model/loaded_model.h"
+#include "server/model/record.h"
+
+namespace nibble::model {
+
+// Beside a lora model: the record of what it becomes as int8. `models convert` hands it to the int8 artifact when the weights
+// come out with the same digest.
+inline constexpr char kInt8RecordFile[] = "int8_record.bin";
+
+// Runs the sequences, each from position 0, and writes down the digest of every row of logits.
+absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<std::vector<std::int32_t>>& sequences,
+                                  const kernels::Stream& stream);
+
+struct ReplayResult {
+  bool equal = false;
+  std::int64_t rows = 0;             // compared
+  std::int64_t differing_rows = 0;
+  std::int64_t first_sequence = -1;  // of the first row that differs
+  std::int64_t first_position = -1;
+  std::string difference;            // in words; "" when equal
+};
+
+// Runs the record's token ids again. Errors: FailedPrecondition when it was recorded on another kind of device; InvalidArgument
+// when its tokens are not the model's.
+absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record& record, const kernels::Stream& stream);
+
+}  // namespace nibble::model

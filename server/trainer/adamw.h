@@ -1,0 +1,30 @@
+// AdamW in f32 by plain loops in a fixed order: the same bits on any machine and after any resume.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace nibble::trainer {
+
+struct AdamWConfig {
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+};
+
+// First and second moments of one tensor.
+struct Moments {
+  std::vector<float> m;
+  std::vector<float> v;
+};
+
+// One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps),
+// as torch.optim.AdamW orders it. Source: arXiv:1711.05101.
+void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::span<float> parameter,
+               std::span<const float> gradient, Moments& moments);
+
+// L2 norm over all spans, summed in f64 in order.
+double GlobalNorm(const std::vector<std::span<const float>>& gradients);
+
+}  // namespace nibble::trainer

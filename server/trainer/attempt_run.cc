@@ -1,0 +1,397 @@
+#include "server/trainer/attempt_run.h"
+
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <optional>
+
+#include "server/base/error.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/convert.h"
+#include "server/data/example.h"
+#include "server/model/forward.h"
+#include "server/model/replay.h"
+#include "server/model/text_assets.h"
+#include "server/store/published_directory.h"
+#include "server/trainer/checkpoint.h"
+#include "server/trainer/evaluate.h"
+#include "server/trainer/process_memory.h"
+#include "server/trainer/schedule.h"
+
+namespace nibble::trainer {
+namespace {
+
+using base::Json;
+
+
+double Seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Data and models that the attempt reads.
+struct Inputs {
+  std::shared_ptr<const model::LoadedModel> base;  // nf4
+  data::Dataset train;
+  data::Dataset eval;
+  bool has_eval = false;
+  RunIdentity identity;
+};
+
+class AttemptRun {
+ public:
+  explicit AttemptRun(const AttemptContext& context) : context_(context), spec_(context.order.spec) {}
+
+  absl::StatusOr<jobs::Outcome> Run() {
+    NIBBLE_RETURN_IF_ERROR(LoadInputs());
+    NIBBLE_RETURN_IF_ERROR(MakeModel());
+    NIBBLE_RETURN_IF_ERROR(Resume());
+    NIBBLE_RETURN_IF_ERROR(Write("state", {{"state", "RUNNING"}, {"step", progress_.step}, {"max_steps", max_steps_}}));
+    if (progress_.step == 0) NIBBLE_RETURN_IF_ERROR(EvaluateNow());
+    while (progress_.step < max_steps_) {
+      NIBBLE_ASSIGN_OR_RETURN(const bool whole, Step());
+      if (!whole) return Interrupt();
+      const bool last = progress_.step == max_steps_;
+      if (!last && spec_.run.eval_every > 0 && progress_.step % spec_.run.eval_every == 0) {
+        NIBBLE_RETURN_IF_ERROR(EvaluateNow());
+      }
+      if (!last && spec_.run.save_every > 0 && progress_.step % spec_.run.save_every == 0) {
+        NIBBLE_RETURN_IF_ERROR(Save());
+      }
+      if (Stopping()) return Interrupt();
+    }
+    NIBBLE_RETURN_IF_ERROR(EvaluateNow());
+    return Publish();
+  }
+
+ private:
+  bool Stopping() const { return context_.terminated() || context_.reporter.fenced(); }
+
+  absl::Status Write(std::string_view type, const Json& fields) {
+    NIBBLE_ASSIGN_OR_RETURN(std::string line, context_.journal.Append(type, fields));
+    context_.reporter.Send(std::move(line));
+    return absl::OkStatus();
+  }
+
+  absl::Status Log(const std::string& message) { return Write("log", {{"message", message}}); }
+
+  absl::StatusOr<data::Dataset> LoadData(const std::string& path, const model::TextAssets& text) {
+    NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(spec_.data.format.value_or("text")));
+    const std::string overlong = spec_.data.overlong.value_or("truncate");
+    data::TokeniseOptions options = {.max_seq_len = spec_.data.max_seq_len, .train_on_prompt = spec_.data.train_on_prompt};
+    if (overlong == "drop") options.overlong = data::Overlong::kDrop;
+    if (overlong == "error") options.overlong = data::Overlong::kError;
+    return data::LoadDataset(path, format, text, inputs_.base->config(), options);
+  }
+
+  absl::Status LoadInputs() {
+    const jobs::AttemptOrder& order = context_.order;
+    NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(order.base_model_directory));
+    std::string nf4_directory = order.base_model_directory;
+    if (source->info().format != model::Format::kNf4) {
+      // A name that start-up collects: it is made again by every attempt, the same bytes each time.
+      nf4_directory = base::JoinPath(context_.directory, "base.tmp.nf4");
+      NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(nf4_directory));
+      const double began = Seconds();
+      NIBBLE_RETURN_IF_ERROR(
+          convert::ConvertModel(context_.files, *source, nf4_directory, {.to = model::Format::kNf4}, context_.stream).status());
+      NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("base quantised to nf4 in ", Seconds() - began, " s")));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(inputs_.base,
+                            model::LoadedModel::Load(nf4_directory, {.max_positions = spec_.data.max_seq_len}, context_.stream));
+    if (inputs_.base->max_positions() < spec_.data.max_seq_len) {
+      return base::FieldError("data.max_seq_len", base::StrCat("is ", spec_.data.max_seq_len, ", the model takes ",
+                                                               inputs_.base->max_positions()));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(nf4_directory));
+    NIBBLE_ASSIGN_OR_RETURN(inputs_.train, LoadData(order.train_data_path, text));
+    inputs_.has_eval = !order.eval_data_path.empty();
+    if (inputs_.has_eval) {
+      NIBBLE_ASSIGN_OR_RETURN(inputs_.eval, LoadData(order.eval_data_path, text));
+    }
+    NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("training set: ", inputs_.train.num_rows, " rows, ", inputs_.train.examples.size(),
+                                            " examples, ", inputs_.train.num_tokens, " tokens of which ",
+                                            inputs_.train.num_trained, " are trained; ", inputs_.train.num_truncated,
+                                            " truncated, ", inputs_.train.num_dropped, " dropped")));
+    NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path));
+    inputs_.identity = {.spec_digest = base::Sha256Hex(base::Dump(jobs::ToJson(spec_))),
+                        .base_digest = inputs_.base->info().weights_digest,
+                        .data_digest = data_file.sha256,
+                        .isa = kernels::Name(context_.stream.isa),
+                        .threads = order.threads,
+                        .version = order.nibble_version};
+    return absl::OkStatus();
+  }
+
+  absl::Status MakeModel() {
+    if (!spec_.qlora.double_quant) {
+      return absl::UnimplementedError("qlora.double_quant: false is not built, nf4 bases are always double quantised");
+    }
+    QLoraOptions options;
+    options.adapter.rank = spec_.qlora.r;
+    options.adapter.alpha = spec_.qlora.alpha;
+    options.adapter.dropout = spec_.qlora.dropout;
+    options.adapter.rslora = spec_.qlora.use_rslora;
+    options.adapter.base_model_name_or_path = spec_.base_model;
+    for (int k = 0; k < model::kNumLinearKinds; ++k) {
+      const auto kind = static_cast<model::LinearKind>(k);
+      for (const std::string& name : spec_.qlora.target_modules) {
+        if (name == model::ShortName(kind)) options.adapter.targets.push_back(kind);
+      }
+    }
+    options.init_seed = static_cast<std::uint64_t>(spec_.qlora.seed);
+    options.dropout_seed = static_cast<std::uint64_t>(spec_.run.seed);
+    options.bf16_compute = spec_.qlora.compute_dtype == "bf16";
+    options.activation_checkpointing = spec_.run.activation_checkpointing;
+    adapter_ = options.adapter;
+    NIBBLE_ASSIGN_OR_RETURN(model_, QLoraModel::Create(inputs_.base, options, context_.stream));
+    for (const Parameter& parameter : model_->parameters()) {
+      moments_.push_back({std::vector<float>(parameter.value.size()), std::vector<float>(parameter.value.size())});
+    }
+    loader_ = std::make_unique<data::Loader>(
+        inputs_.train.examples, spec_.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
+        spec_.data.max_seq_len, static_cast<std::uint64_t>(spec_.data.shuffle_seed));
+    if (spec_.run.max_steps.has_value()) {
+      max_steps_ = *spec_.run.max_steps;
+    } else {
+      const double epochs = spec_.run.epochs.value_or(1.0);
+      const double micro_batches = std::ceil(static_cast<double>(loader_->RowsInEpoch(0)) / static_cast<double>(spec_.run.micro_batch));
+      max_steps_ = std::max<std::int64_t>(
+          1, static_cast<std::int64_t>(std::ceil(epochs * micro_batches / static_cast<double>(spec_.run.grad_accum))));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Resume() {
+    if (context_.order.resume_checkpoint_directory.empty()) return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(progress_, LoadCheckpoint(context_.files, context_.order.resume_checkpoint_directory,
+                                                      inputs_.identity, model_->parameters(), moments_));
+    loader_->Seek(progress_.cursor);
+    return Log(base::StrCat("resumed at step ", progress_.step));
+  }
+
+  // One optimiser step; false when the run was told to stop in the middle (nothing has changed then but gradients).
+  absl::StatusOr<bool> Step() {
+    const double began = Seconds();
+    const auto launches_before = context_.stream.launches->total();
+    // All micro-batches of the step first: the loss is a mean over the tokens of the step, not of means.
+    std::vector<data::MicroBatch> batches;
+    std::int64_t tokens = 0;
+    std::int64_t trained = 0;
+    for (std::int64_t i = 0; i < spec_.run.grad_accum; ++i) {
+      batches.push_back(loader_->Next(spec_.run.micro_batch));
+      tokens += static_cast<std::int64_t>(batches.back().tokens.size());
+      trained += batches.back().num_trained;
+    }
+    model_->ZeroGrad();
+    double loss_sum = 0;
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+      if (Stopping()) {
+        loader_->Seek(progress_.cursor);
+        return false;
+      }
+      NIBBLE_ASSIGN_OR_RETURN(
+          const double loss,
+          model_->ForwardBackward(batches[i], 1.0 / static_cast<double>(trained),
+                                  static_cast<std::uint64_t>(progress_.micro_batches) + i));
+      loss_sum += loss;
+    }
+    const double loss = loss_sum / static_cast<double>(trained);
+    std::vector<std::span<const float>> gradients;
+    for (const Parameter& parameter : model_->parameters()) gradients.emplace_back(parameter.grad);
+    const double grad_norm = GlobalNorm(gradients);
+    if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
+      return base::WithReason(absl::InvalidArgumentError(base::StrCat("step ", progress_.step + 1, ": loss ", loss,
+                                                                      ", gradient norm ", grad_norm)),
+                              "NAN_LOSS");
+    }
+    if (spec_.optim.max_grad_norm > 0 && grad_norm > spec_.optim.max_grad_norm) {
+      const auto factor = static_cast<float>(spec_.optim.max_grad_norm / grad_norm);
+      for (Parameter& parameter : model_->parameters()) {
+        for (float& g : parameter.grad) g *= factor;
+      }
+    }
+    const double lr = LearningRate(spec_.optim, progress_.step, max_steps_);
+    const AdamWConfig adamw = {spec_.optim.beta1, spec_.optim.beta2, spec_.optim.eps, spec_.optim.weight_decay};
+    auto& parameters = model_->parameters();
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      AdamWStep(adamw, progress_.step + 1, lr, parameters[i].value, parameters[i].grad, moments_[i]);
+    }
+    ++progress_.step;
+    progress_.micro_batches += static_cast<std::int64_t>(batches.size());
+    progress_.tokens += tokens;
+    progress_.trained_tokens += trained;
+    progress_.cursor = loader_->cursor();
+    const double took = Seconds() - began;
+    Json launches = Json::object();
+    for (const auto& [kernel, count] : context_.stream.launches->Snapshot()) {
+      const std::uint64_t added = count - reported_launches_[kernel];
+      if (added > 0) launches[kernel] = added;
+      reported_launches_[kernel] = count;
+    }
+    NIBBLE_RETURN_IF_ERROR(Write("step", {{"step", progress_.step},
+                                          {"loss", loss},
+                                          {"lr", lr},
+                                          {"grad_norm", grad_norm},
+                                          {"epoch", progress_.cursor.epoch},
+                                          {"tokens", tokens},
+                                          {"trainable_tokens", trained},
+                                          {"tokens_per_s", static_cast<double>(tokens) / took},
+                                          {"step_ms", took * 1000.0},
+                                          {"kernel_launches", context_.stream.launches->total() - launches_before},
+                                          {"peak_memory_bytes", PeakMemoryBytes()},
+                                          {"launches", launches}}));
+    return true;
+  }
+
+  absl::Status EvaluateNow() {
+    if (!inputs_.has_eval) return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(const double loss, Evaluate(inputs_.base->config(), model_->ServingWeights(),
+                                                        inputs_.eval.examples, context_.stream, [&] { return Stopping(); }));
+    last_eval_loss_ = loss;
+    return Write("eval", {{"step", progress_.step}, {"eval_loss", loss}});
+  }
+
+  absl::Status Save() {
+    NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo saved,
+                            SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity,
+                                           model_->parameters(), moments_));
+    const std::string relative = saved.directory.substr(context_.directory.size() + 1);
+    NIBBLE_RETURN_IF_ERROR(Write("checkpoint", {{"step", saved.step},
+                                                {"directory", relative},
+                                                {"bytes", saved.bytes},
+                                                {"digest", saved.digest}}));
+    return store::PruneCheckpoints(context_.files, context_.directory, std::max<std::int64_t>(1, spec_.run.keep_last));
+  }
+
+  absl::StatusOr<jobs::Outcome> Interrupt() {
+    jobs::Outcome outcome;
+    if (context_.reporter.fenced()) {
+      return absl::AbortedError("a newer attempt of the job runs: this one ends");
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::Control control, jobs::ReadControl(context_.files, context_.directory));
+    if (control == jobs::Control::kCancel) {
+      outcome.kind = jobs::Outcome::Kind::kCancelled;
+      outcome.exit_code = jobs::kExitOk;
+      return outcome;
+    }
+    if (progress_.step > context_.order.resume_step) NIBBLE_RETURN_IF_ERROR(Save());
+    outcome.kind = jobs::Outcome::Kind::kPaused;
+    outcome.exit_code = jobs::kExitTempFail;
+    return outcome;
+  }
+
+  // The lora artifact, and beside it what it will answer as int8: the loss that will be served, and the record of the logits
+  // that nibbled must give again after `models convert` (numerics.md, Decided 10).
+  absl::StatusOr<jobs::Outcome> Publish() {
+    NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
+                            store::PendingDirectory::Create(context_.files, context_.order.output_directory));
+    NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(inputs_.base->directory()));
+    std::vector<std::vector<float>> values;
+    for (const Parameter& parameter : model_->parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
+    const Json provenance = {{"job_id", context_.order.job_id},
+                             {"base_model", spec_.base_model},
+                             {"dataset_digest", inputs_.identity.data_digest},
+                             {"spec_digest", inputs_.identity.spec_digest},
+                             {"step", progress_.step},
+                             {"isa", inputs_.identity.isa},
+                             {"threads", inputs_.identity.threads},
+                             {"code_version", context_.order.nibble_version}};
+    NIBBLE_ASSIGN_OR_RETURN(model::ArtifactInfo info, convert::MakeLoraModel(context_.files, *base, adapter_, values,
+                                                                             provenance, output.path()));
+    jobs::Outcome outcome;
+    Json final = {{"step", progress_.step},
+                  {"tokens", progress_.tokens},
+                  {"peak_memory_bytes", PeakMemoryBytes()},
+                  {"digest", info.weights_digest}};
+    if (last_eval_loss_.has_value()) final["eval_loss"] = *last_eval_loss_;
+    NIBBLE_RETURN_IF_ERROR(EvaluateInt8(output.path(), info, final));
+    NIBBLE_RETURN_IF_ERROR(output.Commit().status());
+    NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(base::JoinPath(context_.directory, "base.tmp.nf4")));
+    outcome.kind = jobs::Outcome::Kind::kOk;
+    outcome.exit_code = jobs::kExitOk;
+    outcome.output_directory = context_.order.output_directory;
+    outcome.final = std::move(final);
+    return outcome;
+  }
+
+  absl::Status EvaluateInt8(const std::string& lora_directory, model::ArtifactInfo info, Json& final) {
+    const std::string directory = base::JoinPath(context_.directory, "int8.tmp.eval");
+    NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(directory));
+    NIBBLE_ASSIGN_OR_RETURN(const auto lora, model::Artifact::Open(lora_directory));
+    NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
+                            convert::ConvertModel(context_.files, *lora, directory, {.to = model::Format::kInt8}, context_.stream));
+    NIBBLE_ASSIGN_OR_RETURN(const auto int8, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len},
+                                                                      context_.stream));
+    if (inputs_.has_eval) {
+      NIBBLE_ASSIGN_OR_RETURN(const double loss, Evaluate(int8->config(), int8->weights(), inputs_.eval.examples,
+                                                          context_.stream, [&] { return Stopping(); }));
+      final["eval_loss_int8"] = loss;
+      NIBBLE_RETURN_IF_ERROR(Write("eval", {{"step", progress_.step}, {"eval_loss", loss}, {"what", "int8"}}));
+    }
+    final["int8_digest"] = report.info.weights_digest;
+    const std::vector<data::Example>& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
+    std::vector<std::vector<std::int32_t>> sequences;
+    for (std::size_t i = 0; i < examples.size() && i < 2; ++i) {
+      const auto& tokens = examples[i].tokens;
+      sequences.emplace_back(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(tokens.size(), 64)));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::MakeRecord(*int8, sequences, context_.stream));
+    NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(context_.files, base::JoinPath(lora_directory, model::kInt8RecordFile),
+                                                     model::SerializeRecord(record)));
+    info.provenance["int8_digest"] = report.info.weights_digest;
+    NIBBLE_RETURN_IF_ERROR(model::WriteArtifactInfo(context_.files, lora_directory, info));
+    return context_.files.RemoveAll(directory);
+  }
+
+  const AttemptContext& context_;
+  const jobs::JobSpec& spec_;
+  Inputs inputs_;
+  model::AdapterConfig adapter_;
+  std::unique_ptr<QLoraModel> model_;
+  std::vector<Moments> moments_;
+  std::unique_ptr<data::Loader> loader_;
+  TrainingProgress progress_;
+  std::int64_t max_steps_ = 0;
+  std::optional<double> last_eval_loss_;
+  std::map<std::string, std::uint64_t> reported_launches_;
+};
+
+// What the user got wrong is never tried again (exit 42); the rest is.
+int ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kFailedPrecondition:
+      return jobs::kExitBadInput;
+    default:
+      return 1;
+  }
+}
+
+}  // namespace
+
+jobs::Outcome RunAttempt(const AttemptContext& context) {
+  absl::StatusOr<jobs::Outcome> outcome = AttemptRun(context).Run();
+  if (outcome.ok()) return *std::move(outcome);
+  const absl::Status& status = outcome.status();
+  // Told to stop inside an evaluation: what was saved before is what the next attempt goes on from.
+  if (status.code() == absl::StatusCode::kCancelled && context.terminated()) {
+    const auto control = jobs::ReadControl(context.files, context.directory);
+    const bool cancelled = control.ok() && *control == jobs::Control::kCancel;
+    jobs::Outcome stopped;
+    stopped.kind = cancelled ? jobs::Outcome::Kind::kCancelled : jobs::Outcome::Kind::kPaused;
+    stopped.exit_code = cancelled ? jobs::kExitOk : jobs::kExitTempFail;
+    return stopped;
+  }
+  jobs::Outcome failed;
+  failed.kind = jobs::Outcome::Kind::kFailed;
+  failed.code = jobs::CodeName(status.code());
+  failed.reason = base::Reason(status);
+  failed.message = std::string(status.message());
+  failed.exit_code = ExitCodeOf(status);
+  return failed;
+}
+
+}  // namespace nibble::trainer

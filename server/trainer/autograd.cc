@@ -1,0 +1,285 @@
+#include "server/trainer/autograd.h"
+
+#include <torch/autograd.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <stdexcept>
+
+#include "kernels/ops/cross_entropy.h"
+#include "kernels/ops/dequantize_nf4.h"
+#include "kernels/ops/rms_norm.h"
+#include "kernels/ops/rms_norm_backward.h"
+#include "kernels/ops/rope.h"
+#include "kernels/ops/silu_mul.h"
+#include "kernels/ops/silu_mul_backward.h"
+#include "kernels/philox.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Context = nibble::trainer::AutogradContext;
+
+// Rows of logits that exist at a time.
+constexpr std::int64_t kLossChunk = 128;
+
+// Kernel errors cross torch as exceptions; QLoraModel turns them into a Status again.
+void Check(const absl::Status& status) {
+  if (!status.ok()) throw std::runtime_error(std::string(status.message()));
+}
+
+Context& ContextOf(AutogradContext* ctx) { return *reinterpret_cast<Context*>(ctx->saved_data["context"].toInt()); }
+void Remember(AutogradContext* ctx, Context& context) {
+  ctx->saved_data["context"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&context));
+}
+
+Tensor Dequantise(const kernels::Nf4Weight& weight, Context& context) {
+  Tensor out = context.scratch.narrow(0, 0, weight.rows * weight.cols).view({weight.rows, weight.cols});
+  Check(kernels::DequantizeNf4({.w = weight, .out = ViewOf(out)}, context.stream));
+  return out;
+}
+
+// 1 / (1 - p) where kept, 0 where dropped; drawn by place, so recomputation draws it again.
+Tensor DropoutMask(const Tensor& like, double p, DropoutKey key) {
+  Tensor mask = torch::empty(like.sizes(), torch::kFloat32);
+  float* values = mask.data_ptr<float>();
+  const auto kept = static_cast<float>(1.0 / (1.0 - p));
+  for (std::int64_t i = 0; i < mask.numel(); ++i) {
+    values[i] = kernels::PhiloxUniform(key.seed, static_cast<std::uint64_t>(i), key.stream) < p ? 0.0f : kept;
+  }
+  return mask.to(like.scalar_type());
+}
+
+struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const Nf4Linear* linear,
+                        DropoutKey key, Context* context) {
+    Remember(ctx, *context);
+    ctx->saved_data["linear"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(linear));
+    ctx->saved_data["seed"] = static_cast<std::int64_t>(key.seed);
+    ctx->saved_data["stream"] = static_cast<std::int64_t>(key.stream);
+    const Tensor weight = Dequantise(linear->weight, *context);
+    Tensor y = linear->bias.defined() ? torch::addmm(linear->bias, x, weight.t()) : torch::mm(x, weight.t());
+    if (a.defined()) {
+      const Tensor dropped = linear->dropout > 0 ? x * DropoutMask(x, linear->dropout, key) : x;
+      const Tensor down = torch::mm(dropped, a.to(x.scalar_type()).t());
+      y.addmm_(down, b.to(x.scalar_type()).t(), 1.0, linear->scaling);
+      ctx->save_for_backward({x, a, b, down});
+    } else {
+      ctx->save_for_backward({x});
+    }
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Context& context = ContextOf(ctx);
+    const auto* linear = reinterpret_cast<const Nf4Linear*>(ctx->saved_data["linear"].toInt());
+    const DropoutKey key = {static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()),
+                            static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt())};
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor& x = saved[0];
+    const Tensor g = grads[0].contiguous();
+    Tensor grad_x, grad_a, grad_b;
+    if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, Dequantise(linear->weight, context));
+    if (saved.size() > 1) {
+      const Tensor a = saved[1].to(x.scalar_type());
+      const Tensor b = saved[2].to(x.scalar_type());
+      const Tensor& down = saved[3];
+      grad_b = torch::mm(g.t(), down).to(torch::kFloat32).mul_(linear->scaling);
+      const Tensor grad_down = torch::mm(g, b).mul_(linear->scaling);
+      if (linear->dropout > 0) {
+        const Tensor mask = DropoutMask(x, linear->dropout, key);
+        grad_a = torch::mm(grad_down.t(), x * mask).to(torch::kFloat32);
+        if (grad_x.defined()) grad_x.add_(torch::mm(grad_down, a) * mask);
+      } else {
+        grad_a = torch::mm(grad_down.t(), x).to(torch::kFloat32);
+        if (grad_x.defined()) grad_x.addmm_(grad_down, a);
+      }
+    }
+    return {grad_x, grad_a, grad_b, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const float* weight, double eps, Context* context) {
+    Remember(ctx, *context);
+    ctx->saved_data["weight"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(weight));
+    Tensor y = torch::empty_like(x);
+    Tensor rstd = torch::empty({x.size(0)}, torch::kFloat32);
+    Check(kernels::RmsNorm({.x = ViewOf(x),
+                            .weight = weight,
+                            .eps = static_cast<float>(eps),
+                            .y = ViewOf(y),
+                            .rstd = rstd.data_ptr<float>()},
+                           context->stream));
+    ctx->save_for_backward({x, rstd});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Context& context = ContextOf(ctx);
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor g = grads[0].contiguous();
+    Tensor grad_x = torch::empty_like(saved[0]);
+    Check(kernels::RmsNormBackward({.x = ViewOf(saved[0]),
+                                    .grad_y = ViewOf(g),
+                                    .weight = reinterpret_cast<const float*>(ctx->saved_data["weight"].toInt()),
+                                    .rstd = saved[1].data_ptr<float>(),
+                                    .grad_x = ViewOf(grad_x)},
+                                   context.stream));
+    return {grad_x, Tensor(), Tensor(), Tensor()};
+  }
+};
+
+struct RopeFunction : torch::autograd::Function<RopeFunction> {
+  static Tensor forward(AutogradContext* ctx, Tensor x, std::int64_t num_heads, const std::int32_t* position,
+                        const float* cos, const float* sin, std::int64_t table_positions, Context* context) {
+    Remember(ctx, *context);
+    ctx->saved_data["heads"] = num_heads;
+    ctx->saved_data["position"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(position));
+    ctx->saved_data["cos"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(cos));
+    ctx->saved_data["sin"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(sin));
+    ctx->saved_data["positions"] = table_positions;
+    Rotate(x, ctx, *context, false);
+    ctx->mark_dirty({x});
+    return x;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const Tensor grad_x = grads[0].clone(torch::MemoryFormat::Contiguous);
+    Rotate(grad_x, ctx, ContextOf(ctx), true);
+    return {grad_x, Tensor(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+
+  static void Rotate(const Tensor& x, AutogradContext* ctx, Context& context, bool backward) {
+    Check(kernels::Rope({.x = ViewOf(x),
+                         .num_heads = ctx->saved_data["heads"].toInt(),
+                         .position = reinterpret_cast<const std::int32_t*>(ctx->saved_data["position"].toInt()),
+                         .cos = reinterpret_cast<const float*>(ctx->saved_data["cos"].toInt()),
+                         .sin = reinterpret_cast<const float*>(ctx->saved_data["sin"].toInt()),
+                         .table_positions = ctx->saved_data["positions"].toInt(),
+                         .backward = backward},
+                        context.stream));
+  }
+};
+
+struct SiluMulFunction : torch::autograd::Function<SiluMulFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up, Context* context) {
+    Remember(ctx, *context);
+    Tensor y = torch::empty_like(gate);
+    Check(kernels::SiluMul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
+    ctx->save_for_backward({gate, up});
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Context& context = ContextOf(ctx);
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor g = grads[0].contiguous();
+    Tensor grad_gate = torch::empty_like(g);
+    Tensor grad_up = torch::empty_like(g);
+    Check(kernels::SiluMulBackward({.gate = ViewOf(saved[0]),
+                                    .up = ViewOf(saved[1]),
+                                    .grad_y = ViewOf(g),
+                                    .grad_gate = ViewOf(grad_gate),
+                                    .grad_up = ViewOf(grad_up)},
+                                   context.stream));
+    return {grad_gate, grad_up, Tensor()};
+  }
+};
+
+struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& head,
+                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
+    // Rows without a target take no part: with completion-only loss that is most of the work saved.
+    std::vector<std::int64_t> rows;
+    std::vector<std::int32_t> wanted;
+    for (std::size_t t = 0; t < targets->size(); ++t) {
+      if ((*targets)[t] < 0) continue;
+      rows.push_back(static_cast<std::int64_t>(t));
+      wanted.push_back((*targets)[t]);
+    }
+    Tensor gradient = torch::zeros_like(hidden);
+    *loss_sum = 0;
+    const auto total = static_cast<std::int64_t>(rows.size());
+    const Tensor index = torch::from_blob(rows.data(), {total}, torch::kInt64);
+    for (std::int64_t begin = 0; begin < total; begin += kLossChunk) {
+      const std::int64_t count = std::min(kLossChunk, total - begin);
+      const Tensor chunk_index = index.narrow(0, begin, count);
+      Tensor logits = torch::mm(hidden.index_select(0, chunk_index), head.t());
+      std::vector<float> losses(static_cast<std::size_t>(count));
+      Check(kernels::CrossEntropy({.logits = ViewOf(logits),
+                                   .target = wanted.data() + begin,
+                                   .grad_scale = static_cast<float>(scale),
+                                   .loss = losses.data()},
+                                  context->stream));
+      for (const float loss : losses) *loss_sum += loss;
+      gradient.index_copy_(0, chunk_index, torch::mm(logits, head));
+    }
+    ctx->save_for_backward({gradient});
+    return torch::tensor(*loss_sum * scale, torch::kFloat64);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    // The gradient is made with its scale; what comes in is the 1 that backward() starts from.
+    return {ctx->get_saved_variables()[0] * grads[0].item<double>(), Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor ApplyNf4Linear(const Tensor& x, const Nf4Linear& linear, DropoutKey key, Context& context) {
+  return Nf4LinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
+}
+
+Tensor ApplyRmsNorm(const Tensor& x, const float* weight, double eps, Context& context) {
+  return RmsNormFunction::apply(x, weight, eps, &context);
+}
+
+Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos, const float* sin,
+                 std::int64_t table_positions, Context& context) {
+  return RopeFunction::apply(x, num_heads, position, cos, sin, table_positions, &context);
+}
+
+Tensor ApplySiluMul(const Tensor& gate, const Tensor& up, Context& context) {
+  return SiluMulFunction::apply(gate, up, &context);
+}
+
+Tensor ApplyAttention(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<std::int64_t>& segments,
+                      std::int64_t num_heads, std::int64_t num_kv_heads) {
+  const std::int64_t head_dim = q.size(1) / num_heads;
+  const std::int64_t group = num_heads / num_kv_heads;
+  std::vector<Tensor> outs;
+  // Segments of equal length that lie side by side are one call.
+  for (std::size_t first = 0; first + 1 < segments.size();) {
+    const std::int64_t begin = segments[first];
+    const std::int64_t size = segments[first + 1] - begin;
+    std::size_t last = first + 1;
+    while (last + 1 < segments.size() && segments[last + 1] - segments[last] == size) ++last;
+    const auto count = static_cast<std::int64_t>(last - first);
+    const auto heads = [&](const Tensor& x, std::int64_t n) {
+      return x.narrow(0, begin, count * size).view({count, size, n, head_dim}).transpose(1, 2);
+    };
+    const auto shared = [&](const Tensor& x) {  // each KV head once for every query head of its group
+      return heads(x, num_kv_heads)
+          .unsqueeze(2)
+          .expand({count, num_kv_heads, group, size, head_dim})
+          .reshape({count, num_heads, size, head_dim});
+    };
+    const Tensor out = at::scaled_dot_product_attention(heads(q, num_heads), shared(k), shared(v), {}, 0.0,
+                                                        /*is_causal=*/true);
+    outs.push_back(out.transpose(1, 2).reshape({count * size, num_heads * head_dim}));
+    first = last;
+  }
+  return outs.size() == 1 ? outs[0] : torch::cat(outs, 0);
+}
+
+Tensor ApplyChunkedLoss(const Tensor& hidden, const Tensor& head, const std::vector<std::int32_t>& targets, double scale,
+                        double* loss_sum, Context& context) {
+  return ChunkedLossFunction::apply(hidden, head, &targets, scale, loss_sum, &context);
+}
+
+}  // namespace nibble::trainer

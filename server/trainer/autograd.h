@@ -1,0 +1,51 @@
+// Autograd functions over the kernels: forward and backward of what the decoder is made of. Base weights are saved packed, by
+// reference; a dequantised weight exists only in the one scratch buffer while its product runs.
+#pragma once
+#include <torch/types.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/formats/nf4.h"
+#include "kernels/stream.h"
+
+namespace nibble::trainer {
+
+// What every function needs; lives longer than any graph.
+struct AutogradContext {
+  kernels::Stream stream;
+  torch::Tensor scratch;  // of the compute type, as many elements as the largest linear
+};
+
+// A frozen NF4 linear with an adapter: y = x W^T + bias + scaling * ((drop(x) A^T) B^T).
+struct Nf4Linear {
+  kernels::Nf4Weight weight;
+  torch::Tensor bias;       // undefined, or [N] of the compute type
+  torch::Tensor lora_a;     // undefined, or [r, K] f32 parameter
+  torch::Tensor lora_b;     // [N, r] f32 parameter
+  double scaling = 0;
+  double dropout = 0;
+};
+
+// Place of a dropout mask: the same seed, step and tensor give the same mask, also when a layer is recomputed.
+struct DropoutKey {
+  std::uint64_t seed = 0;
+  std::uint64_t stream = 0;  // of (step, micro-batch, linear)
+};
+
+torch::Tensor ApplyNf4Linear(const torch::Tensor& x, const Nf4Linear& linear, DropoutKey key, AutogradContext& context);
+torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const float* weight, double eps, AutogradContext& context);
+// Rotates in place; x must be fresh.
+torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
+                        const float* sin, std::int64_t table_positions, AutogradContext& context);
+torch::Tensor ApplySiluMul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context);
+// Causal attention within each segment; q [T, H*d], k and v [T, KV*d].
+torch::Tensor ApplyAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
+                             const std::vector<std::int64_t>& segments, std::int64_t num_heads, std::int64_t num_kv_heads);
+// scale * sum of the losses of rows whose target is not -1, through a frozen head [V, K] of hidden's type, in chunks of
+// rows: tokens x vocabulary never exists. The unscaled sum goes to *loss_sum.
+torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const torch::Tensor& head,
+                               const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
+                               AutogradContext& context);
+
+}  // namespace nibble::trainer

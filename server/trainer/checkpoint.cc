@@ -1,0 +1,104 @@
+#include "server/trainer/checkpoint.h"
+
+#include <cstring>
+
+#include "server/base/json.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/safetensors.h"
+#include "server/model/safetensors_writer.h"
+
+namespace nibble::trainer {
+namespace {
+
+constexpr char kStateFile[] = "state.json";
+constexpr char kTensorsFile[] = "state.safetensors";
+constexpr const char* kParts[] = {"", ".exp_avg", ".exp_avg_sq"};
+
+base::Json ToJson(const RunIdentity& identity) {
+  return {{"spec_digest", identity.spec_digest}, {"base_digest", identity.base_digest},
+          {"data_digest", identity.data_digest}, {"isa", identity.isa},
+          {"threads", identity.threads},         {"version", identity.version}};
+}
+
+std::string_view Bytes(std::span<const float> values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
+}
+
+}  // namespace
+
+absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
+                                                     const TrainingProgress& progress, const RunIdentity& identity,
+                                                     const std::vector<Parameter>& parameters,
+                                                     const std::vector<Moments>& moments) {
+  NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory pending,
+                          store::BeginCheckpoint(files, attempt_directory, progress.step));
+  std::vector<model::TensorPlan> plan;
+  for (const Parameter& parameter : parameters) {
+    for (const char* part : kParts) {
+      plan.push_back({parameter.name + part, kernels::DType::kF32, parameter.shape});
+    }
+  }
+  NIBBLE_ASSIGN_OR_RETURN(auto writer,
+                          model::SafetensorsWriter::Create(files, base::JoinPath(pending.path(), kTensorsFile), plan));
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name, Bytes(parameters[i].value)));
+    NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name + kParts[1], Bytes(moments[i].m)));
+    NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name + kParts[2], Bytes(moments[i].v)));
+  }
+  NIBBLE_RETURN_IF_ERROR(writer->Finish());
+  const base::Json state = {{"step", progress.step},
+                            {"micro_batches", progress.micro_batches},
+                            {"tokens", progress.tokens},
+                            {"trained_tokens", progress.trained_tokens},
+                            {"epoch", progress.cursor.epoch},
+                            {"examples_taken", progress.cursor.taken},
+                            {"identity", ToJson(identity)}};
+  NIBBLE_RETURN_IF_ERROR(
+      base::WriteFileAtomically(files, base::JoinPath(pending.path(), kStateFile), base::Dump(state, 2)));
+  NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, pending.Commit());
+  return store::CheckpointInfo{.step = progress.step,
+                               .directory = pending.target(),
+                               .bytes = manifest.total_bytes(),
+                               .digest = manifest.digest};
+}
+
+absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
+                                                const RunIdentity& identity, std::vector<Parameter>& parameters,
+                                                std::vector<Moments>& moments) {
+  NIBBLE_RETURN_IF_ERROR(store::Verify(files, directory).status());
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(base::JoinPath(directory, kStateFile), 1 << 20));
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json state, base::ParseJson(text));
+  const base::Json want = ToJson(identity);
+  for (const auto& [key, value] : want.items()) {
+    const base::Json got = state.value("identity", base::Json::object()).value(key, base::Json());
+    if (got != value) {
+      return absl::FailedPreconditionError(base::StrCat("checkpoint ", directory, " was made with ", key, " ",
+                                                        base::Dump(got), ", this run has ", base::Dump(value),
+                                                        ": the result would not be the same"));
+    }
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::OpenSafetensors(base::JoinPath(directory, kTensorsFile)));
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const std::span<float> targets[] = {parameters[i].value, moments[i].m, moments[i].v};
+    for (std::size_t p = 0; p < 3; ++p) {
+      const auto it = tensors.tensors.find(parameters[i].name + kParts[p]);
+      if (it == tensors.tensors.end() || it->second.dtype != kernels::DType::kF32 ||
+          it->second.bytes.size() != targets[p].size_bytes()) {
+        return absl::DataLossError(base::StrCat("checkpoint ", directory, ": ", parameters[i].name, kParts[p],
+                                                " is missing or of another size"));
+      }
+      std::memcpy(targets[p].data(), it->second.bytes.data(), targets[p].size_bytes());
+    }
+  }
+  TrainingProgress progress;
+  NIBBLE_ASSIGN_OR_RETURN(progress.step, base::GetInt(state, "step", kStateFile));
+  NIBBLE_ASSIGN_OR_RETURN(progress.micro_batches, base::GetInt(state, "micro_batches", kStateFile));
+  NIBBLE_ASSIGN_OR_RETURN(progress.tokens, base::GetInt(state, "tokens", kStateFile));
+  NIBBLE_ASSIGN_OR_RETURN(progress.trained_tokens, base::GetInt(state, "trained_tokens", kStateFile));
+  NIBBLE_ASSIGN_OR_RETURN(progress.cursor.epoch, base::GetInt(state, "epoch", kStateFile));
+  NIBBLE_ASSIGN_OR_RETURN(progress.cursor.taken, base::GetInt(state, "examples_taken", kStateFile));
+  return progress;
+}
+
+}  // namespace nibble::trainer

@@ -1,0 +1,46 @@
+// All that a run needs to go on as if it had never stopped: adapter, moments, step, data cursor, and what must be the same for
+// the bits to be.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/base/files.h"
+#include "server/data/loader.h"
+#include "server/store/checkpoints.h"
+#include "server/trainer/adamw.h"
+#include "server/trainer/qlora_model.h"
+
+namespace nibble::trainer {
+
+struct TrainingProgress {
+  std::int64_t step = 0;          // optimiser steps done
+  std::int64_t micro_batches = 0; // drawn so far: numbers the dropout masks
+  std::int64_t tokens = 0;
+  std::int64_t trained_tokens = 0;
+  data::Cursor cursor;
+};
+
+// What determines the bits beside the state itself. A resume on other values is refused.
+struct RunIdentity {
+  std::string spec_digest;   // of the resolved spec
+  std::string base_digest;
+  std::string data_digest;
+  std::string isa;
+  std::int64_t threads = 0;
+  std::string version;
+};
+
+absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
+                                                     const TrainingProgress& progress, const RunIdentity& identity,
+                                                     const std::vector<Parameter>& parameters,
+                                                     const std::vector<Moments>& moments);
+
+// Fills parameters and moments. DataLoss when a tensor is missing or of another shape; FailedPrecondition naming what differs
+// in the identity.
+absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
+                                                const RunIdentity& identity, std::vector<Parameter>& parameters,
+                                                std::vector<Moments>& moments);
+
+}  // namespace nibble::trainer

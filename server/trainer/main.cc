@@ -1,0 +1,86 @@
+// nibble-trainer --job_dir DIR: one attempt of a job, from DIR/attempt.json to DIR/outcome.json.
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <iostream>
+
+#include "kernels/isa.h"
+#include "server/base/clock.h"
+#include "server/base/log.h"
+#include "server/jobs/attempt.h"
+#include "server/trainer/attempt_run.h"
+#include "server/trainer/torch_runtime.h"
+
+namespace {
+
+volatile std::sig_atomic_t g_terminated = 0;
+
+void OnTerminate(int) { g_terminated = 1; }
+
+int Run(const std::string& directory) {
+  using namespace nibble;  // main alone
+  base::FileSystem& files = base::RealFileSystem();
+  const auto order = jobs::ReadAttemptOrder(files, directory);
+  if (!order.ok()) {
+    base::LogError("no order", {{"error", std::string(order.status().message())}});
+    return jobs::kExitBadInput;
+  }
+  kernels::Isa isa = kernels::DetectIsa();
+  if (order->isa != "auto") {
+    const auto forced = kernels::ParseIsa(order->isa);
+    if (!forced.has_value() || *forced > isa) {
+      base::LogError("instruction set is not to be had here", {{"isa", order->isa}});
+      return jobs::kExitBadInput;
+    }
+    isa = *forced;
+  }
+  static kernels::LaunchCounter launches;  // torch's operators are counted until the process is gone
+  trainer::InitTorch(static_cast<int>(order->threads), &launches);
+  const auto pool = trainer::MakeTorchThreadPool();
+  const auto library = trainer::MakeTorchLibrary();
+  auto journal = jobs::JournalWriter::Open(files, base::RealClock(), directory);
+  if (!journal.ok()) {
+    base::LogError("no journal", {{"error", std::string(journal.status().message())}});
+    return 1;
+  }
+  trainer::Reporter reporter({order->report_address, order->job_id, order->attempt, order->token});
+  const std::function<bool()> terminated = [] { return g_terminated != 0; };
+  const jobs::Outcome outcome = trainer::RunAttempt({directory,
+                                                     *order,
+                                                     files,
+                                                     **journal,
+                                                     reporter,
+                                                     {.isa = isa, .pool = pool.get(), .launches = &launches, .library = library.get()},
+                                                     terminated});
+  reporter.Flush(absl::Seconds(5));
+  if (reporter.fenced()) return 1;  // a newer attempt owns the job: nothing more is written
+  if (const absl::Status written = jobs::WriteOutcome(files, directory, outcome); !written.ok()) {
+    base::LogError("no outcome written", {{"error", std::string(written.message())}});
+    return 1;
+  }
+  if (outcome.kind == jobs::Outcome::Kind::kFailed) {
+    base::LogError("attempt failed", {{"code", outcome.code}, {"reason", outcome.reason}, {"message", outcome.message}});
+  }
+  return outcome.exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // MKL picks its code path by this at its first use; without it results may depend on the machine's instruction sets in ways
+  // that the job's identity does not record.
+  ::setenv("MKL_CBWR", "AUTO,STRICT", /*overwrite=*/1);
+  CLI::App app("Runs one attempt of a Nibble training job; started by nibbled.");
+  std::string directory;
+  app.add_option("--job_dir", directory, "attempt directory under the state directory")->required();
+  CLI11_PARSE(app, argc, argv);
+  struct sigaction action = {};
+  action.sa_handler = OnTerminate;
+  ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGINT, &action, nullptr);
+  const int code = Run(std::filesystem::absolute(directory).lexically_normal().string());
+  // Torch's thread pools are torn down in no good order; all that matters is on disk.
+  std::cout.flush();
+  std::_Exit(code);
+}

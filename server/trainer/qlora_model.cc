@@ -1,0 +1,257 @@
+#include "server/trainer/qlora_model.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/ops/embedding.h"
+#include "kernels/philox.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/decoder.h"
+#include "server/trainer/autograd.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using model::LinearKind;
+using torch::Tensor;
+
+struct LayerLinears {
+  std::array<Nf4Linear, model::kNumLinearKinds> linears;
+};
+
+// What one forward pass reads beside the weights.
+struct Pass {
+  const data::MicroBatch* batch = nullptr;
+  std::vector<std::int32_t> position;
+  std::uint64_t draw = 0;
+};
+
+struct TrainingState {
+  const model::ModelConfig* config = nullptr;
+  const model::DecoderWeights* weights = nullptr;
+  std::vector<LayerLinears> layers;
+  AutogradContext context;
+  torch::ScalarType compute = torch::kBFloat16;
+  std::uint64_t dropout_seed = 0;
+  bool checkpointing = false;
+};
+
+// The decoder's operations with gradients (model/decoder.h).
+class TrainingOps {
+ public:
+  using Tensor = torch::Tensor;
+  using Input = torch::Tensor;
+
+  TrainingOps(TrainingState& state, const Pass& pass) : state_(state), pass_(pass) {}
+
+  Tensor Embed() {
+    Tensor h = torch::empty({static_cast<std::int64_t>(pass_.batch->tokens.size()), state_.config->hidden_size},
+                            state_.compute);
+    const absl::Status status = kernels::Embedding({.ids = pass_.batch->tokens.data(),
+                                                    .num_ids = h.size(0),
+                                                    .table = state_.weights->embedding,
+                                                    .packed = state_.weights->embedding_int8,
+                                                    .out = ViewOf(h)},
+                                                   state_.context.stream);
+    if (!status.ok()) throw std::runtime_error(std::string(status.message()));
+    return h;
+  }
+
+  template <typename Body>
+  Tensor RunLayer(std::int64_t, Tensor h, Body body);
+
+  void BeginLayer(std::int64_t) {}
+
+  Input NormInput(const Tensor& h, std::int64_t layer, model::Norm norm) {
+    const model::LayerWeights& weights = state_.weights->layers[static_cast<std::size_t>(layer)];
+    return ApplyRmsNorm(h, norm == model::Norm::kInput ? weights.input_norm : weights.post_attention_norm,
+                        state_.config->rms_norm_eps, state_.context);
+  }
+  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }
+  Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
+    const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
+    return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
+                          {state_.dropout_seed, pass_.draw << 20 | index}, state_.context);
+  }
+  Tensor Rope(const Tensor& x, std::int64_t num_heads) {
+    return ApplyRope(x, num_heads, pass_.position.data(), state_.weights->rope_cos, state_.weights->rope_sin,
+                     state_.weights->rope_positions, state_.context);
+  }
+  Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
+    return ApplyAttention(q, k, v, pass_.batch->segments, state_.config->num_heads, state_.config->num_kv_heads);
+  }
+  Tensor SiluMul(const Tensor& gate, const Tensor& up) { return ApplySiluMul(gate, up, state_.context); }
+  Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
+  Tensor FinalNorm(const Tensor& h) {
+    return ApplyRmsNorm(h, state_.weights->final_norm, state_.config->rms_norm_eps, state_.context);
+  }
+
+ private:
+  TrainingState& state_;
+  const Pass& pass_;
+};
+
+// Keeps only a layer's input; backward runs the layer again with gradients and goes on from there. `needs_grad` makes a node
+// even where the input itself needs no gradient (the first layer).
+struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
+  using Body = std::function<Tensor(Tensor)>;
+  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& h, const Tensor& needs_grad,
+                        std::shared_ptr<Body> body) {
+    (void)needs_grad;
+    ctx->save_for_backward({h});
+    ctx->saved_data["body"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(new std::shared_ptr<Body>(body)));
+    const torch::NoGradGuard no_grad;
+    return (*body)(h);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const std::unique_ptr<std::shared_ptr<Body>> body(
+        reinterpret_cast<std::shared_ptr<Body>*>(ctx->saved_data["body"].toInt()));
+    Tensor input = ctx->get_saved_variables()[0].detach();
+    input.requires_grad_(true);
+    Tensor output;
+    {
+      const torch::AutoGradMode grad_mode(true);
+      output = (**body)(input);
+    }
+    torch::autograd::backward({output}, {grads[0]});
+    return {input.grad(), Tensor(), Tensor()};
+  }
+};
+
+template <typename Body>
+Tensor TrainingOps::RunLayer(std::int64_t, Tensor h, Body body) {
+  if (!state_.checkpointing) return body(std::move(h));
+  const Tensor needs_grad = torch::empty({0}, torch::requires_grad());
+  return RecomputedLayer::apply(h, needs_grad, std::make_shared<RecomputedLayer::Body>(body));
+}
+
+class TorchQLoraModel : public QLoraModel {
+ public:
+  TorchQLoraModel(std::shared_ptr<const model::LoadedModel> base, const QLoraOptions& options,
+                  const kernels::Stream& stream)
+      : base_(std::move(base)), serving_(base_->weights()) {
+    state_.config = &base_->config();
+    state_.weights = &base_->weights();
+    state_.context.stream = stream;
+    state_.compute = options.bf16_compute ? torch::kBFloat16 : torch::kFloat32;
+    state_.dropout_seed = options.dropout_seed;
+    state_.checkpointing = options.activation_checkpointing;
+    head_ = TensorOf(base_->weights().head.library).to(state_.compute);
+    std::int64_t largest = 0;
+    for (int k = 0; k < model::kNumLinearKinds; ++k) {
+      const auto kind = static_cast<LinearKind>(k);
+      largest = std::max(largest, OutFeatures(base_->config(), kind) * InFeatures(base_->config(), kind));
+    }
+    state_.context.scratch = torch::empty({largest}, state_.compute);
+    for (std::int64_t layer = 0; layer < base_->config().num_layers; ++layer) AddLayer(layer, options);
+    for (Parameter& parameter : parameters_) {
+      // Gradients live in one place for the whole run, so that spans to them stay good.
+      Tensor& tensor = tensors_[static_cast<std::size_t>(&parameter - parameters_.data())];
+      tensor.mutable_grad() = torch::zeros_like(tensor);
+      parameter.value = {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+      parameter.grad = {tensor.grad().data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+    }
+  }
+
+  std::vector<Parameter>& parameters() override { return parameters_; }
+
+  void ZeroGrad() override {
+    for (Parameter& parameter : parameters_) std::fill(parameter.grad.begin(), parameter.grad.end(), 0.0f);
+  }
+
+  absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
+    Pass pass = {&batch, {}, draw};
+    for (std::size_t s = 0; s + 1 < batch.segments.size(); ++s) {
+      for (std::int64_t i = batch.segments[s]; i < batch.segments[s + 1]; ++i) {
+        pass.position.push_back(static_cast<std::int32_t>(i - batch.segments[s]));
+      }
+    }
+    try {
+      TrainingOps ops(state_, pass);
+      const Tensor hidden = model::RunDecoder(ops, *state_.config);
+      double loss_sum = 0;
+      const Tensor loss = ApplyChunkedLoss(hidden, head_, batch.targets, scale, &loss_sum, state_.context);
+      loss.backward();
+      return loss_sum;
+    } catch (const c10::OutOfMemoryError& error) {
+      return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
+    } catch (const c10::Error& error) {
+      return absl::InternalError(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      return absl::InternalError(error.what());
+    }
+  }
+
+  const model::DecoderWeights& ServingWeights() override { return serving_; }
+
+ private:
+  void AddLayer(std::int64_t layer, const QLoraOptions& options) {
+    const model::LayerWeights& weights = base_->weights().layers[static_cast<std::size_t>(layer)];
+    LayerLinears made;
+    for (int k = 0; k < model::kNumLinearKinds; ++k) {
+      const auto kind = static_cast<LinearKind>(k);
+      const auto index = static_cast<std::size_t>(k);
+      Nf4Linear& linear = made.linears[index];
+      linear.weight = weights.linears[index].nf4;
+      if (weights.linears[index].bias != nullptr) {
+        linear.bias = TensorOf(kernels::MakeConstMatrix(weights.linears[index].bias, kernels::DType::kF32, 1,
+                                                        linear.weight.rows)).to(state_.compute).flatten();
+      }
+      if (!options.adapter.has_target(kind)) continue;
+      linear.scaling = options.adapter.scaling();
+      linear.dropout = options.adapter.dropout;
+      linear.lora_a = AddParameter(model::LoraAName(layer, kind), options.adapter.rank, linear.weight.cols);
+      linear.lora_b = AddParameter(model::LoraBName(layer, kind), linear.weight.rows, options.adapter.rank);
+      const auto stream = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + k);
+      const double bound = 1.0 / std::sqrt(static_cast<double>(linear.weight.cols));
+      float* a = linear.lora_a.data_ptr<float>();
+      for (std::int64_t i = 0; i < linear.lora_a.numel(); ++i) {
+        a[i] = static_cast<float>(
+            (2.0 * kernels::PhiloxUniform(options.init_seed, static_cast<std::uint64_t>(i), stream) - 1.0) * bound);
+      }
+      model::LinearWeight& served = serving_.layers[static_cast<std::size_t>(layer)].linears[index];
+      served.lora = model::LoraWeight{ViewOf(linear.lora_a), ViewOf(linear.lora_b), static_cast<float>(linear.scaling)};
+    }
+    state_.layers.push_back(std::move(made));
+  }
+
+  Tensor AddParameter(std::string name, std::int64_t rows, std::int64_t cols) {
+    Tensor tensor = torch::zeros({rows, cols}, torch::kFloat32).requires_grad_(true);
+    tensors_.push_back(tensor);
+    parameters_.push_back({std::move(name), {rows, cols}, {}, {}});
+    return tensor;
+  }
+
+  const std::shared_ptr<const model::LoadedModel> base_;
+  model::DecoderWeights serving_;
+  TrainingState state_;
+  Tensor head_;
+  std::vector<Tensor> tensors_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<QLoraModel>> QLoraModel::Create(std::shared_ptr<const model::LoadedModel> base,
+                                                               const QLoraOptions& options,
+                                                               const kernels::Stream& stream) {
+  if (base->info().format != model::Format::kNf4) {
+    return absl::InvalidArgumentError(base::StrCat("qlora trains on an nf4 base, got ", model::Name(base->info().format)));
+  }
+  if (base->weights().head.kind != model::LinearWeight::Kind::kLibrary) {
+    return absl::InvalidArgumentError("qlora wants a float head in its base");
+  }
+  try {
+    return std::unique_ptr<QLoraModel>(std::make_unique<TorchQLoraModel>(std::move(base), options, stream));
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+}  // namespace nibble::trainer

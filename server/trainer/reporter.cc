@@ -1,0 +1,140 @@
+#include "server/trainer/reporter.h"
+
+#include <grpcpp/grpcpp.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "nibble/internal/v1/trainer_report.grpc.pb.h"
+
+namespace nibble::trainer {
+
+namespace v1 = ::nibble::internal::v1;
+
+struct Reporter::State {
+  Options options;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::string> lines;     // from acknowledged + 1 on
+  std::int64_t acknowledged = 0;
+  std::int64_t written = 0;          // sequence of the last line that was given to Send
+  bool broken = false;               // the stream that is open has ended
+  bool stop = false;
+  std::atomic<bool> fenced = false;
+  grpc::ClientContext* context = nullptr;  // of the open stream, to cut it at the end
+  std::thread thread;
+
+  void Run() {
+    const auto channel = grpc::CreateChannel(options.address, grpc::InsecureChannelCredentials());
+    const auto stub = v1::TrainerReportService::NewStub(channel);
+    while (true) {
+      {
+        std::unique_lock lock(mutex);
+        if (stop || fenced) return;
+      }
+      Stream(*stub);
+      std::unique_lock lock(mutex);
+      changed.wait_for(lock, std::chrono::seconds(1), [&] { return stop; });
+    }
+  }
+
+  // One connection, until it breaks or the reporter stops.
+  void Stream(v1::TrainerReportService::Stub& stub) {
+    grpc::ClientContext client_context;
+    client_context.set_wait_for_ready(false);
+    const auto stream = stub.Report(&client_context);
+    std::int64_t sent = 0;
+    {
+      std::lock_guard lock(mutex);
+      context = &client_context;
+      broken = false;
+      sent = acknowledged;
+    }
+    std::thread reader([&] {
+      v1::ReportResponse response;
+      while (stream->Read(&response)) {
+        std::lock_guard lock(mutex);
+        while (acknowledged < response.acknowledged_sequence() && !lines.empty()) {
+          lines.pop_front();
+          ++acknowledged;
+        }
+        changed.notify_all();
+      }
+      std::lock_guard lock(mutex);
+      broken = true;
+      changed.notify_all();
+    });
+    v1::ReportRequest hello;
+    hello.mutable_hello()->set_job_id(options.job_id);
+    hello.mutable_hello()->set_attempt(static_cast<std::int32_t>(options.attempt));
+    hello.mutable_hello()->set_token(options.token);
+    hello.mutable_hello()->set_first_sequence(sent + 1);
+    hello.mutable_hello()->set_pid(static_cast<std::int32_t>(::getpid()));
+    bool open = stream->Write(hello);
+    while (open) {
+      v1::ReportRequest request;
+      {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return stop || broken || sent < written; });
+        if (broken || (stop && sent >= written)) break;
+        // What was acknowledged meanwhile has left the front.
+        const std::int64_t index = sent - acknowledged;
+        ++sent;
+        request.mutable_line()->set_sequence(sent);
+        request.mutable_line()->set_json(lines[static_cast<std::size_t>(index)]);
+      }
+      open = stream->Write(request);
+    }
+    stream->WritesDone();
+    {
+      std::lock_guard lock(mutex);
+      if (stop) client_context.TryCancel();
+    }
+    reader.join();
+    const grpc::Status status = stream->Finish();
+    if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+        status.error_code() == grpc::StatusCode::UNAUTHENTICATED || status.error_code() == grpc::StatusCode::NOT_FOUND) {
+      fenced = true;
+    }
+    std::lock_guard lock(mutex);
+    context = nullptr;
+  }
+};
+
+Reporter::Reporter(Options options) : state_(std::make_unique<State>()) {
+  state_->options = std::move(options);
+  if (!state_->options.address.empty()) state_->thread = std::thread([this] { state_->Run(); });
+}
+
+Reporter::~Reporter() {
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+    if (state_->context != nullptr) state_->context->TryCancel();
+    state_->changed.notify_all();
+  }
+  if (state_->thread.joinable()) state_->thread.join();
+}
+
+void Reporter::Send(std::string line) {
+  std::lock_guard lock(state_->mutex);
+  if (state_->options.address.empty()) return;
+  state_->lines.push_back(std::move(line));
+  ++state_->written;
+  state_->changed.notify_all();
+}
+
+void Reporter::Flush(absl::Duration timeout) {
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] {
+    return state_->fenced || state_->acknowledged >= state_->written;
+  });
+}
+
+bool Reporter::fenced() const { return state_->fenced; }
+
+}  // namespace nibble::trainer

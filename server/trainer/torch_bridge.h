@@ -1,0 +1,20 @@
+// What connects torch with the kernels: tensors as matrices, torch's threads as the kernels' pool, torch's product as the
+// BEST_EFFORT library, torch's operators in the launch counts.
+#pragma once
+#include <torch/types.h>
+
+#include <memory>
+
+#include "kernels/matrix.h"
+#include "kernels/ops/matmul_library.h"
+#include "kernels/thread_pool.h"
+
+namespace nibble::trainer {
+
+// A contiguous tensor of f32 or bf16 seen as [all but the last size, last size]; it must outlive the view.
+kernels::Matrix ViewOf(const torch::Tensor& tensor);
+// The same memory as a tensor.
+torch::Tensor TensorOf(const kernels::ConstMatrix& matrix);
+torch::ScalarType ToTorch(kernels::DType dtype);
+
+}  // namespace nibble::trainer

@@ -1,0 +1,120 @@
+#include "server/trainer/torch_runtime.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/record_function.h>
+#include <torch/types.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+// Names of torch's operators as constants that live for ever, which LaunchCounter wants.
+class OperatorNames {
+ public:
+  const char* Intern(const char* name) {
+    std::lock_guard lock(mutex_);
+    auto it = names_.find(name);
+    if (it == names_.end()) {
+      const char* plain = std::strncmp(name, "aten::", 6) == 0 ? name + 6 : name;
+      it = names_.emplace(name, std::make_unique<std::string>(std::string("torch:") + plain)).first;
+    }
+    return it->second->c_str();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::unique_ptr<std::string>, std::less<>> names_;
+};
+
+kernels::LaunchCounter* g_launches = nullptr;  // RecordFunction takes a plain function: no place to carry it
+
+std::unique_ptr<at::ObserverContext> CountOperator(const at::RecordFunction& function) {
+  static OperatorNames names;
+  g_launches->Add(names.Intern(function.name()));
+  return nullptr;
+}
+
+class TorchThreadPool : public kernels::ThreadPool {
+ public:
+  TorchThreadPool() : ThreadPool(1) {}
+  int num_threads() const override { return at::get_num_threads(); }
+  void ParallelFor(std::int64_t n, std::int64_t grain,
+                   const std::function<void(std::int64_t, std::int64_t)>& body) override {
+    if (n <= 0) return;
+    grain = std::max<std::int64_t>(grain, 1);
+    const std::int64_t units = (n + grain - 1) / grain;
+    at::parallel_for(0, units, 1, [&](std::int64_t begin, std::int64_t end) {
+      body(begin * grain, std::min(n, end * grain));
+    });
+  }
+};
+
+class TorchLibrary : public kernels::DenseLibrary {
+ public:
+  const char* kernel_name() const override { return "torch:library_matmul"; }
+  absl::Status Matmul(const kernels::ConstMatrix& x, const kernels::ConstMatrix& w, const kernels::Matrix& y,
+                      bool accumulate, const kernels::Stream&) override {
+    try {
+      const torch::InferenceMode inference;
+      torch::Tensor a = TensorOf(x);
+      torch::Tensor b = TensorOf(w);
+      if (a.scalar_type() != b.scalar_type()) {
+        a = a.to(torch::kFloat32);
+        b = b.to(torch::kFloat32);
+      }
+      torch::Tensor out = TensorOf(y);
+      if (a.scalar_type() == torch::kBFloat16 && y.dtype == kernels::DType::kF32) {
+        // torch's bf16 product writes bf16; f32 results are wanted, so the (few) rows are widened.
+        a = a.to(torch::kFloat32);
+        b = b.to(torch::kFloat32);
+      }
+      const torch::Tensor product = torch::mm(a, b.t());
+      if (accumulate) {
+        out.add_(product);
+      } else {
+        out.copy_(product);
+      }
+    } catch (const std::exception& error) {
+      return absl::InternalError(std::string("torch: ") + error.what());
+    }
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+
+void InitTorch(int threads, kernels::LaunchCounter* launches) {
+  at::set_num_threads(threads);
+  at::set_num_interop_threads(1);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  g_launches = launches;
+  at::addGlobalCallback(at::RecordFunctionCallback(CountOperator).scopes({at::RecordScope::FUNCTION}));
+}
+
+std::unique_ptr<kernels::ThreadPool> MakeTorchThreadPool() { return std::make_unique<TorchThreadPool>(); }
+std::unique_ptr<kernels::DenseLibrary> MakeTorchLibrary() { return std::make_unique<TorchLibrary>(); }
+
+kernels::Matrix ViewOf(const torch::Tensor& tensor) {
+  const std::int64_t cols = tensor.size(-1);
+  return kernels::MakeMatrix(tensor.data_ptr(),
+                             tensor.scalar_type() == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32,
+                             cols == 0 ? 0 : tensor.numel() / cols, cols);
+}
+
+torch::ScalarType ToTorch(kernels::DType dtype) {
+  return dtype == kernels::DType::kBF16 ? torch::kBFloat16 : torch::kFloat32;
+}
+
+torch::Tensor TensorOf(const kernels::ConstMatrix& matrix) {
+  return torch::from_blob(const_cast<void*>(matrix.data), {matrix.rows, matrix.cols}, {matrix.stride, 1},
+                          torch::TensorOptions().dtype(ToTorch(matrix.dtype)));
+}
+
+}  // namespace nibble::trainer
