@@ -1,0 +1,432 @@
+#include "server/app.h"
+
+#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "kernels/isa.h"
+#include "kernels/launch_counter.h"
+#include "kernels/thread_pool.h"
+#include "server/app_info.h"
+#include "server/base/clock.h"
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/http/http_server.h"
+#include "server/job_metrics.h"
+#include "server/jobs/controller.h"
+#include "server/plan/check_job.h"
+#include "server/rpc/dataset_service.h"
+#include "server/rpc/fine_tune_service.h"
+#include "server/rpc/inference_service.h"
+#include "server/rpc/methods.h"
+#include "server/rpc/model_library.h"
+#include "server/rpc/model_service.h"
+#include "server/rpc/operations_service.h"
+#include "server/rpc/server_service.h"
+#include "server/rpc/trainer_report_service.h"
+#include "server/serve/model_manager.h"
+#include "server/serve/onednn_library.h"
+#include "server/store/state_directory.h"
+#include "server/telemetry/metrics.h"
+
+namespace nibble {
+
+using base::StrCat;
+
+namespace {
+
+constexpr char kServerFile[] = "server.json";
+constexpr int kFilesPerConnection = 2;  // a socket, and what its calls open
+
+absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag) {
+  const kernels::Isa best = kernels::DetectIsa();
+  if (flag == "auto") return best;
+  const auto wanted = kernels::ParseIsa(flag);
+  if (!wanted.has_value()) return absl::InvalidArgumentError(StrCat("--isa: \"", flag, "\", wanted auto, plain, avx2 or avx512"));
+  if (*wanted > best) return absl::InvalidArgumentError(StrCat("--isa: this machine has no ", flag, ", only ", kernels::Name(best)));
+  return *wanted;
+}
+
+absl::Status CheckFlags(const AppOptions& options) {
+  if (options.device != "auto" && options.device != "cpu") {
+    return absl::InvalidArgumentError(StrCat("--device: \"", options.device, "\" is not there, wanted auto or cpu"));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const http::HostPort grpc, http::ParseHostPort("--grpc_address", options.grpc_address));
+  if (!http::IsLoopback(grpc.host)) {
+    return absl::InvalidArgumentError(StrCat("--grpc_address: ", grpc.host, " is not a loopback address; without TLS and tokens, "
+                                             "which are not built yet, the API is for this machine alone"));
+  }
+  if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(StrCat("--import_root: ", options.import_root, " cannot be read"));
+}
+
+// An accept flood must not take the files that jobs need (CVE-2023-4785).
+void CheckOpenFiles(int max_connections) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const auto wanted = static_cast<rlim_t>(max_connections * kFilesPerConnection + 256);
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(limit.rlim_max, wanted);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < wanted) {
+    base::LogWarning("few open files are allowed", {{"limit", StrCat(limit.rlim_cur)}, {"wanted", StrCat(wanted)}});
+  }
+}
+
+std::vector<std::string> Environment() {
+  std::vector<std::string> all;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) all.emplace_back(*entry);
+  return jobs::AllowedEnvironment(all);
+}
+
+template <typename T>
+void SetLimit(grpc::ServerBuilder& builder, const char* name, T value) {
+  builder.AddChannelArgument(name, static_cast<int>(value));
+}
+
+}  // namespace
+
+// In the order in which things stand on each other: destruction goes the other way.
+struct App::State {
+  explicit State(const AppOptions& given)
+      : options(given),
+        metrics({kVersion, kCommit, "none"}, KnownLabels()),
+        pool(given.threads),
+        library(serve::MakeOneDnnLibrary()),
+        job_metrics(metrics, base::RealClock()) {}
+
+  const AppOptions options;
+  const absl::Time started = absl::Now();
+  std::atomic<bool> ready{false};
+  std::atomic<bool> draining{false};
+  telemetry::Metrics metrics;
+  std::unique_ptr<http::HttpServer> http;
+
+  kernels::ThreadPool pool;
+  kernels::LaunchCounter serve_launches;
+  kernels::LaunchCounter convert_launches;
+  std::unique_ptr<kernels::DenseLibrary> library;
+  kernels::Stream serve_stream;
+  kernels::Stream convert_stream;
+
+  std::unique_ptr<store::StateDirectory> state;
+  JobMetrics job_metrics;
+  std::unique_ptr<jobs::Database> database;
+  std::unique_ptr<jobs::Runner> runner;
+  std::unique_ptr<jobs::JobController> controller;
+
+  std::unique_ptr<rpc::TextCache> texts;
+  std::mutex pins_mutex;
+  std::map<std::string, std::shared_ptr<const store::Pin>> pins;  // of loaded models, by pins_mutex
+  std::unique_ptr<rpc::WorkerPool> workers;
+  std::unique_ptr<rpc::Edge> edge;
+  std::unique_ptr<serve::ModelManager> manager;
+  std::unique_ptr<rpc::ModelLibrary> model_library;
+  std::unique_ptr<rpc::OperationTable> operations;
+
+  std::unique_ptr<rpc::DatasetService> dataset_service;
+  std::unique_ptr<rpc::FineTuneService> fine_tune_service;
+  std::unique_ptr<rpc::ModelService> model_service;
+  std::unique_ptr<rpc::InferenceService> inference_service;
+  std::unique_ptr<rpc::ServerService> server_service;
+  std::unique_ptr<rpc::OperationsService> operations_service;
+  std::unique_ptr<rpc::TrainerReportService> report_service;
+  std::unique_ptr<grpc::Server> server;
+  int grpc_port = 0;
+
+  static telemetry::KnownLabels KnownLabels() {
+    telemetry::KnownLabels known;
+    for (int i = 0; i < jobs::kNumJobStates; ++i) known.job_states.push_back(jobs::Name(static_cast<jobs::JobState>(i)));
+    return known;
+  }
+
+  absl::Status StartHttp();
+  absl::Status OpenState();
+  absl::Status OpenJobs();
+  absl::Status OpenServing();
+  absl::Status StartGrpc();
+  absl::Status WriteServerFile();
+  absl::Status CheckJob(const jobs::JobSpec& spec);
+  void Collect(telemetry::Metrics& out);
+  v1::ServerInfo Describe();
+  v1::ServerLoad Measure();
+  std::int64_t RunningRequests() const;
+};
+
+absl::Status App::State::StartHttp() {
+  http::HttpHandlers handlers;
+  handlers.metrics = [this] { return metrics.Scrape(); };
+  handlers.live = [] { return absl::OkStatus(); };
+  handlers.started = [this] { return ready ? absl::OkStatus() : absl::UnavailableError("starting"); };
+  handlers.ready = [this] {
+    if (draining) return absl::UnavailableError("shutting down");
+    return ready ? absl::OkStatus() : absl::UnavailableError("starting");
+  };
+  NIBBLE_ASSIGN_OR_RETURN(http, http::HttpServer::Start(options.http_address, std::move(handlers)));
+  return absl::OkStatus();
+}
+
+absl::Status App::State::OpenState() {
+  store::UploadLimits limits;
+  limits.max_file_bytes = limits.max_total_bytes = static_cast<std::uint64_t>(options.max_dataset_bytes);
+  NIBBLE_ASSIGN_OR_RETURN(state, store::StateDirectory::Open(base::RealFileSystem(), options.state_dir, limits));
+  texts = std::make_unique<rpc::TextCache>(*state->models);
+  return absl::OkStatus();
+}
+
+absl::Status App::State::CheckJob(const jobs::JobSpec& spec) {
+  if (options.trainer_path.empty()) {
+    return base::WithReason(absl::UnimplementedError("this server has no nibble-trainer beside it"), "UNIMPLEMENTED");
+  }
+  plan::JobInputs inputs;
+  inputs.devices = {"cpu"};
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state->models->Get(spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
+  inputs.base_format = model::Name(info.format);
+  NIBBLE_ASSIGN_OR_RETURN(const auto text, texts->Get(spec.base_model));
+  inputs.config = text->config;
+  inputs.text = text->assets;
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state->datasets->Get(spec.train_dataset));
+  inputs.train_path = train.data_path;
+  NIBBLE_ASSIGN_OR_RETURN(inputs.train_format, base::GetString(train.meta, "format", "meta.json"));
+  if (!spec.eval_dataset.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state->datasets->Get(spec.eval_dataset));
+    inputs.eval_path = eval.data_path;
+    NIBBLE_ASSIGN_OR_RETURN(inputs.eval_format, base::GetString(eval.meta, "format", "meta.json"));
+  }
+  return plan::CheckJob(spec, inputs);
+}
+
+absl::Status App::State::OpenJobs() {
+  NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->layout.database()));
+  runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = Environment()});
+  jobs::ControllerOptions control;
+  control.queue.max_running = static_cast<int>(options.max_running_jobs);
+  control.max_queued = options.max_queued_jobs;
+  control.trainer_threads = options.threads;
+  control.isa = options.isa;
+  control.default_device = "cpu";
+  control.nibble_version = kVersion;
+  control.check_spec = [this](const jobs::JobSpec& spec) { return CheckJob(spec); };
+  NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
+  return absl::OkStatus();
+}
+
+absl::Status App::State::OpenServing() {
+  workers = std::make_unique<rpc::WorkerPool>(options.workers, /*max_waiting=*/256);
+  edge = std::make_unique<rpc::Edge>(metrics, *workers, base::RealClock(), draining);
+  const auto locate = [this](const std::string& name) -> absl::StatusOr<std::string> {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state->models->Get(name));
+    return stored.directory;
+  };
+  const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
+    std::lock_guard lock(pins_mutex);
+    pins.erase(resident.name);
+    metrics.SetScheduler(resident.name, {});
+    if (!loaded) return;
+    metrics.ModelLoaded(resident.name, absl::ToDoubleSeconds(took));
+    if (auto pin = state->models->PinModel(resident.name, "serving: it is loaded"); pin.ok()) pins[resident.name] = *std::move(pin);
+  };
+  manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_stream, base::RealClock(), observe);
+  rpc::ModelLibraryOptions library_options;
+  library_options.import_root = options.import_root;
+  library_options.upload_limits.max_files = 1000;
+  library_options.upload_limits.max_file_bytes = static_cast<std::uint64_t>(options.max_model_bytes);
+  library_options.upload_limits.max_total_bytes = static_cast<std::uint64_t>(options.max_model_bytes);
+  library_options.eval_dataset_of_job = [this](const std::string& job) {
+    const auto record = controller->Get(job);
+    return record.ok() ? record->spec.eval_dataset : std::string();
+  };
+  model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), convert_stream,
+                                                      serve_stream, std::move(library_options));
+  NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(base::RealFileSystem(), base::RealClock(),
+                                                                base::JoinPath(state->layout.root(), "operations")));
+  return absl::OkStatus();
+}
+
+absl::Status App::State::StartGrpc() {
+  dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts);
+  fine_tune_service = std::make_unique<rpc::FineTuneService>(*edge, *controller, *texts);
+  model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
+  inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);
+  server_service = std::make_unique<rpc::ServerService>(*edge, [this] { return Describe(); }, [this] { return Measure(); });
+  operations_service = std::make_unique<rpc::OperationsService>(*edge, *operations);
+  report_service = std::make_unique<rpc::TrainerReportService>(*edge, *controller);
+  rpc::RegisterMethods(metrics);
+
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  builder.AddListeningPort(options.grpc_address, grpc::InsecureServerCredentials(), &grpc_port);
+  builder.SetMaxReceiveMessageSize(options.max_receive_bytes);
+  builder.SetMaxSendMessageSize(options.max_send_bytes);
+  SetLimit(builder, GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
+  SetLimit(builder, GRPC_ARG_MAX_METADATA_SIZE, options.max_metadata_bytes);
+  SetLimit(builder, GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
+  SetLimit(builder, GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  SetLimit(builder, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  SetLimit(builder, GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  SetLimit(builder, GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
+  SetLimit(builder, GRPC_ARG_MAX_CONNECTION_AGE_MS, 30 * 60'000);
+  SetLimit(builder, GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 60'000);
+  SetLimit(builder, GRPC_ARG_MAX_CONNECTION_IDLE_MS, 15 * 60'000);
+  SetLimit(builder, GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its clients
+  grpc::ResourceQuota quota("nibbled");
+  quota.Resize(static_cast<std::size_t>(options.rpc_memory_bytes)).SetMaxThreads(options.max_rpc_threads);
+  builder.SetResourceQuota(quota);
+  const std::vector<grpc::Service*> services = {dataset_service.get(),   fine_tune_service.get(), model_service.get(),
+                                                inference_service.get(), server_service.get(),    operations_service.get(),
+                                                report_service.get()};
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  server = builder.BuildAndStart();
+  if (server == nullptr || grpc_port == 0) {
+    return absl::UnavailableError(StrCat("--grpc_address: cannot listen on ", options.grpc_address, " (is another server running?)"));
+  }
+  for (const char* name : rpc::kServices) server->GetHealthCheckService()->SetServingStatus(name, true);
+  return absl::OkStatus();
+}
+
+absl::Status App::State::WriteServerFile() {
+  base::Json json = base::Json::object();
+  json["pid"] = getpid();
+  json["grpc_port"] = grpc_port;
+  json["http_port"] = http->port();
+  json["version"] = kVersion;
+  return base::WriteFileAtomically(base::RealFileSystem(), base::JoinPath(state->layout.root(), kServerFile),
+                                   base::Dump(json, 2) + "\n");
+}
+
+std::int64_t App::State::RunningRequests() const {
+  std::int64_t count = 0;
+  for (const auto& resident : manager->residents()) {
+    const serve::EngineLoad load = resident->engine->load();
+    count += load.running + load.waiting;
+  }
+  return count;
+}
+
+void App::State::Collect(telemetry::Metrics& out) {
+  out.SetKernelLaunches("serve", "cpu", serve_launches.Snapshot());
+  out.SetKernelLaunches("convert", "cpu", convert_launches.Snapshot());
+  for (const auto& resident : manager->residents()) {
+    const serve::EngineLoad load = resident->engine->load();
+    out.SetScheduler(resident->name, {.waiting = load.waiting,
+                                      .running = load.running,
+                                      .kv_blocks_used = load.used_pages,
+                                      .kv_blocks = load.total_pages,
+                                      .prompt_tokens = load.prompt_tokens,
+                                      .generated_tokens = load.generated_tokens});
+  }
+  for (int i = 0; i < jobs::kNumJobStates; ++i) {
+    const auto job_state = static_cast<jobs::JobState>(i);
+    if (const auto count = database->Count(job_state); count.ok()) out.SetJobs(jobs::kMethodQLora, jobs::Name(job_state), *count);
+  }
+  std::int64_t models = 0;
+  for (const auto& model : state->models->List()) models += static_cast<std::int64_t>(model.bytes);
+  std::int64_t datasets = 0;
+  for (const auto& dataset : state->datasets->List()) datasets += static_cast<std::int64_t>(dataset.bytes);
+  out.SetArtifactBytes("model", models);
+  out.SetArtifactBytes("dataset", datasets);
+  if (const auto bytes = base::RealFileSystem().FreeBytes(state->layout.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
+}
+
+v1::ServerInfo App::State::Describe() {
+  v1::ServerInfo info = StaticInfo(serve_stream.isa, options.threads, started);
+  auto* limits = info.mutable_limits();
+  limits->set_max_message_bytes(options.max_receive_bytes);
+  limits->set_max_chunk_bytes(static_cast<std::int64_t>(edge->max_chunk_bytes));
+  limits->set_max_dataset_bytes(options.max_dataset_bytes);
+  limits->set_max_model_bytes(options.max_model_bytes);
+  limits->set_max_waiting_requests(static_cast<std::int32_t>(options.engine.max_waiting));
+  limits->set_max_running_requests(static_cast<std::int32_t>(options.engine.max_running));
+  limits->set_max_queued_jobs(static_cast<std::int32_t>(options.max_queued_jobs));
+  if (options.trainer_path.empty()) info.clear_job_methods();
+  return info;
+}
+
+v1::ServerLoad App::State::Measure() {
+  v1::ServerLoad load = LoadOf(*manager, *database);
+  load.set_ready(ready && !draining);
+  load.set_draining(draining);
+  return load;
+}
+
+App::App(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
+  NIBBLE_RETURN_IF_ERROR(CheckFlags(options));
+  NIBBLE_ASSIGN_OR_RETURN(const kernels::Isa isa, PickIsa(options.isa));
+  CheckOpenFiles(options.max_connections);
+  auto state = std::make_unique<State>(options);
+  State& s = *state;
+  s.serve_stream = {.isa = isa, .pool = &s.pool, .launches = &s.serve_launches, .library = s.library.get()};
+  s.convert_stream = {.isa = isa, .pool = &s.pool, .launches = &s.convert_launches, .library = s.library.get()};
+  NIBBLE_RETURN_IF_ERROR(s.OpenState());  // first: its lock keeps a second server from the ports' errors
+  NIBBLE_RETURN_IF_ERROR(s.StartHttp());
+  NIBBLE_RETURN_IF_ERROR(s.OpenJobs());
+  NIBBLE_RETURN_IF_ERROR(s.OpenServing());
+  NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
+  s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });
+  NIBBLE_ASSIGN_OR_RETURN(const http::HostPort host, http::ParseHostPort("--grpc_address", options.grpc_address));
+  const bool v6 = host.host.find(':') != std::string::npos;
+  s.controller->Run(StrCat(v6 ? "[" : "", host.host, v6 ? "]" : "", ":", s.grpc_port));
+  NIBBLE_RETURN_IF_ERROR(s.WriteServerFile());
+  s.ready = true;
+  base::LogInfo("ready", {{"grpc_port", StrCat(s.grpc_port)},
+                          {"http_port", StrCat(s.http->port())},
+                          {"isa", kernels::Name(isa)},
+                          {"threads", StrCat(options.threads)},
+                          {"trainer", options.trainer_path}});
+  return std::unique_ptr<App>(new App(std::move(state)));
+}
+
+void App::Drain() {
+  State& s = *state_;
+  s.draining = true;
+  s.server->GetHealthCheckService()->SetServingStatus(false);
+  for (const char* name : rpc::kServices) s.server->GetHealthCheckService()->SetServingStatus(name, false);
+  // Trainers write their checkpoints while requests end.
+  std::thread jobs([&] { s.controller->Shutdown(s.options.job_grace); });
+  base::Clock& clock = base::RealClock();
+  const absl::Duration until = clock.Monotonic() + s.options.drain;
+  while (s.RunningRequests() > 0 && clock.Monotonic() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  jobs.join();
+  // Watches and what else is open are told to try elsewhere, then cut.
+  s.edge->drain.Fire();
+  s.server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
+}
+
+App::~App() {
+  State& s = *state_;
+  s.draining = true;
+  s.metrics.ClearCollectors();
+  s.http.reset();
+  if (s.server != nullptr) {
+    s.edge->drain.Fire();
+    s.server->Shutdown(std::chrono::system_clock::now());
+    s.server->Wait();
+  }
+  s.operations.reset();  // waits for what runs
+  for (const auto& resident : s.manager->residents()) s.manager->Unload(resident->name).IgnoreError();
+  // Cancelled requests end with their engine's next step; until then they hold on to workers.
+  while (s.edge->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  s.workers.reset();
+  base::RealFileSystem().RemoveAll(base::JoinPath(s.state->layout.root(), kServerFile)).IgnoreError();
+}
+
+int App::grpc_port() const { return state_->grpc_port; }
+int App::http_port() const { return state_->http->port(); }
+
+}  // namespace nibble

@@ -1,0 +1,62 @@
+// The composition root: the only file, with its .cc, that knows every folder. Flags in, a running server out.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/serve/engine.h"
+
+namespace nibble {
+
+struct AppOptions {
+  std::string state_dir;
+  std::string grpc_address = "127.0.0.1:50051";
+  std::string http_address = "127.0.0.1:9464";
+  std::string device = "auto";  // auto | cpu | cuda:N
+  std::string isa = "auto";     // auto | plain | avx2 | avx512
+  std::string import_root;      // "": no path of the server is taken
+  std::string trainer_path;     // "": jobs are refused
+  int threads = 1;
+  serve::EngineOptions engine;
+
+  // Limits of ops.md 4.
+  int max_receive_bytes = 4 << 20;
+  int max_send_bytes = 16 << 20;
+  int max_concurrent_streams = 100;
+  int max_metadata_bytes = 8 << 10;
+  std::int64_t rpc_memory_bytes = 256 << 20;
+  int max_rpc_threads = 64;
+  int max_connections = 512;
+  int workers = 4;
+  std::int64_t max_dataset_bytes = std::int64_t{1} << 30;
+  std::int64_t max_model_bytes = std::int64_t{64} << 30;
+  std::int64_t max_queued_jobs = 1000;
+  std::int64_t max_running_jobs = 1;
+  absl::Duration drain = absl::Seconds(20);       // requests that run
+  absl::Duration job_grace = absl::Seconds(20);   // trainers, for a checkpoint
+};
+
+// One thread, but for what it starts.
+class App {
+ public:
+  // Errors: InvalidArgument (a flag, named), FailedPrecondition (STATE_DIR_IN_USE), what the state directory or the ports
+  // answer.
+  static absl::StatusOr<std::unique_ptr<App>> Start(const AppOptions& options);
+  // Admits nothing new, lets requests end, has trainers write a checkpoint and end. Returns within drain + job_grace.
+  void Drain();
+  ~App();
+  App(const App&) = delete;
+  App& operator=(const App&) = delete;
+
+  int grpc_port() const;
+  int http_port() const;
+
+ private:
+  struct State;
+  explicit App(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace nibble

@@ -1,0 +1,73 @@
+#include "server/app_info.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "server/rpc/methods.h"
+#include "server/rpc/model_proto.h"
+#include "server/rpc/time.h"
+#include "server/telemetry/metrics.h"
+
+namespace nibble {
+
+namespace {
+
+std::string CpuName() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.compare(0, 10, "model name") == 0 && line.find(": ") != std::string::npos) return line.substr(line.find(": ") + 2);
+  }
+  return "CPU";
+}
+
+}  // namespace
+
+v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
+  v1::ServerInfo info;
+  info.set_version(kVersion);
+  info.set_commit(kCommit);
+  *info.mutable_start_time() = rpc::ToProto(started);
+  auto* device = info.add_devices();
+  *device->mutable_device() = rpc::CpuDevice();
+  device->set_name(CpuName());
+  device->set_isa(kernels::Name(isa));
+  const std::int64_t page = sysconf(_SC_PAGESIZE);
+  device->set_memory_total_bytes(sysconf(_SC_PHYS_PAGES) * page);
+  device->set_memory_free_bytes(sysconf(_SC_AVPHYS_PAGES) * page);
+  info.set_threads(threads);
+  info.add_job_methods(jobs::kMethodQLora);
+  for (const char* format : {"f32", "bf16", "nf4", "int8", "lora"}) info.add_serve_formats(format);
+  for (const char* format : {"int8", "nf4"}) info.add_convert_formats(format);
+  for (const char* format : {"peft", "hf"}) info.add_export_formats(format);
+  for (const char* name : rpc::kUnbuilt) info.add_unimplemented(name);
+  return info;
+}
+
+v1::ServerLoad LoadOf(const serve::ModelManager& manager, jobs::Database& database) {
+  v1::ServerLoad out;
+  *out.mutable_time() = rpc::ToProto(absl::Now());
+  for (const auto& resident : manager.residents()) {
+    const serve::EngineLoad load = resident->engine->load();
+    out.set_requests_running(out.requests_running() + static_cast<std::int32_t>(load.running));
+    out.set_requests_waiting(out.requests_waiting() + static_cast<std::int32_t>(load.waiting));
+    out.set_kv_blocks_used(out.kv_blocks_used() + load.used_pages);
+    out.set_kv_blocks_total(out.kv_blocks_total() + load.total_pages);
+    out.set_prompt_tokens_total(out.prompt_tokens_total() + static_cast<std::int64_t>(load.prompt_tokens));
+    out.set_generated_tokens_total(out.generated_tokens_total() + static_cast<std::int64_t>(load.generated_tokens));
+  }
+  *out.mutable_residents() = rpc::ToProto(manager);
+  out.set_jobs_queued(static_cast<std::int32_t>(database.Count(jobs::JobState::kQueued).value_or(0)));
+  for (int i = 0; i < jobs::kNumJobStates; ++i) {
+    const auto state = static_cast<jobs::JobState>(i);
+    if (jobs::HasTrainer(state)) {
+      out.set_jobs_running(out.jobs_running() + static_cast<std::int32_t>(database.Count(state).value_or(0)));
+    }
+  }
+  out.set_rss_bytes(static_cast<std::int64_t>(telemetry::ResidentBytes()));
+  return out;
+}
+
+}  // namespace nibble

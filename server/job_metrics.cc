@@ -1,0 +1,60 @@
+#include "server/job_metrics.h"
+
+#include <algorithm>
+
+namespace nibble {
+
+namespace {
+
+double Number(const base::Json& body, const char* key) {
+  return base::GetNumber(body, key, "event", 0).value_or(0);
+}
+std::string Text(const base::Json& body, const char* key) {
+  return base::GetString(body, key, "event", "").value_or("");
+}
+std::string DeviceOf(const jobs::JobRecord& job) { return job.spec.device.empty() ? "cpu" : job.spec.device; }
+
+}  // namespace
+
+void JobMetrics::OnEvent(const jobs::JobRecord& job, const jobs::Event& event) {
+  if (event.type == "state") OnState(job, event);
+  if (event.type == "step") OnStep(job, event.body);
+  if (event.type == "checkpoint") {
+    metrics_.CheckpointSaved(Number(event.body, "duration_ms") * 1e-3,
+                             static_cast<std::int64_t>(Number(event.body, "bytes")), absl::ToDoubleSeconds(event.time - absl::UnixEpoch()));
+  }
+  if (event.type == "warning" && Text(event.body, "reason") == "CHECKPOINT_FAILED") metrics_.CheckpointFailed("CHECKPOINT_FAILED");
+}
+
+// The controller tells of a trainer's own events; what ends a job is told by OnAttemptEnded.
+void JobMetrics::OnState(const jobs::JobRecord& job, const jobs::Event& event) {
+  if (Text(event.body, "state") != "RUNNING") return;
+  metrics_.JobAttempt(job.spec.method, "start");
+  if (event.attempt <= 1 && job.started.has_value()) metrics_.JobQueueWait(absl::ToDoubleSeconds(*job.started - job.created));
+}
+
+void JobMetrics::OnStep(const jobs::JobRecord& job, const base::Json& body) {
+  metrics_.TrainStep(job.spec.method, {.tokens = static_cast<std::int64_t>(Number(body, "tokens")),
+                                       .seconds = Number(body, "step_ms") * 1e-3,
+                                       .loss = Number(body, "loss"),
+                                       .tokens_per_s = Number(body, "tokens_per_s")});
+  const std::string device = DeviceOf(job);
+  metrics_.RaisePeakMemory("trainer", device, static_cast<std::uint64_t>(std::max(0.0, Number(body, "peak_memory_bytes"))));
+  const auto launches = body.find("launches");
+  if (launches == body.end() || !launches->is_object()) return;
+  for (const auto& item : launches->items()) {
+    if (!item.value().is_number_unsigned() && !item.value().is_number_integer()) continue;
+    const auto count = item.value().get<std::int64_t>();
+    if (count > 0) metrics_.AddKernelLaunches("train", device, item.key(), static_cast<std::uint64_t>(count));
+  }
+}
+
+void JobMetrics::OnAttemptEnded(const jobs::JobRecord& job, const std::string& state) {
+  if (state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED") {
+    metrics_.JobFinished(job.spec.method, state, absl::ToDoubleSeconds(clock_.Now() - job.created));
+  } else {
+    metrics_.JobAttempt(job.spec.method, state);
+  }
+}
+
+}  // namespace nibble

@@ -1,0 +1,27 @@
+// What jobs do, as metrics.
+#pragma once
+#include <string>
+
+#include "server/base/clock.h"
+#include "server/jobs/controller_options.h"
+#include "server/telemetry/metrics.h"
+
+namespace nibble {
+
+// Thread-safe.
+class JobMetrics : public jobs::JobObserver {
+ public:
+  JobMetrics(telemetry::Metrics& metrics, base::Clock& clock) : metrics_(metrics), clock_(clock) {}
+
+  void OnEvent(const jobs::JobRecord& job, const jobs::Event& event) override;
+  void OnAttemptEnded(const jobs::JobRecord& job, const std::string& state) override;
+
+ private:
+  void OnState(const jobs::JobRecord& job, const jobs::Event& event);
+  void OnStep(const jobs::JobRecord& job, const base::Json& body);
+
+  telemetry::Metrics& metrics_;
+  base::Clock& clock_;
+};
+
+}  // namespace nibble

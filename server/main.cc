@@ -1,0 +1,117 @@
+// nibbled: flags -> App -> wait for a signal -> drain.
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "server/app.h"
+#include "server/base/files.h"
+#include "server/base/log.h"
+
+namespace {
+
+using nibble::AppOptions;
+
+int AvailableCpus() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return std::max(1, CPU_COUNT(&set));
+}
+
+// libgomp, behind oneDNN, reads its settings when it is loaded: they must be in the environment before this program is. Its
+// threads must not spin beside ours, nor be more than ours.
+void SetOpenMp(int threads, char** argv) {
+  const std::string wanted = std::to_string(threads);
+  const char* policy = std::getenv("OMP_WAIT_POLICY");
+  const char* number = std::getenv("OMP_NUM_THREADS");
+  if (policy != nullptr && std::string(policy) == "passive" && number != nullptr && number == wanted) return;
+  setenv("OMP_WAIT_POLICY", "passive", 1);
+  setenv("OMP_NUM_THREADS", wanted.c_str(), 1);
+  execv("/proc/self/exe", argv);
+  nibble::base::LogWarning("the OpenMP settings could not be applied", {});
+}
+
+std::string TrainerBesideMe() {
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+  if (length <= 0) return "";
+  const std::string self(path, static_cast<std::size_t>(length));
+  const std::string trainer = self.substr(0, self.rfind('/') + 1) + "nibble-trainer";
+  return access(trainer.c_str(), X_OK) == 0 ? trainer : "";
+}
+
+void AddFlags(CLI::App& cli, AppOptions& options, double& drain_s, double& job_grace_s) {
+  cli.add_option("--state_dir", options.state_dir, "Where models, datasets and jobs are kept")->required();
+  cli.add_option("--grpc_address", options.grpc_address, "HOST:PORT of the API; loopback only; port 0 picks one");
+  cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks one");
+  cli.add_option("--threads", options.threads, "Threads of the kernels")->check(CLI::Range(1, 1024));
+  cli.add_option("--device", options.device, "auto, cpu or cuda:N");
+  cli.add_option("--isa", options.isa, "auto, plain, avx2 or avx512");
+  cli.add_option("--import_root", options.import_root, "Directory below which clients may name files of this machine");
+  cli.add_option("--trainer", options.trainer_path, "The trainer's program; default: beside this one");
+  cli.add_option("--max_waiting_requests", options.engine.max_waiting, "A model")->check(CLI::Range(0, 1'000'000));
+  cli.add_option("--max_running_requests", options.engine.max_running, "A model")->check(CLI::Range(1, 4096));
+  cli.add_option("--max_context", options.engine.max_context, "Tokens of a request, prompt and completion")->check(CLI::PositiveNumber);
+  cli.add_option("--kv_tokens", options.engine.kv_tokens, "Capacity of a model's KV cache")->check(CLI::PositiveNumber);
+  cli.add_option("--prefill_chunk", options.engine.prefill_chunk, "Prompt tokens a step")->check(CLI::PositiveNumber);
+  cli.add_option("--max_receive_bytes", options.max_receive_bytes, "Of one message")->check(CLI::PositiveNumber);
+  cli.add_option("--max_send_bytes", options.max_send_bytes, "Of one message")->check(CLI::PositiveNumber);
+  cli.add_option("--max_concurrent_streams", options.max_concurrent_streams, "A connection")->check(CLI::PositiveNumber);
+  cli.add_option("--max_metadata_bytes", options.max_metadata_bytes, "A request")->check(CLI::PositiveNumber);
+  cli.add_option("--rpc_memory_bytes", options.rpc_memory_bytes, "Of gRPC's buffers")->check(CLI::PositiveNumber);
+  cli.add_option("--max_rpc_threads", options.max_rpc_threads, "Of gRPC")->check(CLI::PositiveNumber);
+  cli.add_option("--max_connections", options.max_connections, "Checked against the limit of open files")->check(CLI::PositiveNumber);
+  cli.add_option("--workers", options.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
+  cli.add_option("--max_dataset_bytes", options.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);
+  cli.add_option("--max_model_bytes", options.max_model_bytes, "Of one uploaded model")->check(CLI::PositiveNumber);
+  cli.add_option("--max_queued_jobs", options.max_queued_jobs, "")->check(CLI::PositiveNumber);
+  cli.add_option("--max_running_jobs", options.max_running_jobs, "")->check(CLI::Range(1, 64));
+  cli.add_option("--drain_s", drain_s, "At shutdown: for requests that run")->check(CLI::NonNegativeNumber);
+  cli.add_option("--job_grace_s", job_grace_s, "At shutdown: for trainers to write a checkpoint")->check(CLI::NonNegativeNumber);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  AppOptions options;
+  options.threads = AvailableCpus();
+  double drain_s = absl::ToDoubleSeconds(options.drain);
+  double job_grace_s = absl::ToDoubleSeconds(options.job_grace);
+  CLI::App cli{"The Nibble server: fine-tunes language models in low precision and serves them"};
+  AddFlags(cli, options, drain_s, job_grace_s);
+  CLI11_PARSE(cli, argc, argv);
+  options.drain = absl::Seconds(drain_s);
+  options.job_grace = absl::Seconds(job_grace_s);
+  if (options.trainer_path.empty()) options.trainer_path = TrainerBesideMe();
+  SetOpenMp(options.threads, argv);
+
+  std::signal(SIGPIPE, SIG_IGN);
+  // No core files: they would hold prompts and weights.
+  const rlimit no_core{0, 0};
+  setrlimit(RLIMIT_CORE, &no_core);
+  // Blocked before any thread is made, so that all inherit it and only sigwait sees them.
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+
+  auto app = nibble::App::Start(options);
+  if (!app.ok()) {
+    std::fprintf(stderr, "nibbled: %s\n", std::string(app.status().message()).c_str());
+    return 1;
+  }
+  int signal = 0;
+  sigwait(&signals, &signal);
+  nibble::base::LogInfo("stopping", {{"signal", signal == SIGTERM ? "SIGTERM" : "SIGINT"}});
+  (*app)->Drain();
+  app->reset();
+  nibble::base::LogInfo("stopped", {});
+  return 0;
+}

@@ -1,0 +1,58 @@
+#include "server/plan/check_job.h"
+
+#include <algorithm>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::plan {
+
+using base::FieldError;
+using base::StrCat;
+
+namespace {
+
+absl::Status CheckDevice(const jobs::JobSpec& spec, const JobInputs& inputs) {
+  if (std::find(inputs.devices.begin(), inputs.devices.end(), spec.device) != inputs.devices.end()) return absl::OkStatus();
+  std::string list;
+  for (const std::string& device : inputs.devices) list = StrCat(list, list.empty() ? "" : ", ", device);
+  return FieldError("device", StrCat("\"", spec.device, "\" is not there, wanted one of ", list));
+}
+
+absl::Status CheckData(const char* field, const std::string& path, const std::string& format_name,
+                       const jobs::JobSpec& spec, const JobInputs& inputs) {
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+  const auto loaded = data::LoadDataset(path, format, inputs.text, inputs.config, OptionsOf(spec));
+  if (loaded.ok()) return absl::OkStatus();
+  absl::Status named(loaded.status().code(), StrCat(field, ": ", base::ToStd(loaded.status().message())));
+  const std::string reason = base::Reason(loaded.status());
+  return base::WithReason(named, reason.empty() ? "FIELD_VIOLATION" : reason, {{"field", field}});
+}
+
+}  // namespace
+
+data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec) {
+  data::TokeniseOptions options;
+  options.max_seq_len = spec.data.max_seq_len;
+  options.train_on_prompt = spec.data.train_on_prompt;
+  const std::string overlong = spec.data.overlong.value_or("truncate");
+  if (overlong == "drop") options.overlong = data::Overlong::kDrop;
+  if (overlong == "error") options.overlong = data::Overlong::kError;
+  return options;
+}
+
+absl::Status CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
+  NIBBLE_RETURN_IF_ERROR(CheckDevice(spec, inputs));
+  if (spec.data.max_seq_len > inputs.config.max_positions) {
+    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ", inputs.config.max_positions, " positions"));
+  }
+  if (inputs.base_format != "f32" && inputs.base_format != "bf16") {
+    return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
+  }
+  NIBBLE_RETURN_IF_ERROR(CheckData("train_dataset", inputs.train_path, spec.data.format.value_or(inputs.train_format), spec, inputs));
+  if (!inputs.eval_path.has_value()) return absl::OkStatus();
+  return CheckData("eval_dataset", *inputs.eval_path, inputs.eval_format.value_or(inputs.train_format), spec, inputs);
+}
+
+}  // namespace nibble::plan

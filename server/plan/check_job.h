@@ -1,0 +1,35 @@
+// Whether a job can be trained: the spec beside its model and its data, before anything is queued.
+#pragma once
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/data/example.h"
+#include "server/jobs/job_spec.h"
+#include "server/model/model_config.h"
+#include "server/model/text_assets.h"
+
+namespace nibble::plan {
+
+// The model and the data that a spec names.
+struct JobInputs {
+  model::ModelConfig config;
+  model::TextAssets text;
+  std::string base_format;                     // "bf16"
+  std::string train_path;
+  std::string train_format;                    // "text"
+  std::optional<std::string> eval_path;
+  std::optional<std::string> eval_format;
+  std::vector<std::string> devices;            // that there are: "cpu", "cuda:0"
+};
+
+data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec);
+
+// Of a resolved spec. Tokenises all data. Errors:
+// InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format; NO_TRAINABLE_TOKENS;
+// TEMPLATE_ERROR), FailedPrecondition (chat without a template).
+absl::Status CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
+
+}  // namespace nibble::plan

@@ -1,0 +1,88 @@
+#include "server/rpc/answer_sink.h"
+
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+void AnswerSink::OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) {
+  auto* start = start_.mutable_start();
+  if (start->prompt_logprobs().empty()) start->add_prompt_logprobs()->set_token_id(context_.prompt.front());
+  for (const serve::TokenLogprob& token : logprobs) {
+    *start->add_prompt_logprobs() = ToProto(token, context_.options.num_prompt_logprobs, true);
+  }
+}
+
+void AnswerSink::Begin(double queue_ms) {
+  if (begun_) return;
+  begun_ = true;
+  auto* start = start_.mutable_start();
+  start->set_request_id(context_.request_id);
+  start->set_model_version(context_.resident->name);
+  start->set_weights_digest(context_.resident->engine->model().info().weights_digest);
+  start->set_prompt_tokens(static_cast<std::int32_t>(context_.prompt.size()));
+  start->set_queue_ms(queue_ms);
+  start->set_seed(context_.options.seed);
+  Emit(start_);
+  if (context_.echo_text.empty()) return;
+  v1::GenerateReply echo;
+  echo.mutable_delta()->set_text(context_.echo_text);
+  Emit(echo);
+}
+
+void AnswerSink::OnDelta(std::string_view text, std::span<const serve::TokenLogprob> tokens) {
+  Begin(0);
+  v1::GenerateReply reply;
+  auto* delta = reply.mutable_delta();
+  delta->set_text(text.data(), text.size());
+  for (const serve::TokenLogprob& token : tokens) {
+    delta->add_token_ids(token.token);
+    if (context_.options.logprobs) *delta->add_logprobs() = ToProto(token, context_.options.num_logprobs, true);
+  }
+  Emit(reply);
+}
+
+absl::Status AnswerSink::Ended(const serve::Finish& finish) const {
+  absl::Status status = finish.status;
+  if (!absl::IsCancelled(status) && !absl::IsDeadlineExceeded(status)) return status;
+  const serve::Usage& usage = finish.usage;
+  const char* stage = usage.completion_tokens > 0 ? "DECODE" : usage.queue_ms > 0 ? "PREFILL" : "QUEUE";
+  status = base::WithReason(status, CodeName(status.code()),
+                            {{"stage", stage}, {"tokens", std::to_string(usage.completion_tokens)}});
+  // What was made is paid for: usage travels with the error (api.md 4d).
+  status.SetPayload("type.googleapis.com/nibble.v1.Usage", absl::Cord(ToProto(usage).SerializeAsString()));
+  return status;
+}
+
+void AnswerSink::OnFinish(const serve::Finish& finish) {
+  const absl::Status status = Ended(finish);
+  const std::string model = context_.resident->name;
+  context_.edge.metrics.GenerateEnded(model, status.ok() ? serve::Name(finish.reason) : CodeName(status.code()),
+                                      {.ttft_seconds = finish.usage.ttft_ms * 1e-3,
+                                       .decode_seconds = finish.usage.decode_ms * 1e-3,
+                                       .completion_tokens = finish.usage.completion_tokens});
+  if (status.ok()) {
+    Begin(finish.usage.queue_ms);
+    v1::GenerateReply reply;
+    auto* end = reply.mutable_finish();
+    end->set_reason(ToProto(finish.reason));
+    end->set_matched(finish.matched_stop);
+    end->set_incomplete_utf8(finish.incomplete_utf8);
+    Emit(reply);
+    v1::GenerateReply usage;
+    *usage.mutable_usage() = ToProto(finish.usage);
+    Emit(usage);
+  }
+  End(status);
+  LetGo();
+}
+
+void AnswerSink::LetGo() {
+  if (context_.resident == nullptr) return;
+  context_.edge.workers.Run([resident = std::move(context_.resident)] {});
+  context_.resident = nullptr;
+  --context_.edge.live_answers;
+}
+
+}  // namespace nibble::rpc

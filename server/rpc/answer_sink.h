@@ -1,0 +1,47 @@
+// From the engine's callbacks to GenerateReply messages: one start, deltas, one finish, one usage.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "nibble/v1/inference_service.pb.h"
+#include "server/rpc/call.h"
+#include "server/rpc/inference_input.h"
+#include "server/serve/model_manager.h"
+
+namespace nibble::rpc {
+
+struct AnswerContext {
+  Edge& edge;
+  std::shared_ptr<const serve::Resident> resident;  // keeps the model while the request runs
+  GenerateOptions options;
+  std::string request_id;
+  std::string echo_text;               // "" without echo
+  std::vector<std::int32_t> prompt;    // kept for prompt_logprobs
+};
+
+// Called from the engine's thread.
+class AnswerSink : public serve::ResponseSink {
+ public:
+  explicit AnswerSink(AnswerContext context) : context_(std::move(context)) { ++context_.edge.live_answers; }
+  // An engine that is still busy with this request may not be ended by it: the model is let go of on a worker.
+  ~AnswerSink() override { LetGo(); }
+
+  void OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) final;
+  void OnDelta(std::string_view text, std::span<const serve::TokenLogprob> tokens) final;
+  void OnFinish(const serve::Finish& finish) final;
+
+ protected:
+  virtual void Emit(v1::GenerateReply& reply) = 0;
+  virtual void End(const absl::Status& status) = 0;
+
+ private:
+  void Begin(double queue_ms);
+  void LetGo();
+  absl::Status Ended(const serve::Finish& finish) const;
+
+  AnswerContext context_;
+  v1::GenerateReply start_;
+  bool begun_ = false;
+};
+
+}  // namespace nibble::rpc

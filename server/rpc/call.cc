@@ -1,0 +1,108 @@
+#include "server/rpc/call.h"
+
+#include <chrono>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/log.h"
+#include "server/base/strings.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr char kRequestIdKey[] = "x-request-id";
+constexpr std::size_t kMaxRequestIdBytes = 64;
+
+const char* Name(CallType type) {
+  switch (type) {
+    case CallType::kUnary: return "unary";
+    case CallType::kClientStream: return "client_stream";
+    case CallType::kServerStream: return "server_stream";
+    case CallType::kBidiStream: return "bidi_stream";
+  }
+  return "unary";
+}
+
+std::string_view ServiceOf(std::string_view method) { return method.substr(0, method.find('/')); }
+std::string_view MethodOf(std::string_view method) { return method.substr(method.find('/') + 1); }
+
+// The client's own, where it is fit to be logged.
+std::string RequestId(const grpc::CallbackServerContext& context) {
+  const auto it = context.client_metadata().find(kRequestIdKey);
+  if (it == context.client_metadata().end()) return base::NewId("req");
+  const std::string id(it->second.data(), it->second.size());
+  const bool good = !id.empty() && id.size() <= kMaxRequestIdBytes &&
+                    id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == std::string::npos;
+  return good ? id : base::NewId("req");
+}
+
+}  // namespace
+
+std::uint64_t DrainList::Add(Callback callback) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!fired_) {
+      callbacks_[next_id_] = std::move(callback);
+      return next_id_++;
+    }
+  }
+  callback();
+  return 0;
+}
+
+void DrainList::Remove(std::uint64_t id) {
+  std::lock_guard lock(mutex_);
+  callbacks_.erase(id);
+}
+
+void DrainList::Fire() {
+  std::map<std::uint64_t, Callback> callbacks;
+  {
+    std::lock_guard lock(mutex_);
+    fired_ = true;
+    callbacks.swap(callbacks_);
+  }
+  for (const auto& [id, callback] : callbacks) callback();
+}
+
+Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, const char* method)
+    : edge_(edge),
+      type_(type),
+      service_(ServiceOf(method)),
+      method_(MethodOf(method)),
+      request_id_(RequestId(*context)),
+      began_(edge.clock.Monotonic()),
+      deadline_(absl::InfiniteDuration()) {
+  context->AddInitialMetadata(kRequestIdKey, request_id_);
+  if (context->deadline() != std::chrono::system_clock::time_point::max()) {
+    deadline_ = began_ + absl::FromChrono(context->deadline() - std::chrono::system_clock::now());
+  }
+  edge_.metrics.RpcStarted(Name(type_), service_, method_);
+}
+
+grpc::Status Call::End(const absl::Status& status) {
+  const double seconds = absl::ToDoubleSeconds(edge_.clock.Monotonic() - began_);
+  edge_.metrics.RpcHandled(Name(type_), service_, method_, CodeName(status.code()), seconds);
+  const std::string reason = status.ok() ? "" : base::Reason(status);
+  if (reason == "QUEUE_FULL" || reason == "KV_FULL" || reason == "DRAINING" || reason == "PROMPT_TOO_LONG") {
+    edge_.metrics.Rejected(reason);
+  }
+  const bool ours = absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status);
+  const auto log = ours ? base::LogError : base::LogInfo;
+  log("rpc", {{"method", base::StrCat(service_, "/", method_)},
+              {"request_id", request_id_},
+              {"code", CodeName(status.code())},
+              {"reason", reason},
+              {"ms", base::StrCat(static_cast<std::int64_t>(seconds * 1e3))},
+              {"error", status.ok() ? "" : ToUtf8(base::ToStd(status.message()), 512)}});
+  return ToGrpcStatus(status);
+}
+
+void RegisterMethod(telemetry::Metrics& metrics, CallType type, std::string_view method) {
+  metrics.RpcKnown(Name(type), ServiceOf(method), MethodOf(method));
+}
+
+}  // namespace nibble::rpc

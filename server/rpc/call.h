@@ -1,0 +1,89 @@
+// What every RPC has around its one core call: a request id, the metrics, the log line, the deadline, the mapping of errors.
+#pragma once
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/base/cancel_token.h"
+#include "server/base/clock.h"
+#include "server/rpc/worker_pool.h"
+#include "server/telemetry/metrics.h"
+
+namespace nibble::rpc {
+
+// Who is to be told when the server begins to stop. Thread-safe.
+class DrainList {
+ public:
+  using Callback = std::function<void()>;
+  // 0, and the callback was called, when it has begun already.
+  std::uint64_t Add(Callback callback);
+  void Remove(std::uint64_t id);  // not from within the callback
+  void Fire();
+
+ private:
+  std::mutex mutex_;
+  std::uint64_t next_id_ = 1;                   // by mutex_
+  bool fired_ = false;                          // by mutex_
+  std::map<std::uint64_t, Callback> callbacks_; // by mutex_
+};
+
+// What the services share. Outlives them.
+struct Edge {
+  Edge(telemetry::Metrics& metrics_in, WorkerPool& workers_in, base::Clock& clock_in, std::atomic<bool>& draining_in)
+      : metrics(metrics_in), workers(workers_in), clock(clock_in), draining(draining_in) {}
+
+  telemetry::Metrics& metrics;
+  WorkerPool& workers;
+  base::Clock& clock;
+  std::atomic<bool>& draining;
+  DrainList drain;
+  std::atomic<int> live_answers{0};                     // requests that an engine may still call back about
+  absl::Duration default_deadline = absl::Seconds(30);  // of a unary call whose client gave none
+  std::size_t stream_buffer = 256;                      // messages a slow reader may be behind
+  absl::Duration max_stream_age = absl::Hours(1);       // of an upload
+  std::int64_t max_stream_messages = 10'000;
+  std::size_t max_chunk_bytes = 1u << 20;
+};
+
+enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };
+
+// One RPC from begin to end. Thread-compatible, but for cancel().
+class Call {
+ public:
+  // `method`: a constant "nibble.v1.ModelService/GetModel".
+  Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, const char* method);
+
+  Edge& edge() const { return edge_; }
+  const std::string& request_id() const { return request_id_; }
+  const base::CancelToken& cancel() const { return cancel_; }
+  // Of the client, on the monotonic clock; InfiniteDuration when it gave none.
+  absl::Duration deadline() const { return deadline_; }
+  absl::Duration began() const { return began_; }
+
+  // Counts and logs the end, and maps the status. Once.
+  grpc::Status End(const absl::Status& status);
+  void Cancel() { cancel_.Cancel(); }
+
+ private:
+  Edge& edge_;
+  const CallType type_;
+  const std::string_view service_;
+  const std::string_view method_;
+  std::string request_id_;
+  absl::Duration began_;
+  absl::Duration deadline_;
+  base::CancelToken cancel_;
+};
+
+// Series of the method exist with 0 from the start.
+void RegisterMethod(telemetry::Metrics& metrics, CallType type, std::string_view method);
+
+}  // namespace nibble::rpc

@@ -1,0 +1,179 @@
+#include "server/rpc/dataset_proto.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/data/example.h"
+#include "server/plan/check_job.h"
+#include "server/rpc/page.h"
+#include "server/rpc/status.h"
+#include "server/rpc/time.h"
+
+namespace nibble::rpc {
+
+using base::FieldError;
+using base::StrCat;
+
+v1::DatasetFormat ToProto(data::Format format) {
+  switch (format) {
+    case data::Format::kText: return v1::DATASET_FORMAT_TEXT;
+    case data::Format::kPromptCompletion: return v1::DATASET_FORMAT_PROMPT_COMPLETION;
+    case data::Format::kChat: return v1::DATASET_FORMAT_CHAT;
+  }
+  return v1::DATASET_FORMAT_UNSPECIFIED;
+}
+
+absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::DatasetFormat format) {
+  switch (format) {
+    case v1::DATASET_FORMAT_UNSPECIFIED: return std::optional<data::Format>();
+    case v1::DATASET_FORMAT_TEXT: return std::optional(data::Format::kText);
+    case v1::DATASET_FORMAT_PROMPT_COMPLETION: return std::optional(data::Format::kPromptCompletion);
+    case v1::DATASET_FORMAT_CHAT: return std::optional(data::Format::kChat);
+    case v1::DATASET_FORMAT_INSTRUCTION:
+    case v1::DATASET_FORMAT_TOKENIZED: return NotBuilt(StrCat(field, " ", v1::DatasetFormat_Name(format)));
+    default: return FieldError(field, StrCat("is ", static_cast<int>(format), ", wanted a dataset format"));
+  }
+}
+
+absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
+  v1::Dataset out;
+  out.set_name(stored.name);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string format_name, base::GetString(stored.meta, "format", "meta.json"));
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+  out.set_format(ToProto(format));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rows, base::GetInt(stored.meta, "rows", "meta.json"));
+  out.set_rows(rows);
+  // A plain text is kept as one row of JSON; its owner knows it by what was sent.
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bytes,
+                          base::GetInt(stored.meta, "sent_bytes", "meta.json", static_cast<std::int64_t>(stored.bytes)));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string sha256, base::GetString(stored.meta, "sent_sha256", "meta.json", stored.sha256));
+  out.set_bytes(bytes);
+  out.set_sha256(sha256);
+  *out.mutable_create_time() = ToProto(stored.created);
+  out.set_etag(stored.sha256.substr(0, 16));
+  return out;
+}
+
+absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
+  jobs::DataConfig out;
+  if (config.field_map_size() > 0) return NotBuilt("DataConfig.field_map");
+  if (config.has_chat_template()) return NotBuilt("DataConfig.chat_template");
+  const v1::LossMask& mask = config.loss_mask();
+  if (mask.roles_size() > 0) return NotBuilt("LossMask.roles");
+  if (mask.eos() != v1::EOS_POLICY_UNSPECIFIED && mask.eos() != v1::EOS_POLICY_TURN) return NotBuilt("LossMask.eos");
+  if (mask.has_honour_message_flag() && !mask.honour_message_flag()) return NotBuilt("LossMask.honour_message_flag");
+  if (config.has_shuffle() && !config.shuffle()) return NotBuilt("DataConfig.shuffle");
+  NIBBLE_ASSIGN_OR_RETURN(const auto format, FromProto("data.format", config.format()));
+  if (format.has_value()) out.format = data::Name(*format);
+  out.train_on_prompt = mask.train_on_prompt();
+  if (config.has_max_seq_len()) out.max_seq_len = config.max_seq_len();
+  if (config.has_shuffle_seed()) out.shuffle_seed = config.shuffle_seed();
+  switch (config.overlong()) {
+    case v1::OVERLONG_POLICY_UNSPECIFIED: break;
+    case v1::OVERLONG_POLICY_TRUNCATE: out.overlong = "truncate"; break;
+    case v1::OVERLONG_POLICY_DROP: out.overlong = "drop"; break;
+    case v1::OVERLONG_POLICY_ERROR: out.overlong = "error"; break;
+    case v1::OVERLONG_POLICY_SPLIT: out.overlong = "split"; break;
+    default: return FieldError("data.overlong", "wanted TRUNCATE, DROP, ERROR or SPLIT");
+  }
+  switch (config.packing()) {
+    case v1::PACKING_MODE_UNSPECIFIED: break;
+    case v1::PACKING_MODE_NONE: out.packing = "none"; break;
+    case v1::PACKING_MODE_SEGMENTED: out.packing = "segmented"; break;
+    default: return FieldError("data.packing", "wanted NONE or SEGMENTED");
+  }
+  return out;
+}
+
+namespace {
+
+constexpr std::int64_t kMaxPreviewRows = 100;
+
+struct PreviewShape {
+  data::Format format;
+  data::TokeniseOptions options;
+  std::int64_t n = 3;
+};
+
+absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const ModelText& model,
+                                     const v1::PreviewDatasetRequest& request) {
+  PreviewShape shape;
+  if (request.has_n()) {
+    if (request.n() < 1 || request.n() > kMaxPreviewRows) {
+      return FieldError("n", StrCat("is ", request.n(), ", wanted 1 to ", kMaxPreviewRows));
+    }
+    shape.n = request.n();
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const jobs::DataConfig config, FromProto(request.data()));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string own, base::GetString(stored.meta, "format", "meta.json"));
+  NIBBLE_ASSIGN_OR_RETURN(shape.format, data::ParseFormat(config.format.value_or(own)));
+  jobs::JobSpec spec;
+  spec.data = config;
+  if (!request.data().has_max_seq_len()) spec.data.max_seq_len = std::min(spec.data.max_seq_len, model.config.max_positions);
+  if (spec.data.max_seq_len < 2 || spec.data.max_seq_len > model.config.max_positions) {
+    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", wanted 2 to ", model.config.max_positions));
+  }
+  shape.options = plan::OptionsOf(spec);
+  return shape;
+}
+
+absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t line, const ModelText& model) {
+  v1::PreviewRow row;
+  row.set_row(line);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, model.assets.tokenizer->Decode(example.tokens, /*skip_special_tokens=*/false));
+  row.set_text(ToUtf8(text));
+  for (std::size_t i = 0; i < example.tokens.size(); ++i) {
+    row.add_token_ids(example.tokens[i]);
+    row.add_trained(example.trained[i] != 0);
+    NIBBLE_ASSIGN_OR_RETURN(const std::string piece,
+                            model.assets.tokenizer->Decode(std::span(&example.tokens[i], 1), /*skip_special_tokens=*/false));
+    row.add_token_texts(ToUtf8(piece));
+  }
+  return row;
+}
+
+}  // namespace
+
+absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
+                     v1::PreviewDatasetResponse* response) {
+  NIBBLE_ASSIGN_OR_RETURN(const PreviewShape shape, ShapeOf(stored, model, request));
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Dataset dataset, ToProto(stored));
+  response->set_total_rows(dataset.rows());
+  NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(stored.data_path));
+  std::string_view rest = file->text();
+  std::int64_t line_number = 0;
+  // Of a text only what can be shown is looked at: a book is one row.
+  const std::size_t text_bytes = static_cast<std::size_t>(shape.n * shape.options.max_seq_len) * 16 + 4096;
+  while (!rest.empty() && response->rows_size() < shape.n) {
+    const std::size_t end = rest.find('\n');
+    const std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+    ++line_number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    NIBBLE_ASSIGN_OR_RETURN(data::Record record, data::ParseRecord(line, shape.format));
+    if (record.text.size() > text_bytes) record.text = ToUtf8(record.text, text_bytes);
+    NIBBLE_ASSIGN_OR_RETURN(const auto pieces,
+                            data::Tokenise(record, shape.format, model.assets, model.config, shape.options));
+    if (pieces.empty()) response->set_dropped_rows(response->dropped_rows() + 1);
+    if (pieces.size() > 1) response->set_split_rows(response->split_rows() + 1);
+    if (shape.format != data::Format::kText && pieces.size() == 1 &&
+        static_cast<std::int64_t>(pieces[0].tokens.size()) == shape.options.max_seq_len) {
+      response->set_truncated_rows(response->truncated_rows() + 1);
+    }
+    for (std::size_t part = 0; part < pieces.size() && response->rows_size() < shape.n; ++part) {
+      NIBBLE_ASSIGN_OR_RETURN(v1::PreviewRow row, RowOf(pieces[part], line_number, model));
+      row.set_part(static_cast<std::int32_t>(part));
+      response->set_tokens(response->tokens() + row.token_ids_size());
+      response->set_trainable_tokens(response->trainable_tokens() + pieces[part].num_trained());
+      *response->add_rows() = std::move(row);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,29 @@
+#pragma once
+#include "nibble/v1/dataset_service.grpc.pb.h"
+#include "server/rpc/call.h"
+#include "server/rpc/text_cache.h"
+#include "server/store/state_directory.h"
+
+namespace nibble::rpc {
+
+// Thread-safe.
+class DatasetService : public v1::DatasetService::CallbackService {
+ public:
+  DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts) : edge_(edge), state_(state), texts_(texts) {}
+
+  grpc::ServerReadReactor<v1::UploadDatasetRequest>* UploadDataset(grpc::CallbackServerContext*, v1::Dataset*) override;
+  grpc::ServerUnaryReactor* GetDataset(grpc::CallbackServerContext*, const v1::GetDatasetRequest*, v1::Dataset*) override;
+  grpc::ServerUnaryReactor* ListDatasets(grpc::CallbackServerContext*, const v1::ListDatasetsRequest*,
+                                         v1::ListDatasetsResponse*) override;
+  grpc::ServerUnaryReactor* DeleteDataset(grpc::CallbackServerContext*, const v1::DeleteDatasetRequest*,
+                                          v1::DeleteDatasetResponse*) override;
+  grpc::ServerUnaryReactor* PreviewDataset(grpc::CallbackServerContext*, const v1::PreviewDatasetRequest*,
+                                           v1::PreviewDatasetResponse*) override;
+
+ private:
+  Edge& edge_;
+  store::StateDirectory& state_;
+  TextCache& texts_;
+};
+
+}  // namespace nibble::rpc

@@ -1,0 +1,153 @@
+// UploadDataset: header, chunks, finish.
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/ids.h"
+#include "server/base/json.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/dataset_proto.h"
+#include "server/rpc/status.h"
+#include "server/text/utf8.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+using base::FieldError;
+using base::StrCat;
+
+constexpr std::uint64_t kMaxPlainTextBytes = 64u << 20;  // one row of JSON lines
+constexpr std::size_t kReadBytes = 1u << 20;
+
+// A text file becomes one row, {"text": ...}.
+absl::StatusOr<base::Json> WrapPlainText(const std::string& path, const std::string& sha256) {
+  base::FileSystem& files = base::RealFileSystem();
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t size, files.Size(path));
+  if (size > kMaxPlainTextBytes) {
+    return base::WithReason(absl::InvalidArgumentError(StrCat("a plain text of ", size, " bytes, wanted at most ", kMaxPlainTextBytes,
+                                                              "; send it as JSON lines")),
+                            "DATASET_FORMAT");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxPlainTextBytes));
+  if (!text::IsValidUtf8(text)) {
+    return base::WithReason(absl::InvalidArgumentError("the text is not UTF-8"), "DATASET_FORMAT");
+  }
+  base::Json row = base::Json::object();
+  row["text"] = text;
+  NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, path, base::Dump(row) + "\n"));
+  base::Json meta = base::Json::object();
+  meta["format"] = data::Name(data::Format::kText);
+  meta["rows"] = 1;
+  meta["sent_bytes"] = size;
+  meta["sent_sha256"] = sha256;
+  return meta;
+}
+
+// JSON lines begin with a brace. Only a file that was called a text may be none.
+bool IsPlainText(std::string_view text, std::optional<data::Format> format) {
+  if (format != data::Format::kText) return false;
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  return first != std::string_view::npos && text[first] != '{';
+}
+
+absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data::Format> format, const std::string& sha256) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t size, base::RealFileSystem().Size(path));
+  const auto empty = base::WithReason(absl::InvalidArgumentError("the dataset has no rows"), "DATASET_EMPTY");
+  if (size == 0) return empty;
+  {
+    NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
+    if (file->text().find_first_not_of(" \t\r\n") == std::string_view::npos) return empty;
+    if (!IsPlainText(file->text(), format)) {
+      data::FileValidator validator(format);
+      for (std::string_view rest = file->text(); !rest.empty(); rest.remove_prefix(std::min(rest.size(), kReadBytes))) {
+        validator.Feed(rest.substr(0, kReadBytes));
+      }
+      NIBBLE_ASSIGN_OR_RETURN(const data::FileSummary summary, validator.Finish());
+      base::Json meta = base::Json::object();
+      meta["format"] = data::Name(summary.format);
+      meta["rows"] = summary.num_rows;
+      return meta;
+    }
+  }
+  return WrapPlainText(path, sha256);
+}
+
+class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
+ public:
+  DatasetUpload(const Edge& edge, store::DatasetStore& datasets, v1::Dataset* response)
+      : max_chunk_bytes_(edge.max_chunk_bytes), datasets_(datasets), response_(response) {}
+
+  absl::StatusOr<bool> Take(const v1::UploadDatasetRequest& message) override {
+    switch (message.message_case()) {
+      case v1::UploadDatasetRequest::kHeader: return TakeHeader(message.header());
+      case v1::UploadDatasetRequest::kChunk: return TakeChunk(message.chunk());
+      case v1::UploadDatasetRequest::kFinish: return TakeFinish(message.finish());
+      default: return FieldError("message", "is not set, wanted header, chunk or finish");
+    }
+  }
+
+ private:
+  absl::StatusOr<bool> TakeHeader(const v1::UploadDatasetHeader& header) {
+    if (begun_) return FieldError("header", "came twice");
+    NIBBLE_RETURN_IF_ERROR(base::CheckName("header.name", header.name()));
+    if (header.field_map_size() > 0) return NotBuilt("UploadDatasetHeader.field_map");
+    if (header.has_server_path()) return NotBuilt("UploadDatasetHeader.server_path");
+    NIBBLE_ASSIGN_OR_RETURN(format_, FromProto("header.format", header.format()));
+    // The same content again is answered as before: it is only compared.
+    if (auto stored = datasets_.Get(header.name()); stored.ok()) {
+      existing_ = *std::move(stored);
+    } else {
+      NIBBLE_ASSIGN_OR_RETURN(pending_, datasets_.Begin(header.name()));
+    }
+    begun_ = true;
+    return false;
+  }
+  absl::StatusOr<bool> TakeChunk(const std::string& chunk) {
+    if (!begun_) return FieldError("header", "is missing, wanted it first");
+    if (chunk.empty() || chunk.size() > max_chunk_bytes_) {
+      return FieldError("chunk", StrCat("has ", chunk.size(), " bytes, wanted 1 to ", max_chunk_bytes_));
+    }
+    digest_.Update(chunk);
+    if (pending_ != nullptr) NIBBLE_RETURN_IF_ERROR(pending_->Append(chunk));
+    return false;
+  }
+  absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish) {
+    if (!begun_) return FieldError("header", "is missing, wanted it first");
+    const std::string digest = digest_.HexDigest();
+    if (finish.sha256() != digest) {
+      return FieldError("finish.sha256", StrCat("is ", finish.sha256().substr(0, 64), ", the chunks that arrived have ", digest));
+    }
+    if (existing_.has_value()) {
+      NIBBLE_ASSIGN_OR_RETURN(*response_, ToProto(*existing_));
+      if (response_->sha256() == digest) return true;
+      return base::WithReason(absl::AlreadyExistsError(StrCat("there is a dataset named \"", existing_->name, "\" with other content")),
+                              "NAME_TAKEN", {{"name", existing_->name}});
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, pending_->Finish(digest, [&](const std::string& path) {
+      return Validate(path, format_, digest);
+    }));
+    NIBBLE_ASSIGN_OR_RETURN(*response_, ToProto(stored));
+    return true;
+  }
+
+  const std::size_t max_chunk_bytes_;
+  store::DatasetStore& datasets_;
+  v1::Dataset* const response_;
+  bool begun_ = false;
+  std::optional<data::Format> format_;
+  std::optional<store::StoredDataset> existing_;
+  std::unique_ptr<store::DatasetStore::Pending> pending_;
+  base::Sha256 digest_;
+};
+
+}  // namespace
+
+std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
+                                                                        v1::Dataset* response) {
+  return std::make_unique<DatasetUpload>(edge, datasets, response);
+}
+
+}  // namespace nibble::rpc

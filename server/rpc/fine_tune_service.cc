@@ -1,0 +1,177 @@
+#include "server/rpc/fine_tune_service.h"
+
+#include <algorithm>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/job_proto.h"
+#include "server/rpc/page.h"
+#include "server/rpc/unary.h"
+#include "server/rpc/watch_job.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+// ABORTED unless the job is as the client thinks.
+absl::Status CheckEtag(jobs::JobController& jobs, const std::string& name, bool given, const std::string& etag) {
+  if (!given) return absl::OkStatus();
+  NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs.Get(name));
+  const std::string now = ToProto(job).etag();
+  if (now == etag) return absl::OkStatus();
+  return base::WithReason(absl::AbortedError(base::StrCat("etag: the job's is ", now)), "ETAG_MISMATCH");
+}
+
+bool Matches(const jobs::JobRecord& job, const v1::JobFilter& filter) {
+  for (const auto& [key, value] : filter.labels()) {
+    const auto it = job.spec.labels.find(key);
+    if (it == job.spec.labels.end() || it->second != value) return false;
+  }
+  return !filter.has_base_model() || filter.base_model() == job.spec.base_model;
+}
+
+}  // namespace
+
+grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* context, const v1::PlanJobRequest*,
+                                                   v1::PlanJobResponse*) {
+  return UnaryNotBuilt(edge_, context, "nibble.v1.FineTuneService/PlanJob");
+}
+
+grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
+                                                     const v1::CreateJobRequest* request, v1::Job* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
+    if (edge_.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
+    NIBBLE_ASSIGN_OR_RETURN(jobs::JobSpec spec, FromProto(request->spec()));
+    // The default fits every model.
+    if (!request->spec().data().has_max_seq_len()) {
+      if (const auto text = texts_.Get(spec.base_model); text.ok()) {
+        spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.max_positions);
+      }
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id()));
+    // A repeated request answers an older job.
+    if (edge_.clock.Now() - job.created <= edge_.clock.Monotonic() - call.began()) edge_.metrics.JobCreated(job.spec.method);
+    *response = ToProto(job);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* context, const v1::GetJobRequest* request,
+                                                  v1::Job* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/GetJob", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(request->name()));
+    *response = ToProto(job);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext* context, const v1::ListJobsRequest* request,
+                                                    v1::ListJobsResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobs", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
+    NIBBLE_ASSIGN_OR_RETURN(std::int64_t before, ParsePageToken(request->page_token()));
+    std::vector<jobs::JobState> states;
+    for (const int state : request->filter().states()) {
+      NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
+      states.push_back(parsed);
+    }
+    while (response->jobs_size() < size) {
+      NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(states, before, size));
+      for (const jobs::JobRecord& job : page) {
+        before = job.number;
+        if (Matches(job, request->filter())) *response->add_jobs() = ToProto(job);
+        if (response->jobs_size() == size) break;
+      }
+      if (static_cast<std::int64_t>(page.size()) < size) return absl::OkStatus();
+    }
+    response->set_next_page_token(std::to_string(before));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* FineTuneService::DeleteJob(grpc::CallbackServerContext* context,
+                                                     const v1::DeleteJobRequest* request, v1::DeleteJobResponse*) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/DeleteJob", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
+    return jobs_.Delete(request->name());
+  });
+}
+
+grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::CallbackServerContext* context,
+                                                                  const v1::WatchJobRequest* request) {
+  auto stream = StreamReactor<v1::JobEvent>::Make(edge_, context, "nibble.v1.FineTuneService/WatchJob");
+  edge_.workers.Run([this, stream, name = request->name(), after = request->after_sequence()] {
+    rpc::WatchJob(stream, jobs_, name, after);
+  });
+  return stream.get();
+}
+
+grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerContext* context,
+                                                         const v1::ListJobEventsRequest* request,
+                                                         v1::ListJobEventsResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobEvents", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t token, ParsePageToken(request->page_token()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(request->name()));
+    const std::int64_t after = std::max(token, request->after_sequence());
+    NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(request->name(), after, size));
+    for (const jobs::Event& event : page.events) *response->add_events() = ToProto(job, event);
+    if (static_cast<std::int64_t>(page.events.size()) == size) {
+      response->set_next_page_token(std::to_string(page.events.back().sequence));
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerContext* context,
+                                                           const v1::ListCheckpointsRequest* request,
+                                                           v1::ListCheckpointsResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListCheckpoints", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(request->name()));
+    NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
+    std::reverse(all.begin(), all.end());  // newest first
+    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
+    for (std::size_t i = page.begin; i < page.end; ++i) *response->add_checkpoints() = ToProto(job, all[i]);
+    response->set_next_page_token(page.next_token);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext* context,
+                                                     const v1::CancelJobRequest* request, v1::Job* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call&) -> absl::Status {
+    if (request->has_keep_checkpoint() && request->keep_checkpoint()) return NotBuilt("CancelJobRequest.keep_checkpoint");
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Cancel(request->name()));
+    *response = ToProto(job);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext* context, const v1::PauseJobRequest* request,
+                                                    v1::Job* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Pause(request->name()));
+    *response = ToProto(job);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* FineTuneService::ResumeJob(grpc::CallbackServerContext* context,
+                                                     const v1::ResumeJobRequest* request, v1::Job* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Resume(request->name()));
+    *response = ToProto(job);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* FineTuneService::CheckpointJob(grpc::CallbackServerContext* context,
+                                                         const v1::CheckpointJobRequest*, v1::Job*) {
+  return UnaryNotBuilt(edge_, context, "nibble.v1.FineTuneService/CheckpointJob");
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,225 @@
+#include "server/rpc/inference_input.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+using base::FieldError;
+using base::StrCat;
+
+constexpr int kMaxStops = 16;
+constexpr std::size_t kMaxStopBytes = 256;
+constexpr int kMaxLogprobs = 20;
+
+absl::Status CheckRange(const char* field, double value, double low, double high) {
+  if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
+  return FieldError(field, StrCat("is ", value, ", wanted ", low, " to ", high));
+}
+
+absl::Status CheckBuilt(const v1::GenerateRequest& request) {
+  const v1::Sampling& sampling = request.sampling();
+  if (request.constraint_case() != v1::GenerateRequest::CONSTRAINT_NOT_SET) {
+    return NotBuilt(request.has_json_schema() ? "GenerateRequest.json_schema"
+                    : request.has_regex()     ? "GenerateRequest.regex"
+                                              : "GenerateRequest.choice");
+  }
+  if (sampling.has_n()) {
+    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.n", sampling.n(), 1, 16));
+    if (sampling.n() > 1) return NotBuilt("Sampling.n");
+  }
+  if (sampling.has_repetition_penalty() && sampling.repetition_penalty() != 1) return NotBuilt("Sampling.repetition_penalty");
+  if (sampling.has_presence_penalty() && sampling.presence_penalty() != 0) return NotBuilt("Sampling.presence_penalty");
+  if (sampling.has_frequency_penalty() && sampling.frequency_penalty() != 0) return NotBuilt("Sampling.frequency_penalty");
+  if (sampling.logit_bias_size() > 0) return NotBuilt("Sampling.logit_bias");
+  if (request.output().include_special_tokens()) return NotBuilt("OutputOptions.include_special_tokens");
+  if (request.has_priority() && request.priority() != 0) return NotBuilt("GenerateRequest.priority");
+  if (request.has_queue_timeout()) return NotBuilt("GenerateRequest.queue_timeout");
+  return absl::OkStatus();
+}
+
+absl::Status TakeSampling(const v1::Sampling& sampling, GenerateOptions& out) {
+  kernels::SampleParams& params = out.request.sampling;
+  if (sampling.has_temperature()) {
+    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.temperature", sampling.temperature(), 0, 100));
+    params.temperature = static_cast<float>(sampling.temperature());
+  }
+  if (sampling.has_top_k()) {
+    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.top_k", sampling.top_k(), 0, std::numeric_limits<std::int32_t>::max()));
+    params.top_k = sampling.top_k();
+  }
+  if (sampling.has_top_p()) {
+    if (!(sampling.top_p() > 0 && sampling.top_p() <= 1)) {
+      return FieldError("sampling.top_p", StrCat("is ", sampling.top_p(), ", wanted above 0, at most 1"));
+    }
+    params.top_p = static_cast<float>(sampling.top_p());
+  }
+  if (sampling.has_min_p()) {
+    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.min_p", sampling.min_p(), 0, 1));
+    params.min_p = static_cast<float>(sampling.min_p());
+  }
+  if (params.temperature > 0) {
+    out.seed = sampling.has_seed() ? sampling.seed() : static_cast<std::int64_t>(std::random_device{}());
+    params.seed = static_cast<std::uint64_t>(out.seed);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max_tokens, serve::Stopping& out) {
+  out.max_tokens = default_max_tokens;
+  if (stopping.has_max_tokens()) {
+    if (stopping.max_tokens() < 1) {
+      return FieldError("stopping.max_tokens", StrCat("is ", stopping.max_tokens(), ", wanted at least 1"));
+    }
+    out.max_tokens = stopping.max_tokens();
+  }
+  if (stopping.min_tokens() < 0) {
+    return FieldError("stopping.min_tokens", StrCat("is ", stopping.min_tokens(), ", wanted at least 0"));
+  }
+  out.min_tokens = stopping.min_tokens();
+  if (stopping.stop_size() > kMaxStops) {
+    return FieldError("stopping.stop", StrCat("has ", stopping.stop_size(), " strings, wanted at most ", kMaxStops));
+  }
+  for (const std::string& stop : stopping.stop()) {
+    if (stop.empty() || stop.size() > kMaxStopBytes) {
+      return FieldError("stopping.stop", StrCat("has a string of ", stop.size(), " bytes, wanted 1 to ", kMaxStopBytes));
+    }
+    out.strings.push_back(stop);
+  }
+  out.token_ids.assign(stopping.stop_token_ids().begin(), stopping.stop_token_ids().end());
+  out.ignore_eos = stopping.ignore_eos();
+  out.include_stop = stopping.include_stop();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const v1::ChatInput& chat, const model::TextAssets& assets,
+                                                     std::string* text) {
+  NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Render(chat, assets));
+  // The template spells out the special tokens itself.
+  auto ids = assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false);
+  if (text != nullptr) *text = std::move(rendered);
+  return ids;
+}
+
+}  // namespace
+
+absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bool chat) {
+  if (request.model().empty()) return FieldError("model", "is empty, wanted a model's name");
+  if (request.input_case() == v1::GenerateRequest::INPUT_NOT_SET) {
+    return FieldError("input", "is not set, wanted text, token_ids or chat");
+  }
+  if (chat && !request.has_chat()) return FieldError("chat", "is not set, wanted a conversation");
+  NIBBLE_RETURN_IF_ERROR(CheckBuilt(request));
+  GenerateOptions out;
+  NIBBLE_RETURN_IF_ERROR(TakeSampling(request.sampling(), out));
+  NIBBLE_RETURN_IF_ERROR(
+      TakeStopping(request.stopping(), chat ? kChatMaxTokens : kGenerateMaxTokens, out.request.stopping));
+  const v1::OutputOptions& output = request.output();
+  if (output.has_logprobs()) {
+    NIBBLE_RETURN_IF_ERROR(CheckRange("output.logprobs", output.logprobs(), 0, kMaxLogprobs));
+    out.logprobs = true;
+    out.num_logprobs = output.logprobs();
+  }
+  if (output.has_prompt_logprobs()) {
+    NIBBLE_RETURN_IF_ERROR(CheckRange("output.prompt_logprobs", output.prompt_logprobs(), 0, kMaxLogprobs));
+    out.prompt_logprobs = true;
+    out.num_prompt_logprobs = output.prompt_logprobs();
+  }
+  out.echo = output.echo();
+  out.request.logprobs = out.logprobs;
+  out.request.prompt_logprobs = out.prompt_logprobs;
+  out.request.top_logprobs = std::max(out.num_logprobs, out.num_prompt_logprobs);
+  return out;
+}
+
+absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& assets) {
+  if (chat.messages().empty()) return FieldError("chat.messages", "is empty, wanted at least one message");
+  if (assets.chat_template == nullptr) {
+    return base::WithReason(absl::FailedPreconditionError("the model has no chat template"), "TEMPLATE_ERROR");
+  }
+  std::vector<text::ChatMessage> messages;
+  for (const v1::ChatMessage& message : chat.messages()) messages.push_back({message.role(), message.content()});
+  text::RenderOptions options;
+  options.add_generation_prompt = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
+  auto rendered = assets.chat_template->Render(messages, options);
+  if (rendered.ok()) return rendered;
+  return base::WithReason(
+      absl::Status(rendered.status().code(), StrCat("chat template: ", base::ToStd(rendered.status().message()))),
+      "TEMPLATE_ERROR");
+}
+
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, const model::TextAssets& assets,
+                                                   std::string* text) {
+  switch (request.input_case()) {
+    case v1::GenerateRequest::kText:
+      if (text != nullptr) *text = request.text();
+      return assets.tokenizer->Encode(request.text(), /*add_special_tokens=*/true);
+    case v1::GenerateRequest::kTokenIds: {
+      std::vector<std::int32_t> ids(request.token_ids().ids().begin(), request.token_ids().ids().end());
+      if (text != nullptr) {
+        for (const std::int32_t id : ids) {
+          if (id < 0) return FieldError("token_ids", StrCat("has ", id, ", wanted 0 or more"));
+        }
+        NIBBLE_ASSIGN_OR_RETURN(*text, assets.tokenizer->Decode(ids, /*skip_special_tokens=*/true));
+      }
+      return ids;
+    }
+    default: return EncodeChat(request.chat(), assets, text);
+  }
+}
+
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets) {
+  switch (request.input_case()) {
+    case v1::ScoreRequest::kText:
+      return assets.tokenizer->Encode(request.text(), !request.has_add_special_tokens() || request.add_special_tokens());
+    case v1::ScoreRequest::kTokenIds:
+      return std::vector<std::int32_t>(request.token_ids().ids().begin(), request.token_ids().ids().end());
+    case v1::ScoreRequest::kChat: return EncodeChat(request.chat(), assets, nullptr);
+    default: return FieldError("input", "is not set, wanted text, token_ids or chat");
+  }
+}
+
+v1::FinishReason ToProto(serve::FinishReason reason) {
+  switch (reason) {
+    case serve::FinishReason::kStop: return v1::FINISH_REASON_STOP;
+    case serve::FinishReason::kLength: return v1::FINISH_REASON_LENGTH;
+    case serve::FinishReason::kEos: return v1::FINISH_REASON_EOS;
+    case serve::FinishReason::kCancelled: return v1::FINISH_REASON_CANCELLED;
+    case serve::FinishReason::kDeadline: return v1::FINISH_REASON_DEADLINE;
+  }
+  return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, bool has_logprob) {
+  v1::TokenLogprob out;
+  out.set_token_id(token.token);
+  if (has_logprob) out.set_logprob(token.logprob);
+  for (std::size_t i = 0; i < token.top.size() && static_cast<std::int64_t>(i) < num_top; ++i) {
+    auto* top = out.add_top();
+    top->set_token_id(token.top[i].first);
+    top->set_logprob(token.top[i].second);
+  }
+  return out;
+}
+
+v1::Usage ToProto(const serve::Usage& usage) {
+  v1::Usage out;
+  out.set_prompt_tokens(static_cast<std::int32_t>(usage.prompt_tokens));
+  out.set_completion_tokens(static_cast<std::int32_t>(usage.completion_tokens));
+  out.set_ttft_ms(usage.ttft_ms);
+  out.set_prefill_ms(usage.prefill_ms);
+  out.set_decode_ms(usage.decode_ms);
+  out.set_kernel_launches(static_cast<std::int64_t>(usage.kernel_launches));
+  return out;
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,43 @@
+// Requests of InferenceService as the engine's; all validation.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "nibble/v1/inference_service.pb.h"
+#include "server/model/text_assets.h"
+#include "server/serve/request.h"
+
+namespace nibble::rpc {
+
+inline constexpr std::int64_t kGenerateMaxTokens = 128;
+inline constexpr std::int64_t kChatMaxTokens = 256;
+
+// What of a GenerateRequest does not reach the engine.
+struct GenerateOptions {
+  serve::Request request;  // without prompt, deadline and cancel
+  std::int64_t seed = 0;   // that is used; 0 for greedy
+  bool logprobs = false;
+  std::int64_t num_logprobs = 0;
+  bool prompt_logprobs = false;
+  std::int64_t num_prompt_logprobs = 0;
+  bool echo = false;
+};
+
+// Unimplemented names a field that is not built; InvalidArgument one that is out of range. The model is not looked at.
+absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bool chat);
+
+// The conversation by the model's template. InvalidArgument (TEMPLATE_ERROR); FailedPrecondition without a template.
+absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text);
+
+// The prompt's token ids. `text` receives the prompt as text, for echo.
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, const model::TextAssets& assets,
+                                                   std::string* text);
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets);
+
+v1::FinishReason ToProto(serve::FinishReason reason);
+v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, bool has_logprob);
+v1::Usage ToProto(const serve::Usage& usage);
+
+}  // namespace nibble::rpc

@@ -1,0 +1,204 @@
+#include "server/rpc/inference_service.h"
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/answer_sink.h"
+#include "server/rpc/score.h"
+#include "server/rpc/stream_reactor.h"
+#include "server/rpc/unary.h"
+#include "server/text/stream_decoder.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr std::size_t kMaxRequestIdBytes = 128;
+
+// Loads the model, encodes the prompt and hands both to the engine; `make_sink` gets the context of the answer.
+template <typename MakeSink>
+absl::Status Submit(Edge& edge, serve::ModelManager& models, const Call& call, const v1::GenerateRequest& proto, bool chat,
+                    MakeSink make_sink) {
+  if (edge.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
+  NIBBLE_ASSIGN_OR_RETURN(GenerateOptions options, FromProto(proto, chat));
+  if (proto.request_id().size() > kMaxRequestIdBytes) {
+    return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(proto.model()));
+  std::string echo;
+  NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text, options.echo ? &echo : nullptr));
+  serve::Request request = options.request;
+  request.prompt = prompt;
+  request.cancel = call.cancel();
+  request.deadline = call.deadline();
+  serve::Engine& engine = *resident->engine;
+  return engine.Submit(std::move(request),
+                       make_sink(AnswerContext{.edge = edge,
+                                               .resident = std::move(resident),
+                                               .options = std::move(options),
+                                               .request_id = proto.request_id().empty() ? call.request_id() : proto.request_id(),
+                                               .echo_text = std::move(echo),
+                                               .prompt = std::move(prompt)}));
+}
+
+// Joins the replies of one output.
+class UnarySink final : public AnswerSink {
+ public:
+  UnarySink(AnswerContext context, UnaryCall* call, v1::GenerateResponse* response)
+      : AnswerSink(std::move(context)), call_(call), response_(response), output_(response->add_outputs()) {}
+
+ private:
+  void Emit(v1::GenerateReply& reply) override {
+    switch (reply.event_case()) {
+      case v1::GenerateReply::kStart: response_->mutable_start()->Swap(reply.mutable_start()); return;
+      case v1::GenerateReply::kDelta:
+        output_->mutable_text()->append(reply.delta().text());
+        output_->mutable_token_ids()->MergeFrom(reply.delta().token_ids());
+        output_->mutable_logprobs()->MergeFrom(reply.delta().logprobs());
+        return;
+      case v1::GenerateReply::kFinish: output_->mutable_finish()->Swap(reply.mutable_finish()); return;
+      case v1::GenerateReply::kUsage: response_->mutable_usage()->Swap(reply.mutable_usage()); return;
+      default: return;
+    }
+  }
+  void End(const absl::Status& status) override { call_->Done(status); }
+
+  UnaryCall* const call_;
+  v1::GenerateResponse* const response_;
+  v1::GenerateOutput* const output_;
+};
+
+class StreamSink final : public AnswerSink {
+ public:
+  StreamSink(AnswerContext context, std::shared_ptr<StreamReactor<v1::GenerateReply>> stream)
+      : AnswerSink(std::move(context)), stream_(std::move(stream)), cancel_(stream_->call().cancel()) {}
+
+ private:
+  void Emit(v1::GenerateReply& reply) override {
+    if (stream_->Push(reply) || stream_->ended()) return;
+    // The engine waits for nobody.
+    cancel_.Cancel();
+    stream_->Abort(base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER"));
+  }
+  void End(const absl::Status& status) override { stream_->End(status); }
+
+  const std::shared_ptr<StreamReactor<v1::GenerateReply>> stream_;
+  base::CancelToken cancel_;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerContext* context, const char* method,
+                                                          const v1::GenerateRequest* request, bool chat,
+                                                          v1::GenerateResponse* response) {
+  return UnaryAsync(edge_, context, method, [this, request, chat, response](UnaryCall* call) {
+    const absl::Status status = Submit(edge_, models_, call->call(), *request, chat, [&](AnswerContext answer) {
+      return std::make_shared<UnarySink>(std::move(answer), call, response);
+    });
+    if (!status.ok()) call->Done(status);
+  });
+}
+
+grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::CallbackServerContext* context,
+                                                                      const char* method,
+                                                                      const v1::GenerateRequest* request, bool chat) {
+  auto stream = StreamReactor<v1::GenerateReply>::Make(edge_, context, method);
+  // gRPC keeps the request only as long as the call: a worker may come to it later.
+  const bool taken = edge_.workers.TryRun([this, stream, chat, copy = *request] {
+    if (stream->ended()) return;
+    const absl::Status status = Submit(edge_, models_, stream->call(), copy, chat, [&](AnswerContext answer) {
+      return std::make_shared<StreamSink>(std::move(answer), stream);
+    });
+    if (!status.ok()) stream->End(status);
+  });
+  if (!taken) stream->End(base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL"));
+  return stream.get();
+}
+
+grpc::ServerUnaryReactor* InferenceService::Generate(grpc::CallbackServerContext* context,
+                                                     const v1::GenerateRequest* request, v1::GenerateResponse* response) {
+  return GenerateUnary(context, "nibble.v1.InferenceService/Generate", request, /*chat=*/false, response);
+}
+
+grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::GenerateStream(grpc::CallbackServerContext* context,
+                                                                              const v1::GenerateStreamRequest* request) {
+  return Stream(context, "nibble.v1.InferenceService/GenerateStream", &request->request(), /*chat=*/false);
+}
+
+grpc::ServerUnaryReactor* InferenceService::Chat(grpc::CallbackServerContext* context, const v1::ChatRequest* request,
+                                                 v1::GenerateResponse* response) {
+  return GenerateUnary(context, "nibble.v1.InferenceService/Chat", &request->request(), /*chat=*/true, response);
+}
+
+grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::ChatStream(grpc::CallbackServerContext* context,
+                                                                          const v1::ChatStreamRequest* request) {
+  return Stream(context, "nibble.v1.InferenceService/ChatStream", &request->request(), /*chat=*/true);
+}
+
+grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context, const v1::ScoreRequest* request,
+                                                  v1::ScoreResponse* response) {
+  return UnaryAsync(edge_, context, "nibble.v1.InferenceService/Score", [this, request, response](UnaryCall* call) {
+    const absl::Status status = SubmitScore(edge_, models_, *request, call, response);
+    if (!status.ok()) call->Done(status);
+  });
+}
+
+grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
+                                                     const v1::TokenizeRequest* request, v1::TokenizeResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/Tokenize", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
+    v1::ScoreRequest input;  // the same inputs
+    if (request->has_text()) input.set_text(request->text());
+    if (request->has_chat()) *input.mutable_chat() = request->chat();
+    if (request->has_add_special_tokens()) input.set_add_special_tokens(request->add_special_tokens());
+    NIBBLE_ASSIGN_OR_RETURN(const auto ids, PromptOf(input, model->assets));
+    for (const std::int32_t id : ids) {
+      response->add_token_ids(id);
+      response->add_tokens(ToUtf8(model->assets.tokenizer->Token(id).value_or("")));
+    }
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
+                                                       const v1::DetokenizeRequest* request,
+                                                       v1::DetokenizeResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/Detokenize", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
+    text::StreamDecoder decoder(*model->assets.tokenizer, !request->has_skip_special_tokens() || request->skip_special_tokens());
+    for (const std::int32_t id : request->token_ids()) {
+      if (id < 0) return base::FieldError("token_ids", base::StrCat("has ", id, ", wanted 0 or more"));
+      NIBBLE_ASSIGN_OR_RETURN(const std::string piece, decoder.Append(id));
+      response->mutable_text()->append(piece);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const auto tail, decoder.Finish());
+    response->mutable_text()->append(tail.text);
+    response->set_incomplete_utf8(tail.incomplete_utf8);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerContext* context,
+                                                           const v1::RenderTemplateRequest* request,
+                                                           v1::RenderTemplateResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/RenderTemplate", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string rendered, Render(request->chat(), model->assets));
+    NIBBLE_ASSIGN_OR_RETURN(const auto ids, model->assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false));
+    response->set_text(rendered);
+    response->mutable_token_ids()->Add(ids.begin(), ids.end());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* context, const v1::EmbedRequest*,
+                                                  v1::EmbedResponse*) {
+  return UnaryNotBuilt(edge_, context, "nibble.v1.InferenceService/Embed");
+}
+
+grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context, const v1::AbortRequest*,
+                                                  v1::AbortResponse*) {
+  return UnaryNotBuilt(edge_, context, "nibble.v1.InferenceService/Abort");
+}
+
+}  // namespace nibble::rpc

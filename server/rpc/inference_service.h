@@ -1,0 +1,42 @@
+#pragma once
+#include "nibble/v1/inference_service.grpc.pb.h"
+#include "server/rpc/call.h"
+#include "server/rpc/text_cache.h"
+#include "server/serve/model_manager.h"
+
+namespace nibble::rpc {
+
+// Thread-safe.
+class InferenceService : public v1::InferenceService::CallbackService {
+ public:
+  InferenceService(Edge& edge, serve::ModelManager& models, TextCache& texts) : edge_(edge), models_(models), texts_(texts) {}
+
+  grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext*, const v1::GenerateRequest*,
+                                     v1::GenerateResponse*) override;
+  grpc::ServerWriteReactor<v1::GenerateReply>* GenerateStream(grpc::CallbackServerContext*,
+                                                              const v1::GenerateStreamRequest*) override;
+  grpc::ServerUnaryReactor* Chat(grpc::CallbackServerContext*, const v1::ChatRequest*, v1::GenerateResponse*) override;
+  grpc::ServerWriteReactor<v1::GenerateReply>* ChatStream(grpc::CallbackServerContext*,
+                                                          const v1::ChatStreamRequest*) override;
+  grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext*, const v1::ScoreRequest*, v1::ScoreResponse*) override;
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext*, const v1::TokenizeRequest*,
+                                     v1::TokenizeResponse*) override;
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext*, const v1::DetokenizeRequest*,
+                                       v1::DetokenizeResponse*) override;
+  grpc::ServerUnaryReactor* RenderTemplate(grpc::CallbackServerContext*, const v1::RenderTemplateRequest*,
+                                           v1::RenderTemplateResponse*) override;
+  grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext*, const v1::EmbedRequest*, v1::EmbedResponse*) override;
+  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext*, const v1::AbortRequest*, v1::AbortResponse*) override;
+
+ private:
+  grpc::ServerUnaryReactor* GenerateUnary(grpc::CallbackServerContext*, const char* method, const v1::GenerateRequest*,
+                                          bool chat, v1::GenerateResponse*);
+  grpc::ServerWriteReactor<v1::GenerateReply>* Stream(grpc::CallbackServerContext*, const char* method,
+                                                      const v1::GenerateRequest*, bool chat);
+
+  Edge& edge_;
+  serve::ModelManager& models_;
+  TextCache& texts_;
+};
+
+}  // namespace nibble::rpc

@@ -1,0 +1,192 @@
+#include "server/rpc/job_proto.h"
+
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/jobs/attempt.h"
+#include "server/model/artifact.h"
+#include "server/rpc/model_proto.h"
+#include "server/rpc/status.h"
+#include "server/rpc/time.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+using base::Json;
+
+// Journals and progress were checked when they were taken in: what is absent is 0.
+double Number(const Json& object, const char* key) { return base::GetNumber(object, key, "", 0).value_or(0); }
+std::int64_t Int(const Json& object, const char* key) { return static_cast<std::int64_t>(Number(object, key)); }
+std::string Text(const Json& object, const char* key) { return ToUtf8(base::GetString(object, key, "", "").value_or("")); }
+
+v1::StepMetrics StepOf(const Json& body) {
+  v1::StepMetrics out;
+  out.set_step(Int(body, "step"));
+  out.set_epoch(Number(body, "epoch"));
+  out.set_loss(Number(body, "loss"));
+  out.set_lr(Number(body, "lr"));
+  out.set_grad_norm(Number(body, "grad_norm"));
+  out.set_tokens(Int(body, "tokens"));
+  out.set_trainable_tokens(Int(body, "trainable_tokens"));
+  out.set_tokens_per_s(Number(body, "tokens_per_s"));
+  out.set_step_ms(Number(body, "step_ms"));
+  out.set_kernel_launches(Int(body, "kernel_launches"));
+  out.set_peak_memory_bytes(Int(body, "peak_memory_bytes"));
+  const auto launches = body.find("launches");
+  if (launches == body.end() || !launches->is_object()) return out;
+  for (const auto& item : launches->items()) {
+    if (!item.value().is_number()) continue;
+    auto* launch = out.add_launches();
+    launch->set_kernel(ToUtf8(item.key()));
+    launch->set_phase("train");
+    launch->set_count(item.value().get<std::int64_t>());
+  }
+  return out;
+}
+
+v1::EvalResult EvalOf(const Json& body) {
+  v1::EvalResult out;
+  out.set_step(Int(body, "step"));
+  out.set_eval_loss(Number(body, "eval_loss"));
+  out.set_tokens(Int(body, "tokens"));
+  out.set_subject(Text(body, "what") == "int8" ? v1::EVAL_SUBJECT_INT8 : v1::EVAL_SUBJECT_TRAINED);
+  out.set_duration_ms(Number(body, "duration_ms"));
+  return out;
+}
+
+v1::JobState StateOf(const Json& body, const char* key) {
+  const auto state = jobs::ParseJobState(Text(body, key));
+  return state.ok() ? ToProto(*state) : v1::JOB_STATE_UNSPECIFIED;
+}
+
+void PutProgress(const Json& progress, v1::Progress& out) {
+  out.set_step(Int(progress, "step"));
+  out.set_max_steps(Int(progress, "max_steps"));
+  out.set_epoch(Number(progress, "epoch"));
+  out.set_tokens(Int(progress, "tokens"));
+  out.set_trainable_tokens(Int(progress, "trainable_tokens"));
+  out.set_percent(Number(progress, "percent"));
+  if (progress.contains("eta_s")) *out.mutable_eta() = ToProto(absl::Seconds(Number(progress, "eta_s")));
+  out.set_tokens_per_s(Number(progress, "tokens_per_s"));
+  out.set_peak_memory_bytes(Int(progress, "peak_memory_bytes"));
+  out.set_queue_position(static_cast<std::int32_t>(Int(progress, "queue_position")));
+  absl::Time updated;
+  if (absl::ParseTime(absl::RFC3339_full, Text(progress, "update_time"), &updated, nullptr)) {
+    *out.mutable_update_time() = ToProto(updated);
+  }
+}
+
+absl::Status StatusOf(const jobs::JobError& error) {
+  const absl::Status status(jobs::ParseCodeName(error.code), error.message);
+  const bool user = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status) ||
+                    absl::IsCancelled(status);
+  return base::WithReason(status, error.reason, {{"fault", user ? "user" : "server"}});
+}
+
+}  // namespace
+
+v1::JobState ToProto(jobs::JobState state) {
+  switch (state) {
+    case jobs::JobState::kQueued: return v1::JOB_STATE_QUEUED;
+    case jobs::JobState::kPreparing: return v1::JOB_STATE_PREPARING;
+    case jobs::JobState::kRunning: return v1::JOB_STATE_RUNNING;
+    case jobs::JobState::kPausing: return v1::JOB_STATE_PAUSING;
+    case jobs::JobState::kPaused: return v1::JOB_STATE_PAUSED;
+    case jobs::JobState::kCancelling: return v1::JOB_STATE_CANCELLING;
+    case jobs::JobState::kSucceeded: return v1::JOB_STATE_SUCCEEDED;
+    case jobs::JobState::kFailed: return v1::JOB_STATE_FAILED;
+    case jobs::JobState::kCancelled: return v1::JOB_STATE_CANCELLED;
+  }
+  return v1::JOB_STATE_UNSPECIFIED;
+}
+
+absl::StatusOr<jobs::JobState> FromProto(v1::JobState state) {
+  for (int i = 0; i < jobs::kNumJobStates; ++i) {
+    if (ToProto(static_cast<jobs::JobState>(i)) == state) return static_cast<jobs::JobState>(i);
+  }
+  return base::FieldError("filter.states", base::StrCat("has ", static_cast<int>(state), ", wanted a state of a job"));
+}
+
+v1::Job ToProto(const jobs::JobRecord& job) {
+  v1::Job out;
+  out.set_name(job.id);
+  out.set_uid(job.id);  // ids are random and never given twice
+  *out.mutable_spec() = ToProto(job.spec);
+  out.set_state(ToProto(job.state));
+  PutProgress(job.progress, *out.mutable_progress());
+  if (const auto step = job.progress.find("latest_step"); step != job.progress.end()) *out.mutable_latest_step() = StepOf(*step);
+  if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end()) *out.mutable_latest_eval() = EvalOf(*eval);
+  if (const auto eval = job.progress.find("int8_eval"); eval != job.progress.end()) *out.mutable_int8_eval() = EvalOf(*eval);
+  out.set_output_model(job.spec.output_model);
+  if (job.error.has_value()) {
+    *out.mutable_error() = ToRpcStatus(StatusOf(*job.error));
+    out.mutable_state_reason()->set_reason(job.error->reason);
+    out.mutable_state_reason()->set_message(ToUtf8(job.error->message, 1024));
+  }
+  *out.mutable_create_time() = ToProto(job.created);
+  if (job.started.has_value()) *out.mutable_start_time() = ToProto(*job.started);
+  if (job.ended.has_value()) *out.mutable_end_time() = ToProto(*job.ended);
+  out.set_attempt(static_cast<std::int32_t>(job.attempt));
+  out.set_retries(static_cast<std::int32_t>(job.retries));
+  out.set_etag(base::StrCat(jobs::Name(job.state), "-", job.attempt, "-", job.last_sequence));
+  return out;
+}
+
+v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
+  v1::JobEvent out;
+  const Json& body = event.body;
+  out.set_sequence(event.sequence);
+  *out.mutable_time() = ToProto(event.time);
+  out.set_severity(v1::SEVERITY_INFO);
+  out.set_attempt(static_cast<std::int32_t>(event.attempt));
+  if (event.type == "state") {
+    auto* state = out.mutable_state();
+    state->set_from(StateOf(body, "from"));
+    state->set_to(StateOf(body, "state"));
+    state->mutable_reason()->set_reason(Text(body, "reason"));
+    state->mutable_reason()->set_message(Text(body, "message"));
+    state->set_resumed_step(Int(body, "resumed_step"));
+    if (state->to() == v1::JOB_STATE_FAILED) out.set_severity(v1::SEVERITY_ERROR);
+  } else if (event.type == "step") {
+    *out.mutable_step() = StepOf(body);
+  } else if (event.type == "eval") {
+    *out.mutable_eval() = EvalOf(body);
+  } else if (event.type == "checkpoint") {
+    auto* checkpoint = out.mutable_checkpoint()->mutable_checkpoint();
+    checkpoint->set_name(base::StrCat(job.id, "/", Int(body, "step")));
+    checkpoint->set_step(Int(body, "step"));
+    checkpoint->set_resumable(true);
+    checkpoint->set_digest(Text(body, "digest"));
+    checkpoint->set_bytes(Int(body, "bytes"));
+    checkpoint->set_job(job.id);
+    checkpoint->set_attempt(static_cast<std::int32_t>(event.attempt));
+    *checkpoint->mutable_create_time() = ToProto(event.time);
+  } else if (event.type == "model") {
+    auto* model = out.mutable_model();
+    model->set_model(Text(body, "model"));
+    if (const auto format = model::ParseFormat(Text(body, "format")); format.ok()) model->set_format(ToProto(*format));
+    model->set_digest(Text(body, "digest"));
+    model->set_bytes(Int(body, "bytes"));
+  } else if (event.type == "warning") {
+    out.set_severity(v1::SEVERITY_WARNING);
+    out.mutable_warning()->set_reason(Text(body, "reason"));
+    out.mutable_warning()->set_message(Text(body, "message"));
+  } else {
+    out.mutable_log()->set_text(Text(body, "message"));
+  }
+  return out;
+}
+
+v1::Checkpoint ToProto(const jobs::JobRecord& job, const store::CheckpointInfo& info) {
+  v1::Checkpoint out;
+  out.set_name(base::StrCat(job.id, "/", info.step));
+  out.set_step(info.step);
+  out.set_resumable(true);
+  out.set_digest(info.digest);
+  out.set_bytes(static_cast<std::int64_t>(info.bytes));
+  out.set_job(job.id);
+  out.set_attempt(static_cast<std::int32_t>(info.attempt));
+  return out;
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,21 @@
+// Jobs, specs and events as the API shows them.
+#pragma once
+#include "absl/status/statusor.h"
+#include "nibble/v1/fine_tune_service.pb.h"
+#include "server/jobs/records.h"
+#include "server/store/checkpoints.h"
+
+namespace nibble::rpc {
+
+// Unimplemented names a method or field that is not built. Ranges are jobs::Validate's affair.
+absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec);
+v1::JobSpec ToProto(const jobs::JobSpec& spec);
+
+v1::JobState ToProto(jobs::JobState state);
+absl::StatusOr<jobs::JobState> FromProto(v1::JobState state);
+
+v1::Job ToProto(const jobs::JobRecord& job);
+v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event);
+v1::Checkpoint ToProto(const jobs::JobRecord& job, const store::CheckpointInfo& checkpoint);
+
+}  // namespace nibble::rpc

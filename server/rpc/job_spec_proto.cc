@@ -1,0 +1,202 @@
+// JobSpec between the API and the house.
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/dataset_proto.h"
+#include "server/rpc/job_proto.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+using base::FieldError;
+using base::StrCat;
+
+absl::Status TakeQLora(const v1::QLoraMethod& in, jobs::QLoraMethod& out) {
+  if (in.has_nf4_block() && in.nf4_block() != 64) return NotBuilt("QLoraMethod.nf4_block");
+  if (in.has_merge_aware_int8() && in.merge_aware_int8()) return NotBuilt("QLoraMethod.merge_aware_int8");
+  if (in.has_r()) out.r = in.r();
+  if (in.has_alpha()) out.alpha = in.alpha();
+  if (in.has_dropout()) out.dropout = in.dropout();
+  if (in.target_modules_size() > 0) out.target_modules.assign(in.target_modules().begin(), in.target_modules().end());
+  if (in.has_use_rslora()) out.use_rslora = in.use_rslora();
+  if (in.has_seed()) out.seed = in.seed();
+  if (in.has_double_quant()) out.double_quant = in.double_quant();
+  switch (in.compute_dtype()) {
+    case v1::COMPUTE_DTYPE_UNSPECIFIED: break;
+    case v1::COMPUTE_DTYPE_BF16: out.compute_dtype = "bf16"; break;
+    case v1::COMPUTE_DTYPE_F32: out.compute_dtype = "fp32"; break;
+    default: return FieldError("qlora.compute_dtype", "wanted BF16 or F32");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeOptim(const v1::OptimConfig& in, jobs::OptimConfig& out) {
+  if (in.has_optimizer() && in.optimizer() != v1::OPTIMIZER_UNSPECIFIED && in.optimizer() != v1::OPTIMIZER_ADAMW) {
+    return NotBuilt("OptimConfig.optimizer");
+  }
+  if (in.has_lr()) out.lr = in.lr();
+  if (in.has_beta1()) out.beta1 = in.beta1();
+  if (in.has_beta2()) out.beta2 = in.beta2();
+  if (in.has_eps()) out.eps = in.eps();
+  if (in.has_weight_decay()) out.weight_decay = in.weight_decay();
+  if (in.has_max_grad_norm()) out.max_grad_norm = in.max_grad_norm();
+  if (in.has_min_lr_ratio()) out.min_lr_ratio = in.min_lr_ratio();
+  if (in.warmup_case() == v1::OptimConfig::kWarmupSteps) out.warmup_steps = in.warmup_steps();
+  if (in.warmup_case() == v1::OptimConfig::kWarmupRatio) out.warmup_ratio = in.warmup_ratio();
+  switch (in.schedule()) {
+    case v1::LR_SCHEDULE_UNSPECIFIED: break;
+    case v1::LR_SCHEDULE_CONSTANT: out.schedule = "constant"; break;
+    case v1::LR_SCHEDULE_LINEAR: out.schedule = "linear"; break;
+    case v1::LR_SCHEDULE_COSINE: out.schedule = "cosine"; break;
+    default: return NotBuilt("OptimConfig.schedule");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TakeRun(const v1::RunConfig& in, jobs::RunConfig& out) {
+  if (in.has_keep_best() && in.keep_best()) return NotBuilt("RunConfig.keep_best");
+  if (in.has_early_stop()) return NotBuilt("RunConfig.early_stop");
+  if (in.has_loss_watchdog()) return NotBuilt("RunConfig.loss_watchdog");
+  if (in.has_max_duration()) return NotBuilt("RunConfig.max_duration");
+  if (in.has_artifact_ttl()) return NotBuilt("RunConfig.artifact_ttl");
+  if (in.has_deterministic() && in.deterministic()) return NotBuilt("RunConfig.deterministic");
+  if (in.has_allow_inexact_resume() && in.allow_inexact_resume()) return NotBuilt("RunConfig.allow_inexact_resume");
+  if (in.has_max_retries()) return NotBuilt("RunConfig.max_retries");
+  if (in.length_case() == v1::RunConfig::kMaxSteps) out.max_steps = in.max_steps();
+  if (in.length_case() == v1::RunConfig::kEpochs) out.epochs = in.epochs();
+  if (in.has_micro_batch()) out.micro_batch = in.micro_batch();
+  if (in.has_grad_accum()) out.grad_accum = in.grad_accum();
+  if (in.has_activation_checkpointing()) out.activation_checkpointing = in.activation_checkpointing();
+  if (in.has_eval_every()) out.eval_every = in.eval_every();
+  if (in.has_save_every()) out.save_every = in.save_every();
+  if (in.has_keep_last()) out.keep_last = in.keep_last();
+  if (in.has_seed()) out.seed = in.seed();
+  if (in.has_priority()) out.priority = in.priority();
+  return absl::OkStatus();
+}
+
+absl::Status CheckBuilt(const v1::JobSpec& spec) {
+  switch (spec.method_case()) {
+    case v1::JobSpec::kQlora: break;
+    case v1::JobSpec::METHOD_NOT_SET: return FieldError("method", "is not set, wanted qlora");
+    case v1::JobSpec::kBitnetQat: return NotBuilt("JobSpec.bitnet_qat");
+    case v1::JobSpec::kInt8Mixed: return NotBuilt("JobSpec.int8_mixed");
+    case v1::JobSpec::kInt8Qt: return NotBuilt("JobSpec.int8_qt");
+    case v1::JobSpec::kAqt: return NotBuilt("JobSpec.aqt");
+    case v1::JobSpec::kLora: return NotBuilt("JobSpec.lora");
+    case v1::JobSpec::kFull: return NotBuilt("JobSpec.full");
+  }
+  if (spec.has_eval_fraction()) return NotBuilt("JobSpec.eval_fraction");
+  if (spec.has_resume_from()) return NotBuilt("JobSpec.resume_from");
+  if (spec.has_warm_start_from()) return NotBuilt("JobSpec.warm_start_from");
+  if (spec.publish().has_evaluate_int8() && !spec.publish().evaluate_int8()) return NotBuilt("PublishPolicy.evaluate_int8");
+  if (spec.publish().has_load() && spec.publish().load()) return NotBuilt("PublishPolicy.load");
+  if (spec.has_runtime()) return FieldError("runtime", "is set, and is the server's to fill");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec) {
+  NIBBLE_RETURN_IF_ERROR(CheckBuilt(spec));
+  jobs::JobSpec out;
+  out.display_name = spec.display_name();
+  out.method = jobs::kMethodQLora;
+  out.base_model = spec.base_model();
+  out.train_dataset = spec.train_dataset();
+  out.eval_dataset = spec.eval_dataset();
+  out.output_model = spec.publish().output_model();
+  switch (spec.device().kind()) {
+    case v1::DEVICE_KIND_UNSPECIFIED:
+    case v1::DEVICE_KIND_AUTO: out.device = "auto"; break;
+    case v1::DEVICE_KIND_CPU: out.device = "cpu"; break;
+    case v1::DEVICE_KIND_CUDA: out.device = StrCat("cuda:", spec.device().ordinal()); break;
+    default: return FieldError("device.kind", "wanted AUTO, CPU or CUDA");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(out.data, FromProto(spec.data()));
+  NIBBLE_RETURN_IF_ERROR(TakeQLora(spec.qlora(), out.qlora));
+  NIBBLE_RETURN_IF_ERROR(TakeOptim(spec.optim(), out.optim));
+  NIBBLE_RETURN_IF_ERROR(TakeRun(spec.run(), out.run));
+  if (!spec.data().has_shuffle_seed()) out.data.shuffle_seed = out.run.seed;
+  for (const auto& [key, value] : spec.labels()) out.labels[key] = value;
+  return out;
+}
+
+namespace {
+
+void PutData(const jobs::DataConfig& in, v1::DataConfig& out) {
+  if (const auto format = data::ParseFormat(in.format.value_or("")); format.ok()) out.set_format(ToProto(*format));
+  out.mutable_loss_mask()->set_train_on_prompt(in.train_on_prompt);
+  out.set_max_seq_len(static_cast<std::int32_t>(in.max_seq_len));
+  const std::string overlong = in.overlong.value_or("");
+  if (overlong == "truncate") out.set_overlong(v1::OVERLONG_POLICY_TRUNCATE);
+  if (overlong == "drop") out.set_overlong(v1::OVERLONG_POLICY_DROP);
+  if (overlong == "error") out.set_overlong(v1::OVERLONG_POLICY_ERROR);
+  if (overlong == "split") out.set_overlong(v1::OVERLONG_POLICY_SPLIT);
+  out.set_packing(in.packing == "none" ? v1::PACKING_MODE_NONE : v1::PACKING_MODE_SEGMENTED);
+  out.set_shuffle_seed(in.shuffle_seed);
+  out.set_shuffle(true);
+}
+
+void PutRun(const jobs::RunConfig& in, v1::RunConfig& out) {
+  if (in.max_steps.has_value()) out.set_max_steps(*in.max_steps);
+  if (in.epochs.has_value()) out.set_epochs(*in.epochs);
+  out.set_micro_batch(static_cast<std::int32_t>(in.micro_batch));
+  out.set_grad_accum(static_cast<std::int32_t>(in.grad_accum));
+  out.set_activation_checkpointing(in.activation_checkpointing);
+  out.set_eval_every(in.eval_every);
+  out.set_save_every(in.save_every);
+  out.set_keep_last(static_cast<std::int32_t>(in.keep_last));
+  out.set_seed(in.seed);
+  out.set_priority(static_cast<std::int32_t>(in.priority));
+}
+
+}  // namespace
+
+v1::JobSpec ToProto(const jobs::JobSpec& spec) {
+  v1::JobSpec out;
+  out.set_display_name(spec.display_name);
+  out.set_base_model(spec.base_model);
+  auto* qlora = out.mutable_qlora();
+  qlora->set_r(static_cast<std::int32_t>(spec.qlora.r));
+  qlora->set_alpha(spec.qlora.alpha);
+  qlora->set_dropout(spec.qlora.dropout);
+  for (const std::string& module : spec.qlora.target_modules) qlora->add_target_modules(module);
+  qlora->set_use_rslora(spec.qlora.use_rslora);
+  qlora->set_seed(spec.qlora.seed);
+  qlora->set_nf4_block(64);
+  qlora->set_double_quant(spec.qlora.double_quant);
+  qlora->set_compute_dtype(spec.qlora.compute_dtype == "fp32" ? v1::COMPUTE_DTYPE_F32 : v1::COMPUTE_DTYPE_BF16);
+  if (spec.device.rfind("cuda:", 0) == 0) {
+    out.mutable_device()->set_kind(v1::DEVICE_KIND_CUDA);
+    out.mutable_device()->set_ordinal(std::atoi(spec.device.c_str() + 5));
+  } else {
+    out.mutable_device()->set_kind(spec.device == "auto" ? v1::DEVICE_KIND_AUTO : v1::DEVICE_KIND_CPU);
+  }
+  out.set_train_dataset(spec.train_dataset);
+  if (!spec.eval_dataset.empty()) out.set_eval_dataset(spec.eval_dataset);
+  PutData(spec.data, *out.mutable_data());
+  auto* optim = out.mutable_optim();
+  optim->set_optimizer(v1::OPTIMIZER_ADAMW);
+  optim->set_lr(spec.optim.lr);
+  optim->set_beta1(spec.optim.beta1);
+  optim->set_beta2(spec.optim.beta2);
+  optim->set_eps(spec.optim.eps);
+  optim->set_weight_decay(spec.optim.weight_decay);
+  optim->set_max_grad_norm(spec.optim.max_grad_norm);
+  optim->set_schedule(spec.optim.schedule == "constant" ? v1::LR_SCHEDULE_CONSTANT
+                      : spec.optim.schedule == "linear" ? v1::LR_SCHEDULE_LINEAR
+                                                        : v1::LR_SCHEDULE_COSINE);
+  if (spec.optim.warmup_steps.has_value()) optim->set_warmup_steps(*spec.optim.warmup_steps);
+  if (spec.optim.warmup_ratio.has_value()) optim->set_warmup_ratio(*spec.optim.warmup_ratio);
+  optim->set_min_lr_ratio(spec.optim.min_lr_ratio);
+  PutRun(spec.run, *out.mutable_run());
+  out.mutable_publish()->set_output_model(spec.output_model);
+  out.mutable_publish()->set_evaluate_int8(true);
+  for (const auto& [key, value] : spec.labels) (*out.mutable_labels())[key] = value;
+  return out;
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,260 @@
+// ModelLibrary: conversions and exports.
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/convert.h"
+#include "server/convert/export.h"
+#include "server/data/example.h"
+#include "server/model/replay.h"
+#include "server/plan/evaluate.h"
+#include "server/plan/record_tokens.h"
+#include "server/rpc/model_library.h"
+#include "server/rpc/model_proto.h"
+#include "server/rpc/status.h"
+#include "server/store/published_directory.h"
+
+namespace nibble::rpc {
+
+using base::FieldError;
+using base::StrCat;
+
+namespace {
+
+constexpr std::int64_t kEvalSeqLen = 512;
+
+google::protobuf::Any Pack(const google::protobuf::Message& message) {
+  google::protobuf::Any any;
+  any.PackFrom(message);
+  return any;
+}
+
+std::string Text(const base::Json& object, const char* key) { return base::GetString(object, key, "", "").value_or(""); }
+
+convert::ConvertOptions OptionsOf(const v1::ConvertModelRequest& request) {
+  convert::ConvertOptions options;
+  options.to = request.target() == v1::MODEL_FORMAT_NF4 ? model::Format::kNf4 : model::Format::kInt8;
+  if (request.has_act_outliers()) options.act_outliers = request.act_outliers();
+  if (request.has_head()) options.int8_head = request.head() != v1::MODEL_FORMAT_BF16;
+  return options;
+}
+
+absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::ConversionReport& report) {
+  std::string why;
+  if (tolerance.has_max_eval_loss_delta()) {
+    const double delta = report.eval_loss_after() - report.eval_loss_before();
+    if (!(delta <= tolerance.max_eval_loss_delta())) why = StrCat("the evaluation loss rose by ", delta, ", allowed ", tolerance.max_eval_loss_delta());
+  }
+  if (why.empty() && tolerance.has_min_top1_agreement() && !(report.top1_agreement() >= tolerance.min_top1_agreement())) {
+    why = StrCat("the same top token at ", report.top1_agreement(), " of the positions, wanted ", tolerance.min_top1_agreement());
+  }
+  if (why.empty()) return absl::OkStatus();
+  absl::Status status = base::WithReason(absl::FailedPreconditionError(why), "CONVERSION_TOLERANCE");
+  v1::ConversionReport brief = report;
+  brief.clear_layers();
+  status.SetPayload("type.googleapis.com/nibble.v1.ConversionReport", absl::Cord(brief.SerializeAsString()));
+  return status;
+}
+
+}  // namespace
+
+absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) {
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
+  if (request.has_checkpoint()) return NotBuilt("ConvertModelRequest.checkpoint");
+  if (request.has_calibration_dataset()) return NotBuilt("ConvertModelRequest.calibration_dataset");
+  if (!request.has_model()) return FieldError("source", "is not set, wanted model");
+  if (request.target() == v1::MODEL_FORMAT_TERNARY || request.target() == v1::MODEL_FORMAT_BF16) {
+    return NotBuilt(StrCat("ConvertModelRequest.target ", v1::ModelFormat_Name(request.target())));
+  }
+  if (request.target() != v1::MODEL_FORMAT_INT8 && request.target() != v1::MODEL_FORMAT_NF4) {
+    return FieldError("target", "wanted INT8 or NF4");
+  }
+  if (request.lora() == v1::LORA_HANDLING_KEEP || request.lora() == v1::LORA_HANDLING_MERGE_AWARE) {
+    return NotBuilt(StrCat("ConvertModelRequest.lora ", v1::LoraHandling_Name(request.lora())));
+  }
+  if (request.has_act_outliers() && (request.act_outliers() < 0 || request.act_outliers() > kernels::kMaxOutliers)) {
+    return FieldError("act_outliers", StrCat("is ", request.act_outliers(), ", wanted 0 to ", kernels::kMaxOutliers));
+  }
+  if (request.has_head() && request.head() != v1::MODEL_FORMAT_INT8 && request.head() != v1::MODEL_FORMAT_BF16) {
+    return FieldError("head", "wanted INT8 or BF16");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
+  if (state_.models->Get(request.name()).ok()) {
+    return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),
+                            "NAME_TAKEN", {{"name", request.name()}});
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
+  const bool bounded = request.tolerance().has_max_eval_loss_delta() || request.tolerance().has_min_top1_agreement();
+  if (bounded && dataset.empty()) return FieldError("eval_dataset", "is not set, and the tolerance needs one");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ModelLibrary::EvalDatasetOf(const v1::ConvertModelRequest& request,
+                                                        const store::StoredModel& source) const {
+  if (request.has_eval_dataset()) {
+    NIBBLE_RETURN_IF_ERROR(state_.datasets->Get(request.eval_dataset()).status());
+    return request.eval_dataset();
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
+  const std::string job = Text(info.provenance, "job_id");
+  if (job.empty() || !options_.eval_dataset_of_job) return std::string();
+  const std::string dataset = options_.eval_dataset_of_job(job);
+  // The user may have deleted it since.
+  return state_.datasets->Get(dataset).ok() ? dataset : std::string();
+}
+
+absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset,
+                                     const std::string& source, const std::string& target, OperationScope& scope,
+                                     v1::ConversionReport& report) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
+  NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string format_name, base::GetString(stored.meta, "format", "meta.json"));
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+  data::TokeniseOptions tokenise;
+  tokenise.max_seq_len = std::min(kEvalSeqLen, text->config.max_positions);
+  NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded,
+                          data::LoadDataset(stored.data_path, format, text->assets, text->config, tokenise));
+  std::vector<plan::Evaluation> results;
+  for (const std::string& directory : {source, target}) {
+    NIBBLE_ASSIGN_OR_RETURN(const auto model,
+                            model::LoadedModel::Load(directory, {.max_positions = tokenise.max_seq_len}, convert_stream_));
+    const std::int64_t total = 2 * std::min(options_.max_eval_tokens, loaded.num_trained);
+    const auto before = static_cast<std::int64_t>(results.size()) * total / 2;
+    NIBBLE_ASSIGN_OR_RETURN(plan::Evaluation result,
+                            plan::Evaluate(*model, loaded.examples, options_.max_eval_tokens, convert_stream_,
+                                           [&](std::int64_t done) {
+                                             scope.Progress("evaluate", before + done, total);
+                                             return !scope.cancelled();
+                                           }));
+    results.push_back(std::move(result));
+  }
+  report.set_eval_loss_before(results[0].loss);
+  report.set_eval_loss_after(results[1].loss);
+  report.set_eval_tokens(results[0].tokens);
+  std::int64_t same = 0;
+  for (std::size_t i = 0; i < results[0].top_tokens.size(); ++i) same += results[0].top_tokens[i] == results[1].top_tokens[i];
+  report.set_top1_agreement(static_cast<double>(same) / static_cast<double>(results[0].tokens));
+  return absl::OkStatus();
+}
+
+// Of an int8 artifact: the trainer's record where it foretold these very weights, else one made now.
+absl::Status ModelLibrary::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info) {
+  const std::string foretold = base::JoinPath(source, model::kInt8RecordFile);
+  if (state_.files.Exists(foretold)) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, state_.files.Read(foretold, 256u << 20));
+    NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ParseRecord(bytes));
+    if (record.weights_digest == info.weights_digest) {
+      NIBBLE_RETURN_IF_ERROR(model::WriteRecord(state_.files, target, record));
+      info.recorded_by = "trainer";
+      return model::WriteArtifactInfo(state_.files, target, info);
+    }
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(target, {}, convert_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets assets, model::LoadTextAssets(target));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const model::Record record,
+      model::MakeRecord(*loaded,
+                        plan::RecordTokens(*assets.tokenizer, loaded->config().vocab_size, loaded->max_positions()),
+                        convert_stream_));
+  NIBBLE_RETURN_IF_ERROR(model::WriteRecord(state_.files, target, record));
+  info.recorded_by = "convert";
+  return model::WriteArtifactInfo(state_.files, target, info);
+}
+
+absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertModelRequest& request, OperationScope& scope) {
+  const absl::Duration began = clock_.Monotonic();
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "a conversion"));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
+  scope.Progress("quantize", 0, 1);
+  NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport made,
+                          convert::ConvertModel(state_.files, *artifact, pending->directory(), OptionsOf(request), convert_stream_));
+  v1::ConversionReport report = ToProto(made);
+  report.set_source_format(ToProto(artifact->info().format));
+  report.set_source_digest(artifact->info().weights_digest);
+  if (scope.cancelled()) return absl::CancelledError("cancelled");
+  if (!dataset.empty()) {
+    NIBBLE_RETURN_IF_ERROR(AddLosses(request, dataset, source.directory, pending->directory(), scope, report));
+    NIBBLE_RETURN_IF_ERROR(CheckTolerance(request.tolerance(), report));
+  }
+  if (made.info.format == model::Format::kInt8) {
+    scope.Progress("record", 0, 1);
+    NIBBLE_RETURN_IF_ERROR(AddRecord(source.directory, pending->directory(), made.info));
+  }
+  std::string json;
+  if (!google::protobuf::util::MessageToJsonString(report, &json).ok()) return absl::InternalError("the report cannot be written");
+  NIBBLE_RETURN_IF_ERROR(
+      base::WriteFileAtomically(state_.files, base::JoinPath(pending->directory(), kConversionFile), json));
+  if (scope.cancelled()) return absl::CancelledError("cancelled");
+  scope.Progress("write", 0, 1);
+  NIBBLE_RETURN_IF_ERROR(pending->Commit().status());
+  metrics_.Converted(model::Name(made.info.format), absl::ToDoubleSeconds(clock_.Monotonic() - began));
+  v1::ConvertModelResponse response;
+  NIBBLE_ASSIGN_OR_RETURN(*response.mutable_model(), Describe(request.name(), false));
+  *response.mutable_report() = std::move(report);
+  return Pack(response);
+}
+
+absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
+  DropOld();
+  if (request.format() == v1::EXPORT_FORMAT_HF_BITNET || request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS ||
+      request.format() == v1::EXPORT_FORMAT_GGUF) {
+    return NotBuilt(StrCat("ExportModelRequest.format ", v1::ExportFormat_Name(request.format())));
+  }
+  if (request.format() != v1::EXPORT_FORMAT_PEFT && request.format() != v1::EXPORT_FORMAT_HF) {
+    return FieldError("format", "wanted PEFT or HF");
+  }
+  return state_.models->Get(request.model()).status();
+}
+
+absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request, OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "an export"));
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
+  v1::ExportModelResponse response;
+  response.set_artifact_id(base::NewId("export"));
+  auto exported = std::make_shared<ExportedFiles>();
+  exported->directory = base::JoinPath(state_.layout.uploads(), response.artifact_id());
+  scope.Progress("write", 0, 1);
+  absl::Status made = request.format() == v1::EXPORT_FORMAT_PEFT
+                          ? convert::ExportPeft(state_.files, *artifact, Text(artifact->info().provenance, "base_model"),
+                                                exported->directory)
+                          : convert::ExportHf(state_.files, *artifact, exported->directory);
+  NIBBLE_RETURN_IF_ERROR(made);
+  NIBBLE_ASSIGN_OR_RETURN(const auto names, state_.files.List(exported->directory));
+  for (const std::string& name : names) {
+    NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry entry, store::HashFile(base::JoinPath(exported->directory, name)));
+    v1::FileEntry file;
+    file.set_path(name);
+    file.set_size_bytes(static_cast<std::int64_t>(entry.size));
+    file.set_sha256(entry.sha256);
+    *response.add_files() = file;
+    exported->files.push_back(std::move(file));
+  }
+  std::lock_guard lock(mutex_);
+  exports_[response.artifact_id()] = {std::move(exported), clock_.Monotonic() + options_.kept};
+  return Pack(response);
+}
+
+ModelLibrary::ExportedFiles::~ExportedFiles() {
+  // What cannot be removed now goes with the next start, which empties uploads/.
+  base::RealFileSystem().RemoveAll(directory).IgnoreError();
+}
+
+absl::StatusOr<std::shared_ptr<const ModelLibrary::ExportedFiles>> ModelLibrary::Exported(const std::string& artifact_id) {
+  DropOld();
+  std::lock_guard lock(mutex_);
+  const auto it = exports_.find(artifact_id);
+  if (it != exports_.end()) return it->second.files;
+  return base::WithReason(absl::NotFoundError("artifact_id: there is no such export; one is kept for an hour"), "ARTIFACT",
+                          {{"name", artifact_id.substr(0, 64)}});
+}
+
+}  // namespace nibble::rpc

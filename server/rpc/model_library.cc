@@ -1,0 +1,166 @@
+#include "server/rpc/model_library.h"
+
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/import.h"
+#include "server/model/replay.h"
+#include "server/rpc/import_root.h"
+#include "server/rpc/model_proto.h"
+#include "server/rpc/status.h"
+#include "server/rpc/time.h"
+
+namespace nibble::rpc {
+
+using base::FieldError;
+using base::StrCat;
+
+ModelLibrary::ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, TextCache& texts,
+                           telemetry::Metrics& metrics, base::Clock& clock, const kernels::Stream& convert_stream,
+                           const kernels::Stream& serve_stream, ModelLibraryOptions options)
+    : state_(state), manager_(manager), texts_(texts), metrics_(metrics), clock_(clock), convert_stream_(convert_stream),
+      serve_stream_(serve_stream), options_(std::move(options)) {}
+
+absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool detailed) const {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(name));
+  return ToProto(stored, manager_.IsLoaded(name), detailed);
+}
+
+absl::StatusOr<std::unique_ptr<store::Upload>> ModelLibrary::BeginUpload() {
+  DropOld();
+  return store::Upload::Begin(state_.files, state_.layout, options_.upload_limits);
+}
+
+v1::UploadModelResponse ModelLibrary::KeepUpload(std::unique_ptr<store::Upload> upload) {
+  v1::UploadModelResponse response;
+  response.set_upload_id(base::NewId("upload"));
+  *response.mutable_expire_time() = ToProto(clock_.Now() + options_.kept);
+  std::lock_guard lock(mutex_);
+  uploads_[response.upload_id()] = {std::move(upload), clock_.Monotonic() + options_.kept};
+  return response;
+}
+
+void ModelLibrary::DropOld() {
+  const absl::Duration now = clock_.Monotonic();
+  std::vector<KeptUpload> uploads;  // what removes files goes after the lock
+  std::vector<KeptExport> exports;
+  std::lock_guard lock(mutex_);
+  for (auto it = uploads_.begin(); it != uploads_.end();) {
+    if (it->second.until > now) { ++it; continue; }
+    uploads.push_back(std::move(it->second));
+    it = uploads_.erase(it);
+  }
+  for (auto it = exports_.begin(); it != exports_.end();) {
+    if (it->second.until > now) { ++it; continue; }
+    exports.push_back(std::move(it->second));
+    it = exports_.erase(it);
+  }
+}
+
+absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request) {
+  DropOld();
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
+  if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED && request.dtype() != v1::MODEL_FORMAT_F32 &&
+      request.dtype() != v1::MODEL_FORMAT_BF16) {
+    return FieldError("dtype", "wanted F32 or BF16");
+  }
+  if (state_.models->Get(request.name()).ok()) {
+    return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),
+                            "NAME_TAKEN", {{"name", request.name()}});
+  }
+  if (request.source_case() == v1::ImportModelRequest::SOURCE_NOT_SET) {
+    return FieldError("source", "is not set, wanted upload_id or server_path");
+  }
+  if (request.has_server_path()) return BeneathPath::Open(options_.import_root, request.server_path()).status();
+  std::lock_guard lock(mutex_);
+  if (uploads_.contains(request.upload_id())) return absl::OkStatus();
+  return base::WithReason(absl::NotFoundError("upload_id: there is no such upload; one is kept for an hour, and used once"), "UPLOAD",
+                          {{"name", request.upload_id().substr(0, 64)}});
+}
+
+absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request, OperationScope& scope) {
+  std::shared_ptr<store::Upload> upload;
+  std::unique_ptr<BeneathPath> beneath;
+  std::string source;
+  if (request.has_server_path()) {
+    NIBBLE_ASSIGN_OR_RETURN(beneath, BeneathPath::Open(options_.import_root, request.server_path()));
+    source = beneath->path();
+  } else {
+    std::lock_guard lock(mutex_);
+    const auto it = uploads_.find(request.upload_id());
+    if (it == uploads_.end()) return base::WithReason(absl::NotFoundError("upload_id: the upload has expired"), "UPLOAD");
+    upload = std::move(it->second.upload);
+    uploads_.erase(it);
+    source = upload->directory();
+  }
+  scope.Progress("read", 0, 1);
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
+  const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
+  const auto report = model::ImportModel(state_.files, source, pending->directory(), dtype);
+  if (!report.ok()) {
+    // What a file lacks or lies about is the caller's fault, whatever the reader called it.
+    const absl::Status& status = report.status();
+    const bool file = absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
+                      absl::IsUnimplemented(status);
+    if (!file) return status;
+    return base::WithReason(absl::InvalidArgumentError(status.message()), "MODEL_FORMAT",
+                            {{"kind", base::Reason(status)}});
+  }
+  if (scope.cancelled()) return absl::CancelledError("cancelled");
+  scope.Progress("write", 0, 1);
+  NIBBLE_RETURN_IF_ERROR(pending->Commit().status());
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, Describe(request.name(), false));
+  google::protobuf::Any any;
+  any.PackFrom(model);
+  return any;
+}
+
+absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(name));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
+  const auto count = [&](absl::Status status) {
+    if (absl::IsDataLoss(status)) metrics_.ArtifactVerifyFailed();
+    return status;
+  };
+  const auto record = model::ReadRecord(state_.files, stored.directory);
+  if (!record.ok()) return count(record.status());
+  // Read again from the disk: what is verified is what a restart would serve.
+  auto loaded = model::LoadedModel::Load(stored.directory, {}, serve_stream_);
+  if (!loaded.ok()) return count(loaded.status());
+  NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(**loaded, *record, serve_stream_));
+  v1::VerifyModelResponse response;
+  response.set_equal(replay.equal && replay.rows > 0);
+  response.set_rows(static_cast<std::int32_t>(replay.rows));
+  response.set_differing_rows(static_cast<std::int32_t>(replay.differing_rows));
+  response.set_recorded_by((*loaded)->info().recorded_by);
+  response.set_device(v1::DEVICE_KIND_CPU);
+  response.set_digest((*loaded)->info().weights_digest);
+  if (replay.differing_rows > 0) {
+    auto* difference = response.mutable_first_difference();
+    std::int64_t row = replay.first_position;
+    for (std::int64_t s = 0; s < replay.first_sequence; ++s) {
+      row += static_cast<std::int64_t>(record->sequences[static_cast<std::size_t>(s)].row_digests.size());
+    }
+    const auto& sequence = record->sequences[static_cast<std::size_t>(replay.first_sequence)];
+    const auto position = static_cast<std::size_t>(replay.first_position);
+    difference->set_row(static_cast<std::int32_t>(row));
+    difference->set_token_id(sequence.token_ids[position]);
+    difference->set_recorded_digest(sequence.row_digests[position]);
+    NIBBLE_ASSIGN_OR_RETURN(const model::Record again, model::MakeRecord(**loaded, {sequence.token_ids}, serve_stream_));
+    difference->set_computed_digest(again.sequences.front().row_digests[position]);
+    metrics_.ArtifactVerifyFailed();
+    return response;
+  }
+  // Logits can be equal although a weight is not (a row that no token of the record reaches): the bytes are looked at too.
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
+  if (const absl::Status bytes = artifact->VerifyBytes(); !bytes.ok()) return count(bytes);
+  if (record->weights_digest != (*loaded)->info().weights_digest) {
+    return count(base::WithReason(absl::DataLossError("record.bin was made of other weights"), "ARTIFACT_CORRUPT"));
+  }
+  return response;
+}
+
+}  // namespace nibble::rpc

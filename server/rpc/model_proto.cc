@@ -1,0 +1,190 @@
+#include "server/rpc/model_proto.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/kv_pool.h"
+#include "server/model/record.h"
+#include "server/model/safetensors.h"
+#include "server/model/tensor_table.h"
+#include "server/rpc/time.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+using base::StrCat;
+constexpr std::uint64_t kMaxSmallFile = 4u << 20;
+
+v1::ModelOrigin OriginOf(const std::string& source) {
+  if (source == "import") return v1::MODEL_ORIGIN_IMPORT;
+  if (source == "job") return v1::MODEL_ORIGIN_JOB;
+  if (source == "convert") return v1::MODEL_ORIGIN_CONVERT;
+  if (source == "checkpoint") return v1::MODEL_ORIGIN_CHECKPOINT;
+  return v1::MODEL_ORIGIN_UNSPECIFIED;
+}
+
+std::string Text(const base::Json& object, const char* key) { return base::GetString(object, key, "", "").value_or(""); }
+
+absl::Status AddArchitecture(const store::StoredModel& stored, model::Format format, v1::Model& out) {
+  base::FileSystem& files = base::RealFileSystem();
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(base::JoinPath(stored.directory, "config.json"), kMaxSmallFile));
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ModelConfig config, model::ParseHfConfig(json));
+  auto* architecture = out.mutable_architecture();
+  architecture->set_family(config.architecture);
+  architecture->set_hidden_size(static_cast<std::int32_t>(config.hidden_size));
+  architecture->set_num_layers(static_cast<std::int32_t>(config.num_layers));
+  architecture->set_num_heads(static_cast<std::int32_t>(config.num_heads));
+  architecture->set_num_kv_heads(static_cast<std::int32_t>(config.num_kv_heads));
+  architecture->set_head_size(static_cast<std::int32_t>(config.head_dim));
+  architecture->set_intermediate_size(static_cast<std::int32_t>(config.ffn_size));
+  architecture->set_vocab_size(static_cast<std::int32_t>(config.vocab_size));
+  architecture->set_max_positions(static_cast<std::int32_t>(config.max_positions));
+  architecture->set_tied_embeddings(config.tied_embeddings);
+  std::int64_t parameters = 0;
+  if (format == model::Format::kLora) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string adapter_text,
+                            files.Read(base::JoinPath(stored.directory, model::kAdapterConfigFile), kMaxSmallFile));
+    NIBBLE_ASSIGN_OR_RETURN(const base::Json adapter_json, base::ParseJson(adapter_text));
+    NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, model::ParsePeftConfig(adapter_json));
+    for (const auto& tensor : model::AdapterTensors(config, adapter)) parameters += model::NumElements(tensor.shape).value_or(0);
+  } else {
+    for (const auto& tensor : model::RequiredTensors(config)) parameters += model::NumElements(tensor.shape).value_or(0);
+  }
+  out.set_parameters(parameters);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+v1::ModelFormat ToProto(model::Format format) {
+  switch (format) {
+    case model::Format::kF32: return v1::MODEL_FORMAT_F32;
+    case model::Format::kBF16: return v1::MODEL_FORMAT_BF16;
+    case model::Format::kNf4: return v1::MODEL_FORMAT_NF4;
+    case model::Format::kInt8: return v1::MODEL_FORMAT_INT8;
+    case model::Format::kTernary: return v1::MODEL_FORMAT_TERNARY;
+    case model::Format::kLora: return v1::MODEL_FORMAT_LORA;
+  }
+  return v1::MODEL_FORMAT_UNSPECIFIED;
+}
+
+absl::StatusOr<model::Format> FromProto(const char* field, v1::ModelFormat format) {
+  switch (format) {
+    case v1::MODEL_FORMAT_F32: return model::Format::kF32;
+    case v1::MODEL_FORMAT_BF16: return model::Format::kBF16;
+    case v1::MODEL_FORMAT_NF4: return model::Format::kNf4;
+    case v1::MODEL_FORMAT_INT8: return model::Format::kInt8;
+    case v1::MODEL_FORMAT_TERNARY: return model::Format::kTernary;
+    case v1::MODEL_FORMAT_LORA: return model::Format::kLora;
+    default: return base::FieldError(field, StrCat("is ", static_cast<int>(format), ", wanted a model format"));
+  }
+}
+
+v1::Device CpuDevice() {
+  v1::Device device;
+  device.set_kind(v1::DEVICE_KIND_CPU);
+  return device;
+}
+
+absl::Status CheckDevice(const v1::Device& device) {
+  if (device.kind() == v1::DEVICE_KIND_CUDA) {
+    return base::FieldError("device", StrCat("cuda:", device.ordinal(), " is not there, wanted cpu"));
+  }
+  if (device.kind() < v1::DEVICE_KIND_UNSPECIFIED || device.kind() > v1::DEVICE_KIND_CUDA) {
+    return base::FieldError("device", StrCat("is of kind ", static_cast<int>(device.kind()), ", wanted AUTO, CPU or CUDA"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded, bool detailed) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
+  v1::Model out;
+  out.set_name(stored.name);
+  out.set_format(ToProto(info.format));
+  out.set_digest(info.weights_digest);
+  out.set_bytes(static_cast<std::int64_t>(stored.bytes));
+  NIBBLE_RETURN_IF_ERROR(AddArchitecture(stored, info.format, out));
+  if (info.format == model::Format::kLora) {
+    out.set_base_model(Text(info.provenance, "base_model"));
+    out.set_base_digest(info.base_digest);
+  }
+  out.set_origin(OriginOf(info.source));
+  for (const char* key : {"source", "job_id", "source_model", "imported_from"}) {
+    if (out.source().empty()) out.set_source(Text(info.provenance, key));
+  }
+  out.set_determinism(info.determinism() == model::Determinism::kBitwise ? v1::DETERMINISM_EXACT
+                                                                         : v1::DETERMINISM_BEST_EFFORT);
+  base::FileSystem& files = base::RealFileSystem();
+  if (const auto it = info.provenance.find("files"); it != info.provenance.end() && it->is_object()) {
+    out.set_tokenizer_digest(Text(*it, "tokenizer.json"));
+  }
+  const auto tokenizer_config = files.Read(base::JoinPath(stored.directory, "tokenizer_config.json"), kMaxSmallFile);
+  out.set_has_chat_template(files.Exists(base::JoinPath(stored.directory, "chat_template.jinja")) ||
+                            (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
+  if (info.format == model::Format::kInt8) {
+    out.set_act_outliers(info.act_outliers);
+    out.set_head_format(info.int8_head ? v1::MODEL_FORMAT_INT8 : v1::MODEL_FORMAT_BF16);
+  } else if (info.format == model::Format::kF32) {
+    out.set_head_format(v1::MODEL_FORMAT_F32);
+  } else {
+    out.set_head_format(v1::MODEL_FORMAT_BF16);
+  }
+  if (const auto record = model::ReadRecord(files, stored.directory); record.ok()) {
+    out.set_record_rows(static_cast<std::int32_t>(record->num_rows()));
+    out.set_recorded_by(info.recorded_by);
+  }
+  out.set_loaded(loaded);
+  *out.mutable_create_time() = ToProto(stored.created);
+  // A model never changes, but for being loaded, which is no change of the resource.
+  out.set_etag(stored.manifest_digest.substr(0, 16));
+  const auto report = files.Read(base::JoinPath(stored.directory, kConversionFile), 64u << 20);
+  if (report.ok() && google::protobuf::util::JsonStringToMessage(*report, out.mutable_conversion()).ok() && !detailed) {
+    out.mutable_conversion()->clear_layers();
+  }
+  return out;
+}
+
+v1::ConversionReport ToProto(const convert::ConvertReport& report) {
+  v1::ConversionReport out;
+  out.set_target_format(ToProto(report.info.format));
+  out.set_source_digest(report.info.base_digest);
+  out.set_target_digest(report.info.weights_digest);
+  for (const convert::LayerError& layer : report.layers) {
+    auto* error = out.add_layers();
+    error->set_layer(layer.name);
+    error->set_relative_error(layer.relative_error);
+    error->set_max_abs_error(layer.max_abs_error);
+  }
+  if (report.eval_loss_before.has_value()) out.set_eval_loss_before(*report.eval_loss_before);
+  if (report.eval_loss_after.has_value()) out.set_eval_loss_after(*report.eval_loss_after);
+  return out;
+}
+
+v1::Residents ToProto(const serve::ModelManager& manager) {
+  v1::Residents out;
+  std::int64_t weights = 0;
+  std::int64_t kv = 0;
+  for (const auto& resident : manager.residents()) {
+    const model::LoadedModel& loaded = resident->engine->model();
+    const serve::EngineLoad load = resident->engine->load();
+    auto* model = out.add_models();
+    model->set_name(resident->name);
+    model->set_format(ToProto(loaded.info().format));
+    model->set_digest(loaded.info().weights_digest);
+    *model->mutable_device() = CpuDevice();
+    model->set_bytes(static_cast<std::int64_t>(loaded.resident_bytes()));
+    model->set_active_requests(static_cast<std::int32_t>(load.running + load.waiting));
+    weights += model->bytes();
+    kv += load.total_pages * model::KvPool::PageBytes(loaded.config(), loaded.weights().kv_dtype);
+  }
+  out.set_weights_bytes(weights);
+  out.set_kv_bytes(kv);
+  return out;
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,162 @@
+#include "server/rpc/model_service.h"
+
+#include "server/base/error.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/model_proto.h"
+#include "server/rpc/model_transfer.h"
+#include "server/rpc/page.h"
+#include "server/rpc/unary.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+// The request without its id: what a repeated id is compared by.
+template <typename Request>
+std::string DigestOf(Request request) {
+  request.clear_request_id();
+  return base::Sha256Hex(base::StrCat(request.GetTypeName(), request.SerializeAsString()));
+}
+
+absl::Status Admit(const Edge& edge) {
+  if (!edge.draining) return absl::OkStatus();
+  return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
+}
+
+}  // namespace
+
+grpc::ServerReadReactor<v1::UploadModelRequest>* ModelService::UploadModel(grpc::CallbackServerContext* context,
+                                                                           v1::UploadModelResponse* response) {
+  return new UploadReactor<v1::UploadModelRequest>(edge_, context, "nibble.v1.ModelService/UploadModel",
+                                                   MakeModelUpload(edge_, library_, response));
+}
+
+grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* context,
+                                                   const v1::ListModelsRequest* request, v1::ListModelsResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ListModels", [=, this](const Call&) -> absl::Status {
+    const auto all = library_.models().List();
+    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
+    for (std::size_t i = page.begin; i < page.end; ++i) {
+      NIBBLE_ASSIGN_OR_RETURN(*response->add_models(), ToProto(all[i], library_.manager().IsLoaded(all[i].name), false));
+    }
+    response->set_next_page_token(page.next_token);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
+                                                 v1::Model* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/GetModel", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(*response, library_.Describe(request->name(), /*detailed=*/true));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ModelService::DeleteModel(grpc::CallbackServerContext* context,
+                                                    const v1::DeleteModelRequest* request, v1::DeleteModelResponse*) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/DeleteModel", [=, this](const Call&) -> absl::Status {
+    if (request->has_etag()) {
+      NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, library_.Describe(request->name(), false));
+      if (model.etag() != request->etag()) {
+        return base::WithReason(absl::AbortedError(base::StrCat("etag: the model's is ", model.etag())), "ETAG_MISMATCH");
+      }
+    }
+    return library_.models().Delete(request->name());
+  });
+}
+
+grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext* context,
+                                                    const v1::ImportModelRequest* request,
+                                                    google::longrunning::Operation* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
+    // A repeated request finds its operation although the name is taken by now.
+    const std::string digest = DigestOf(*request);
+    if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckImport(*request));
+    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->name(), request->request_id(), digest,
+                                                         [this, copy = *request](OperationScope& scope) {
+                                                           return library_.Import(copy, scope);
+                                                         }));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext* context,
+                                                     const v1::ConvertModelRequest* request,
+                                                     google::longrunning::Operation* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
+    const std::string digest = DigestOf(*request);
+    if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckConvert(*request));
+    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->name(), request->request_id(), digest,
+                                                         [this, copy = *request](OperationScope& scope) {
+                                                           return library_.Convert(copy, scope);
+                                                         }));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext* context,
+                                                    const v1::ExportModelRequest* request,
+                                                    google::longrunning::Operation* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
+    const std::string digest = DigestOf(*request);
+    if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckExport(*request));
+    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->model(), request->request_id(), digest,
+                                                         [this, copy = *request](OperationScope& scope) {
+                                                           return library_.Export(copy, scope);
+                                                         }));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadArtifact(
+    grpc::CallbackServerContext* context, const v1::DownloadArtifactRequest* request) {
+  auto stream = StreamReactor<v1::DownloadArtifactResponse>::Make(edge_, context, "nibble.v1.ModelService/DownloadArtifact");
+  edge_.workers.Run([this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
+  return stream.get();
+}
+
+grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context, const v1::LoadModelRequest* request,
+                                                  v1::LoadModelResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
+    NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
+    NIBBLE_RETURN_IF_ERROR(library_.manager().Acquire(request->name()).status());
+    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
+    *response->mutable_residents() = ToProto(library_.manager());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext* context,
+                                                    const v1::UnloadModelRequest* request,
+                                                    v1::UnloadModelResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/UnloadModel", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(library_.models().Get(request->name()).status());
+    NIBBLE_RETURN_IF_ERROR(library_.manager().Unload(request->name()));
+    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
+    *response->mutable_residents() = ToProto(library_.manager());
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,
+                                                          const v1::PublishCheckpointRequest*, v1::Model*) {
+  return UnaryNotBuilt(edge_, context, "nibble.v1.ModelService/PublishCheckpoint");
+}
+
+grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext* context,
+                                                    const v1::VerifyModelRequest* request,
+                                                    v1::VerifyModelResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
+    NIBBLE_ASSIGN_OR_RETURN(*response, library_.Verify(request->name()));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace nibble::rpc

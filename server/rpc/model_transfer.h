@@ -1,0 +1,20 @@
+// A model's files over the wire, in both directions.
+#pragma once
+#include <memory>
+
+#include "nibble/v1/model_service.pb.h"
+#include "server/rpc/model_library.h"
+#include "server/rpc/stream_reactor.h"
+#include "server/rpc/upload_reactor.h"
+
+namespace nibble::rpc {
+
+// header, then for each file `file` and its chunks, then finish.
+std::unique_ptr<UploadSink<v1::UploadModelRequest>> MakeModelUpload(const Edge& edge, ModelLibrary& library,
+                                                                    v1::UploadModelResponse* response);
+
+// Reads as fast as the client takes it, on workers; ends the stream.
+void SendArtifact(std::shared_ptr<StreamReactor<v1::DownloadArtifactResponse>> stream, ModelLibrary& library,
+                  const v1::DownloadArtifactRequest& request);
+
+}  // namespace nibble::rpc

@@ -1,0 +1,253 @@
+#include "server/rpc/operations.h"
+
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/json.h"
+#include "server/base/log.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/status.h"
+#include "server/rpc/time.h"
+
+namespace nibble::rpc {
+
+namespace longrunning = google::longrunning;
+
+namespace {
+
+constexpr std::size_t kMaxWaiting = 64;
+constexpr std::uint64_t kMaxFileBytes = 4u << 20;
+constexpr absl::Duration kKept = absl::Hours(24);
+constexpr char kPrefix[] = "operations/";
+
+}  // namespace
+
+struct OperationTable::Entry {
+  longrunning::Operation operation;        // by mutex_
+  v1::ModelOperationMetadata metadata;     // by mutex_
+  std::string request_id;
+  std::string request_digest;
+  absl::Time ended;                        // by mutex_
+  base::CancelToken cancel;
+  std::map<std::uint64_t, Done> waiting;   // by mutex_
+};
+
+class OperationTable::Scope : public OperationScope {
+ public:
+  Scope(OperationTable& table, Entry& entry) : table_(table), entry_(entry) {}
+  void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
+    std::lock_guard lock(table_.mutex_);
+    entry_.metadata.set_stage(stage);
+    entry_.metadata.set_done(done);
+    entry_.metadata.set_total(total);
+    entry_.operation.mutable_metadata()->PackFrom(entry_.metadata);
+  }
+  bool cancelled() const override { return entry_.cancel.cancelled(); }
+
+ private:
+  OperationTable& table_;
+  Entry& entry_;
+};
+
+OperationTable::OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory)
+    : files_(files), clock_(clock), directory_(std::move(directory)), worker_(1, kMaxWaiting) {}
+
+OperationTable::~OperationTable() {
+  std::lock_guard lock(mutex_);
+  for (auto& [name, entry] : entries_) entry->cancel.Cancel();
+}
+
+absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileSystem& files, base::Clock& clock,
+                                                                     const std::string& directory) {
+  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
+  std::unique_ptr<OperationTable> table(new OperationTable(files, clock, directory));
+  NIBBLE_RETURN_IF_ERROR(table->Load());
+  return table;
+}
+
+absl::Status OperationTable::Load() {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files_.List(directory_));
+  for (const std::string& file : names) {
+    const std::string path = base::JoinPath(directory_, file);
+    const auto text = file.ends_with(".json") ? files_.Read(path, kMaxFileBytes) : absl::StatusOr<std::string>(std::string());
+    const auto json = text.ok() ? base::ParseJson(*text) : absl::StatusOr<base::Json>(text.status());
+    auto entry = std::make_shared<Entry>();
+    std::string bytes;
+    bool good = json.ok() && json->is_object();
+    if (good) {
+      const auto hex = base::GetString(*json, "operation", file);
+      const auto ended = base::GetInt(*json, "ended_unix_s", file, 0);
+      good = hex.ok() && ended.ok() && entry->operation.ParseFromString(absl::HexStringToBytes(*hex));
+      if (good) {
+        entry->request_id = base::GetString(*json, "request_id", file, "").value_or("");
+        entry->request_digest = base::GetString(*json, "request_digest", file, "").value_or("");
+        entry->ended = absl::FromUnixSeconds(*ended);
+        entry->operation.metadata().UnpackTo(&entry->metadata);
+      }
+    }
+    if (!good || (entry->operation.done() && clock_.Now() - entry->ended > kKept)) {
+      NIBBLE_RETURN_IF_ERROR(files_.RemoveAll(path));
+      continue;
+    }
+    if (!entry->operation.done()) {
+      entry->operation.set_done(true);
+      *entry->operation.mutable_error() = ToRpcStatus(
+          base::WithReason(absl::AbortedError("the server was stopped while the operation ran; nothing was made"), "SERVER_RESTARTED"));
+      entry->ended = clock_.Now();
+      Save(*entry);
+    }
+    entries_[entry->operation.name()] = std::move(entry);
+  }
+  return absl::OkStatus();
+}
+
+// A file that cannot be written costs the memory of the operation after a restart, not the operation.
+void OperationTable::Save(const Entry& entry) {
+  base::Json json = base::Json::object();
+  json["request_id"] = entry.request_id;
+  json["request_digest"] = entry.request_digest;
+  json["ended_unix_s"] = entry.operation.done() ? absl::ToUnixSeconds(entry.ended) : 0;
+  json["operation"] = absl::BytesToHexString(entry.operation.SerializeAsString());
+  const std::string path = base::JoinPath(directory_, entry.operation.name().substr(sizeof kPrefix - 1) + ".json");
+  const absl::Status status = base::WriteFileAtomically(files_, path, base::Dump(json));
+  if (!status.ok()) base::LogWarning("operation not saved", {{"name", entry.operation.name()}, {"error", status.ToString()}});
+}
+
+absl::StatusOr<longrunning::Operation> OperationTable::Start(const std::string& model, const std::string& request_id,
+                                                             const std::string& request_digest, Body body) {
+  auto entry = std::make_shared<Entry>();
+  {
+    std::lock_guard lock(mutex_);
+    for (auto it = entries_.begin(); it != entries_.end();) {
+      const Entry& old = *it->second;
+      if (!request_id.empty() && old.request_id == request_id) {
+        if (old.request_digest == request_digest) return old.operation;
+        return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT");
+      }
+      if (old.operation.done() && clock_.Now() - old.ended > kKept) {
+        if (!files_.RemoveAll(base::JoinPath(directory_, it->first.substr(sizeof kPrefix - 1) + ".json")).ok()) {
+          base::LogWarning("old operation not removed", {{"name", it->first}});
+        }
+        it = entries_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+    entry->operation.set_name(kPrefix + base::NewId("op"));
+    entry->request_id = request_id;
+    entry->request_digest = request_digest;
+    entry->metadata.set_model(model);
+    entry->metadata.set_stage("queue");
+    *entry->metadata.mutable_create_time() = ToProto(clock_.Now());
+    entry->operation.mutable_metadata()->PackFrom(entry->metadata);
+    entries_[entry->operation.name()] = entry;
+    Save(*entry);
+  }
+  // Copied before it runs: from then on it changes.
+  longrunning::Operation answer = entry->operation;
+  if (!worker_.TryRun([this, entry, body = std::move(body)] { Run(entry, body); })) {
+    std::lock_guard lock(mutex_);
+    entries_.erase(answer.name());
+    if (!files_.RemoveAll(base::JoinPath(directory_, answer.name().substr(sizeof kPrefix - 1) + ".json")).ok()) {
+      base::LogWarning("refused operation not removed", {{"name", answer.name()}});
+    }
+    return base::WithReason(absl::ResourceExhaustedError("too many operations wait already"), "QUEUE_FULL");
+  }
+  return answer;
+}
+
+void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) {
+  Scope scope(*this, *entry);
+  absl::StatusOr<google::protobuf::Any> result =
+      entry->cancel.cancelled() ? absl::StatusOr<google::protobuf::Any>(absl::CancelledError("cancelled before it began"))
+                                : body(scope);
+  std::map<std::uint64_t, Done> waiting;
+  longrunning::Operation operation;
+  {
+    std::lock_guard lock(mutex_);
+    if (result.ok()) {
+      *entry->operation.mutable_response() = *std::move(result);
+    } else {
+      *entry->operation.mutable_error() = ToRpcStatus(result.status());
+    }
+    entry->operation.set_done(true);
+    entry->ended = clock_.Now();
+    Save(*entry);
+    waiting.swap(entry->waiting);
+    operation = entry->operation;
+  }
+  base::LogInfo("operation ended", {{"name", operation.name()},
+                                    {"model", entry->metadata.model()},
+                                    {"code", CodeName(result.status().code())},
+                                    {"error", result.ok() ? "" : std::string(result.status().message())}});
+  for (auto& [handle, done] : waiting) done(operation);
+}
+
+bool OperationTable::Knows(const std::string& request_id) const {
+  if (request_id.empty()) return false;
+  std::lock_guard lock(mutex_);
+  for (const auto& [name, entry] : entries_) {
+    if (entry->request_id == request_id) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  const auto it = entries_.find(name);
+  if (it == entries_.end()) {
+    return base::WithReason(absl::NotFoundError(base::StrCat("there is no operation \"", name.substr(0, 128), "\"")),
+                            "OPERATION", {{"name", name}});
+  }
+  return it->second->operation;
+}
+
+std::vector<longrunning::Operation> OperationTable::List() const {
+  std::lock_guard lock(mutex_);
+  std::vector<longrunning::Operation> result;
+  for (const auto& [name, entry] : entries_) result.push_back(entry->operation);
+  return result;
+}
+
+absl::Status OperationTable::Cancel(const std::string& name) {
+  NIBBLE_RETURN_IF_ERROR(Get(name).status());
+  std::lock_guard lock(mutex_);
+  if (const auto it = entries_.find(name); it != entries_.end()) it->second->cancel.Cancel();
+  return absl::OkStatus();
+}
+
+absl::Status OperationTable::Delete(const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(const longrunning::Operation operation, Get(name));
+  if (!operation.done()) {
+    return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE");
+  }
+  std::lock_guard lock(mutex_);
+  entries_.erase(name);
+  return files_.RemoveAll(base::JoinPath(directory_, name.substr(sizeof kPrefix - 1) + ".json"));
+}
+
+absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Done done) {
+  longrunning::Operation operation;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = entries_.find(name);
+    if (it != entries_.end() && !it->second->operation.done()) {
+      it->second->waiting[next_handle_] = std::move(done);
+      return next_handle_++;
+    }
+  }
+  NIBBLE_ASSIGN_OR_RETURN(operation, Get(name));
+  done(operation);
+  return 0;
+}
+
+void OperationTable::ForgetOnEnd(const std::string& name, std::uint64_t handle) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = entries_.find(name); it != entries_.end()) it->second->waiting.erase(handle);
+}
+
+}  // namespace nibble::rpc

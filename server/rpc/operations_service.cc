@@ -1,0 +1,121 @@
+#include "server/rpc/operations_service.h"
+
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+
+#include "server/base/status_macros.h"
+#include "server/rpc/page.h"
+#include "server/rpc/time.h"
+#include "server/rpc/unary.h"
+
+namespace nibble::rpc {
+
+namespace longrunning = google::longrunning;
+
+namespace {
+
+constexpr absl::Duration kLongestWait = absl::Minutes(10);
+constexpr absl::Duration kBeforeDeadline = absl::Milliseconds(200);
+
+// One WaitOperation: ended by the operation, the timer or the client, whichever comes first.
+class Wait : public std::enable_shared_from_this<Wait> {
+ public:
+  Wait(OperationTable& operations, std::string name, UnaryCall* call, longrunning::Operation* response)
+      : operations_(operations), name_(std::move(name)), call_(call), response_(response) {}
+
+  void Begin(absl::Duration timeout) {
+    auto self = shared_from_this();
+    call_->OnCancelled([self] { self->Cancelled(); });
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout), [self](bool) { self->Timeout(); });
+    const auto handle = operations_.OnEnd(name_, [self](const longrunning::Operation& operation) { self->Answer(operation); });
+    if (!handle.ok()) {
+      if (Take()) call_->Done(handle.status());
+    } else {
+      handle_ = *handle;
+    }
+    if (Taken()) timer_.Cancel();
+  }
+
+ private:
+  void Cancelled() {
+    if (Take()) call_->Done(absl::CancelledError("cancelled by the client, or its deadline passed"));
+    timer_.Cancel();
+  }
+  void Timeout() {
+    if (const auto operation = operations_.Get(name_); operation.ok()) {
+      Answer(*operation);
+    } else if (Take()) {
+      call_->Done(operation.status());
+    }
+    operations_.ForgetOnEnd(name_, handle_);
+  }
+  void Answer(const longrunning::Operation& operation) {
+    if (!Take()) return;
+    *response_ = operation;
+    call_->Done(absl::OkStatus());
+    timer_.Cancel();
+  }
+  bool Take() { return !taken_.exchange(true); }
+  bool Taken() const { return taken_; }
+
+  OperationTable& operations_;
+  const std::string name_;
+  UnaryCall* const call_;
+  longrunning::Operation* const response_;
+  std::atomic<bool> taken_{false};
+  std::atomic<std::uint64_t> handle_{0};
+  grpc::Alarm timer_;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServerContext* context,
+                                                            const longrunning::ListOperationsRequest* request,
+                                                            longrunning::ListOperationsResponse* response) {
+  return Unary(edge_, context, "google.longrunning.Operations/ListOperations", [&]() -> absl::Status {
+    if (!request->filter().empty()) return NotBuilt("ListOperationsRequest.filter");
+    const auto all = operations_.List();
+    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
+    for (std::size_t i = page.begin; i < page.end; ++i) *response->add_operations() = all[i];
+    response->set_next_page_token(page.next_token);
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* OperationsService::GetOperation(grpc::CallbackServerContext* context,
+                                                          const longrunning::GetOperationRequest* request,
+                                                          longrunning::Operation* response) {
+  return Unary(edge_, context, "google.longrunning.Operations/GetOperation", [&]() -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Get(request->name()));
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* OperationsService::DeleteOperation(grpc::CallbackServerContext* context,
+                                                             const longrunning::DeleteOperationRequest* request,
+                                                             google::protobuf::Empty*) {
+  return UnaryOnWorker(edge_, context, "google.longrunning.Operations/DeleteOperation",
+                       [=, this](const Call&) { return operations_.Delete(request->name()); });
+}
+
+grpc::ServerUnaryReactor* OperationsService::CancelOperation(grpc::CallbackServerContext* context,
+                                                             const longrunning::CancelOperationRequest* request,
+                                                             google::protobuf::Empty*) {
+  return Unary(edge_, context, "google.longrunning.Operations/CancelOperation",
+               [&] { return operations_.Cancel(request->name()); });
+}
+
+grpc::ServerUnaryReactor* OperationsService::WaitOperation(grpc::CallbackServerContext* context,
+                                                           const longrunning::WaitOperationRequest* request,
+                                                           longrunning::Operation* response) {
+  auto* call = new UnaryCall(edge_, context, "google.longrunning.Operations/WaitOperation");
+  absl::Duration timeout = request->has_timeout() ? FromProto(request->timeout()) : kLongestWait;
+  timeout = std::min({timeout, kLongestWait, call->call().deadline() - edge_.clock.Monotonic() - kBeforeDeadline});
+  std::make_shared<Wait>(operations_, request->name(), call, response)->Begin(std::max(timeout, absl::ZeroDuration()));
+  return call;
+}
+
+}  // namespace nibble::rpc

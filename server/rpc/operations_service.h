@@ -1,0 +1,30 @@
+#pragma once
+#include "google/longrunning/operations.grpc.pb.h"
+#include "server/rpc/call.h"
+#include "server/rpc/operations.h"
+
+namespace nibble::rpc {
+
+// Thread-safe.
+class OperationsService : public google::longrunning::Operations::CallbackService {
+ public:
+  OperationsService(Edge& edge, OperationTable& operations) : edge_(edge), operations_(operations) {}
+
+  grpc::ServerUnaryReactor* ListOperations(grpc::CallbackServerContext*, const google::longrunning::ListOperationsRequest*,
+                                           google::longrunning::ListOperationsResponse*) override;
+  grpc::ServerUnaryReactor* GetOperation(grpc::CallbackServerContext*, const google::longrunning::GetOperationRequest*,
+                                         google::longrunning::Operation*) override;
+  grpc::ServerUnaryReactor* DeleteOperation(grpc::CallbackServerContext*, const google::longrunning::DeleteOperationRequest*,
+                                            google::protobuf::Empty*) override;
+  grpc::ServerUnaryReactor* CancelOperation(grpc::CallbackServerContext*, const google::longrunning::CancelOperationRequest*,
+                                            google::protobuf::Empty*) override;
+  // Answers when the operation has ended, or after the timeout or shortly before the call's deadline with it as it is then.
+  grpc::ServerUnaryReactor* WaitOperation(grpc::CallbackServerContext*, const google::longrunning::WaitOperationRequest*,
+                                          google::longrunning::Operation*) override;
+
+ private:
+  Edge& edge_;
+  OperationTable& operations_;
+};
+
+}  // namespace nibble::rpc

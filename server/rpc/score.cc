@@ -1,0 +1,90 @@
+#include "server/rpc/score.h"
+
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/inference_input.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr int kMaxTop = 20;
+
+class ScoreSink final : public serve::ResponseSink {
+ public:
+  ScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, UnaryCall* call,
+            v1::ScoreResponse* response)
+      : edge_(edge), resident_(std::move(resident)), num_top_(num_top), call_(call), response_(response) {
+    ++edge_.live_answers;
+  }
+  ~ScoreSink() override { LetGo(); }
+
+  void OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) override {
+    for (const serve::TokenLogprob& token : logprobs) {
+      *response_->add_tokens() = ToProto(token, num_top_, true);
+      sum_ += token.logprob;
+      ++count_;
+    }
+  }
+  void OnDelta(std::string_view, std::span<const serve::TokenLogprob>) override {}
+  void OnFinish(const serve::Finish& finish) override {
+    edge_.metrics.GenerateEnded(resident_->name, finish.status.ok() ? "score" : CodeName(finish.status.code()), {});
+    if (finish.status.ok()) {
+      const double loss = count_ > 0 ? -sum_ / static_cast<double>(count_) : 0;
+      response_->set_mean_loss(loss);
+      response_->set_perplexity(std::exp(loss));
+      *response_->mutable_usage() = ToProto(finish.usage);
+      response_->set_weights_digest(resident_->engine->model().info().weights_digest);
+    }
+    call_->Done(finish.status);
+    LetGo();
+  }
+
+ private:
+  // On a worker: the engine's own thread must not be the one that ends it.
+  void LetGo() {
+    if (resident_ == nullptr) return;
+    edge_.workers.Run([resident = std::move(resident_)] {});
+    resident_ = nullptr;
+    --edge_.live_answers;
+  }
+
+  Edge& edge_;
+  std::shared_ptr<const serve::Resident> resident_;
+  const std::int64_t num_top_;
+  UnaryCall* const call_;
+  v1::ScoreResponse* const response_;
+  double sum_ = 0;
+  std::int64_t count_ = 0;
+};
+
+}  // namespace
+
+absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::ScoreRequest& request, UnaryCall* call,
+                         v1::ScoreResponse* response) {
+  if (edge.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
+  if (request.top_n() < 0 || request.top_n() > kMaxTop) {
+    return base::FieldError("top_n", base::StrCat("is ", request.top_n(), ", wanted 0 to ", kMaxTop));
+  }
+  if (request.has_chunk_tokens()) return NotBuilt("ScoreRequest.chunk_tokens");
+  if (request.logits_digests()) return NotBuilt("ScoreRequest.logits_digests");
+  NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(request.model()));
+  serve::Request score;
+  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident->text));
+  if (score.prompt.empty()) return base::FieldError("input", "has no tokens, wanted at least one");
+  response->add_tokens()->set_token_id(score.prompt.front());
+  score.prompt_logprobs = true;
+  score.top_logprobs = request.top_n();
+  score.cancel = call->call().cancel();
+  score.deadline = call->call().deadline();
+  serve::Engine& engine = *resident->engine;
+  return engine.Submit(std::move(score),
+                       std::make_shared<ScoreSink>(edge, std::move(resident), request.top_n(), call, response));
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,39 @@
+#include "server/rpc/server_service.h"
+
+#include "server/rpc/unary.h"
+#include "server/rpc/upload_reactor.h"
+
+namespace nibble::rpc {
+
+grpc::ServerUnaryReactor* ServerService::GetServerInfo(grpc::CallbackServerContext* context,
+                                                       const v1::GetServerInfoRequest*, v1::ServerInfo* response) {
+  return Unary(edge_, context, "nibble.v1.ServerService/GetServerInfo", [&] {
+    *response = describe_();
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* ServerService::GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
+                                                 v1::ServerLoad* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ServerService/GetLoad", [=, this](const Call&) {
+    *response = measure_();
+    return absl::OkStatus();
+  });
+}
+
+grpc::ServerWriteReactor<v1::ServerLoad>* ServerService::WatchLoad(grpc::CallbackServerContext* context,
+                                                                   const v1::WatchLoadRequest*) {
+  return new UnbuiltStream<v1::ServerLoad>(edge_, context, "nibble.v1.ServerService/WatchLoad");
+}
+
+grpc::ServerUnaryReactor* ServerService::Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
+                                               v1::DrainResponse*) {
+  return UnaryNotBuilt(edge_, context, "nibble.v1.ServerService/Drain");
+}
+
+grpc::ServerUnaryReactor* ServerService::SetResourcePolicy(grpc::CallbackServerContext* context,
+                                                           const v1::SetResourcePolicyRequest*, v1::ResourcePolicy*) {
+  return UnaryNotBuilt(edge_, context, "nibble.v1.ServerService/SetResourcePolicy");
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,32 @@
+#pragma once
+#include <functional>
+
+#include "nibble/v1/server_service.grpc.pb.h"
+#include "server/rpc/call.h"
+
+namespace nibble::rpc {
+
+// Thread-safe.
+class ServerService : public v1::ServerService::CallbackService {
+ public:
+  // Answer at once: they are called on gRPC's threads.
+  using Describe = std::function<v1::ServerInfo()>;
+  using Measure = std::function<v1::ServerLoad()>;
+  ServerService(Edge& edge, Describe describe, Measure measure)
+      : edge_(edge), describe_(std::move(describe)), measure_(std::move(measure)) {}
+
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext*, const v1::GetServerInfoRequest*,
+                                          v1::ServerInfo*) override;
+  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext*, const v1::GetLoadRequest*, v1::ServerLoad*) override;
+  grpc::ServerWriteReactor<v1::ServerLoad>* WatchLoad(grpc::CallbackServerContext*, const v1::WatchLoadRequest*) override;
+  grpc::ServerUnaryReactor* Drain(grpc::CallbackServerContext*, const v1::DrainRequest*, v1::DrainResponse*) override;
+  grpc::ServerUnaryReactor* SetResourcePolicy(grpc::CallbackServerContext*, const v1::SetResourcePolicyRequest*,
+                                              v1::ResourcePolicy*) override;
+
+ private:
+  Edge& edge_;
+  const Describe describe_;
+  const Measure measure_;
+};
+
+}  // namespace nibble::rpc

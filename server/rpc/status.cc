@@ -1,0 +1,159 @@
+#include "server/rpc/status.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/match.h"
+#include "google/rpc/error_details.pb.h"
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/text/utf8.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+// gRPC's default limit is 8 KiB for all metadata of an answer; the message travels twice, percent-encoded once.
+constexpr std::size_t kMaxMessageBytes = 1024;
+constexpr std::size_t kMaxDetailBytes = 192;
+constexpr int kMaxViolations = 20;
+constexpr std::size_t kMaxViolationBytes = 2048;
+constexpr std::size_t kMaxDetailsBytes = 4096;
+
+bool IsRetryable(const absl::Status& status, std::string_view reason) {
+  return absl::IsUnavailable(status) || reason == "QUEUE_FULL" || reason == "KV_FULL";
+}
+
+// "qlora.r: is 0; optim.lr: ..." and one metadata entry a field (jobs::Validate), or "field" alone (base::FieldError).
+void AddViolations(const absl::Status& status, std::map<std::string, std::string>& metadata, google::rpc::Status& out) {
+  google::rpc::BadRequest bad;
+  const auto add = [&](const std::string& field, const std::string& text) {
+    if (bad.field_violations_size() >= kMaxViolations || bad.ByteSizeLong() > kMaxViolationBytes) return;
+    auto* violation = bad.add_field_violations();
+    violation->set_field(ToUtf8(field, kMaxDetailBytes));
+    violation->set_description(ToUtf8(text, kMaxDetailBytes));
+  };
+  const auto first = metadata.find("field");
+  if (first == metadata.end()) return;
+  bool found = false;
+  for (const auto& [key, value] : metadata) {
+    if (key == "field" || value.empty()) continue;
+    add(key, value);
+    found = true;
+  }
+  if (!found) add(first->second, std::string(status.message()));
+  // The violations carry them; twice would not fit.
+  std::map<std::string, std::string> kept = {{"field", first->second}};
+  metadata.swap(kept);
+  out.add_details()->PackFrom(bad);
+}
+
+// "line 3: ...; line 9: ..." of a refused dataset (data::FileValidator).
+void AddLines(const absl::Status& status, google::rpc::Status& out) {
+  google::rpc::BadRequest bad;
+  std::string text(status.message());
+  for (std::size_t at = 0; at < text.size() && bad.field_violations_size() < kMaxViolations;) {
+    if (bad.ByteSizeLong() > kMaxViolationBytes) break;
+    std::size_t end = text.find("; ", at);
+    if (end == std::string::npos) end = text.size();
+    const std::string part = text.substr(at, end - at);
+    const std::size_t colon = part.find(": ");
+    if (part.rfind("line ", 0) == 0 && colon != std::string::npos) {
+      auto* violation = bad.add_field_violations();
+      violation->set_field(ToUtf8(part.substr(0, colon), kMaxDetailBytes));
+      violation->set_description(ToUtf8(part.substr(colon + 2), kMaxDetailBytes));
+    }
+    at = end + 2;
+  }
+  if (bad.field_violations_size() > 0) out.add_details()->PackFrom(bad);
+}
+
+void AddResource(const std::string& reason, const std::map<std::string, std::string>& metadata, google::rpc::Status& out) {
+  const auto name = metadata.find("name");
+  if (name == metadata.end()) return;
+  google::rpc::ResourceInfo resource;
+  resource.set_resource_type(reason);
+  resource.set_resource_name(ToUtf8(name->second, kMaxDetailBytes));
+  out.add_details()->PackFrom(resource);
+}
+
+}  // namespace
+
+const char* CodeName(absl::StatusCode code) {
+  switch (code) {
+    case absl::StatusCode::kOk: return "OK";
+    case absl::StatusCode::kCancelled: return "CANCELLED";
+    case absl::StatusCode::kInvalidArgument: return "INVALID_ARGUMENT";
+    case absl::StatusCode::kDeadlineExceeded: return "DEADLINE_EXCEEDED";
+    case absl::StatusCode::kNotFound: return "NOT_FOUND";
+    case absl::StatusCode::kAlreadyExists: return "ALREADY_EXISTS";
+    case absl::StatusCode::kPermissionDenied: return "PERMISSION_DENIED";
+    case absl::StatusCode::kResourceExhausted: return "RESOURCE_EXHAUSTED";
+    case absl::StatusCode::kFailedPrecondition: return "FAILED_PRECONDITION";
+    case absl::StatusCode::kAborted: return "ABORTED";
+    case absl::StatusCode::kOutOfRange: return "OUT_OF_RANGE";
+    case absl::StatusCode::kUnimplemented: return "UNIMPLEMENTED";
+    case absl::StatusCode::kInternal: return "INTERNAL";
+    case absl::StatusCode::kUnavailable: return "UNAVAILABLE";
+    case absl::StatusCode::kDataLoss: return "DATA_LOSS";
+    case absl::StatusCode::kUnauthenticated: return "UNAUTHENTICATED";
+    default: return "UNKNOWN";
+  }
+}
+
+std::string ToUtf8(std::string_view text, std::size_t max_bytes) {
+  std::string clean;
+  const std::size_t used = text::TakeWholeCharacters(text, &clean);
+  if (used < text.size()) clean += "\xEF\xBF\xBD";
+  if (clean.size() <= max_bytes) return clean;
+  std::size_t end = max_bytes;
+  while (end > 0 && (static_cast<unsigned char>(clean[end]) & 0xC0) == 0x80) --end;
+  return clean.substr(0, end);
+}
+
+google::rpc::Status ToRpcStatus(const absl::Status& status) {
+  google::rpc::Status out;
+  out.set_code(static_cast<int>(status.code()));
+  if (status.ok()) return out;
+  out.set_message(ToUtf8(base::ToStd(status.message()), kMaxMessageBytes));
+  std::string reason = base::Reason(status);
+  if (reason.empty()) reason = CodeName(status.code());
+  std::map<std::string, std::string> metadata = base::ReasonMetadata(status);
+  if (reason == "DATASET_FORMAT") AddLines(status, out);
+  if (absl::IsInvalidArgument(status)) AddViolations(status, metadata, out);
+  if (absl::IsNotFound(status) || absl::IsAlreadyExists(status)) AddResource(reason, metadata, out);
+  if (IsRetryable(status, reason)) {
+    google::rpc::RetryInfo retry;
+    retry.mutable_retry_delay()->set_seconds(1);
+    out.add_details()->PackFrom(retry);
+  }
+  // Messages that a handler attached as they are (Usage).
+  status.ForEachPayload([&](absl::string_view type_url, const absl::Cord& payload) {
+    if (!absl::StartsWith(type_url, "type.googleapis.com/")) return;
+    auto* detail = out.add_details();
+    detail->set_type_url(std::string(type_url));
+    detail->set_value(std::string(payload));
+  });
+  google::rpc::ErrorInfo info;
+  info.set_reason(reason);
+  info.set_domain(kErrorDomain);
+  for (const auto& [key, value] : metadata) (*info.mutable_metadata())[ToUtf8(key, 64)] = ToUtf8(value, kMaxDetailBytes);
+  // Last packed, first kept: without ErrorInfo an error says nothing to a program.
+  out.add_details()->PackFrom(info);
+  while (out.details_size() > 1 && out.ByteSizeLong() > kMaxDetailsBytes) out.mutable_details()->DeleteSubrange(0, 1);
+  return out;
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  const google::rpc::Status details = ToRpcStatus(status);
+  // The numbers of the canonical codes are the same in all three.
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), details.message(), details.SerializeAsString());
+}
+
+absl::Status NotBuilt(std::string_view method_or_field) {
+  return base::WithReason(absl::UnimplementedError(base::StrCat(method_or_field, ": is not built yet")), "UNIMPLEMENTED",
+                          {{"name", std::string(method_or_field)}});
+}
+
+}  // namespace nibble::rpc

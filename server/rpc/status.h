@@ -1,0 +1,29 @@
+// The one place where absl::Status becomes gRPC's: code, message, and google.rpc details in grpc-status-details-bin (api.md 4e).
+#pragma once
+#include <grpcpp/support/status.h>
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "google/rpc/status.pb.h"
+
+namespace nibble::rpc {
+
+inline constexpr char kErrorDomain[] = "nibble";
+
+// ErrorInfo always; BadRequest where fields are named; ResourceInfo for what is not found; RetryInfo where a retry helps. Texts
+// are cut so that all fits the 8 KiB of metadata that clients accept.
+google::rpc::Status ToRpcStatus(const absl::Status& status);
+grpc::Status ToGrpcStatus(const absl::Status& status);
+
+// "INVALID_ARGUMENT": the canonical names, as metrics and ErrorInfo spell them.
+const char* CodeName(absl::StatusCode code);
+
+// Bytes that are no UTF-8 become U+FFFD; at most max_bytes, on a character's boundary. What goes into a proto `string`.
+std::string ToUtf8(std::string_view text, std::size_t max_bytes = std::string_view::npos);
+
+// Unimplemented, with the method or field named in the message and in the metadata.
+absl::Status NotBuilt(std::string_view method_or_field);
+
+}  // namespace nibble::rpc

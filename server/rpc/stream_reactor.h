@@ -1,0 +1,149 @@
+// Server streams and client streams: back-pressure, cancel, deadline and lifetime in one tested place.
+#pragma once
+#include <algorithm>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/rpc/call.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+// A server stream that other threads feed through a bounded queue. Lives until gRPC is done with it and nobody holds it.
+// Thread-safe.
+template <typename Response>
+class StreamReactor : public grpc::ServerWriteReactor<Response> {
+ public:
+  static std::shared_ptr<StreamReactor> Make(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
+    std::shared_ptr<StreamReactor> stream(new StreamReactor(edge, context, method));
+    stream->self_ = stream;
+    return stream;
+  }
+
+  const Call& call() const { return call_; }
+
+  // False when the reader is stream_buffer messages behind, or the stream has ended: the message is left alone.
+  bool Push(Response& message) {
+    {
+      std::lock_guard lock(mutex_);
+      if (ending_ || queue_.size() >= call_.edge().stream_buffer) return false;
+      queue_.push_back(std::move(message));
+      if (writing_) return true;
+      writing_ = true;
+    }
+    this->StartWrite(&queue_.front());
+    return true;
+  }
+  // Room in the queue now.
+  std::size_t space() const {
+    std::lock_guard lock(mutex_);
+    return ending_ ? 0 : call_.edge().stream_buffer - std::min(queue_.size(), call_.edge().stream_buffer);
+  }
+  // Ends the stream after what is queued; later calls do nothing.
+  void End(absl::Status status) { Stop(std::move(status), /*drop=*/false); }
+  // Ends it without what is queued.
+  void Abort(absl::Status status) { Stop(std::move(status), /*drop=*/true); }
+  bool ended() const {
+    std::lock_guard lock(mutex_);
+    return ending_;
+  }
+
+  // Called, from gRPC's threads, when the queue has become empty, and when the stream ended from the client's side. Set before
+  // the first Push; dropped when the stream is done.
+  void OnSpace(std::function<void()> callback) {
+    std::lock_guard lock(mutex_);
+    on_space_ = std::move(callback);
+  }
+
+ private:
+  StreamReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method)
+      : call_(edge, context, CallType::kServerStream, method) {}
+
+  void Stop(absl::Status status, bool drop) {
+    {
+      std::lock_guard lock(mutex_);
+      if (ending_) {
+        if (!drop) return;
+      } else {
+        ending_ = true;
+        status_ = std::move(status);
+      }
+      // The message that is being written must stay where it is.
+      if (drop && queue_.size() > (writing_ ? 1u : 0u)) queue_.erase(queue_.begin() + (writing_ ? 1 : 0), queue_.end());
+      if (writing_ || finished_) return;
+      finished_ = true;
+    }
+    this->Finish(call_.End(status_));
+  }
+
+  void OnWriteDone(bool ok) override {
+    std::function<void()> on_space;
+    bool finish = false;
+    {
+      std::lock_guard lock(mutex_);
+      queue_.pop_front();
+      if (!ok && !ending_) {
+        ending_ = true;
+        status_ = absl::CancelledError("the client is gone");
+      }
+      if (!ok) queue_.clear();
+      if (queue_.empty()) {
+        writing_ = false;
+        if (ending_ && !finished_) finish = finished_ = true;
+        if (!ending_) on_space = on_space_;
+      }
+    }
+    if (finish) {
+      this->Finish(call_.End(status_));
+    } else if (on_space) {
+      on_space();
+    } else {
+      WriteNext();
+    }
+  }
+  // Only the owner of writing_ comes here.
+  void WriteNext() {
+    Response* next = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      if (!writing_ || queue_.empty()) return;
+      next = &queue_.front();
+    }
+    this->StartWrite(next);
+  }
+
+  void OnCancel() override {
+    call_.Cancel();
+    std::function<void()> on_space;
+    {
+      std::lock_guard lock(mutex_);
+      on_space = on_space_;
+    }
+    Abort(absl::CancelledError("cancelled by the client, or its deadline passed"));
+    if (on_space) on_space();
+  }
+  void OnDone() override {
+    // Declared before the lock, so that they go after it: with them may go this object.
+    std::function<void()> dropped;
+    std::shared_ptr<StreamReactor> self;
+    std::lock_guard lock(mutex_);
+    dropped.swap(on_space_);
+    self.swap(self_);
+  }
+
+  Call call_;
+  mutable std::mutex mutex_;
+  std::deque<Response> queue_;      // by mutex_; the front is being written while writing_
+  bool writing_ = false;            // by mutex_
+  bool ending_ = false;             // by mutex_
+  bool finished_ = false;           // by mutex_
+  absl::Status status_;             // set once, with ending_
+  std::function<void()> on_space_;  // by mutex_
+  std::shared_ptr<StreamReactor> self_;
+};
+
+}  // namespace nibble::rpc

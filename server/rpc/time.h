@@ -1,0 +1,29 @@
+// absl's times as protobuf's.
+#pragma once
+#include <google/protobuf/duration.pb.h>
+#include <google/protobuf/timestamp.pb.h>
+
+#include "absl/time/time.h"
+
+namespace nibble::rpc {
+
+inline google::protobuf::Timestamp ToProto(absl::Time time) {
+  google::protobuf::Timestamp out;
+  const std::int64_t nanos = absl::ToUnixNanos(time);
+  out.set_seconds(nanos / 1'000'000'000);
+  out.set_nanos(static_cast<std::int32_t>(nanos % 1'000'000'000));
+  return out;
+}
+
+inline google::protobuf::Duration ToProto(absl::Duration duration) {
+  google::protobuf::Duration out;
+  out.set_seconds(duration / absl::Seconds(1));
+  out.set_nanos(static_cast<std::int32_t>((duration % absl::Seconds(1)) / absl::Nanoseconds(1)));
+  return out;
+}
+
+inline absl::Duration FromProto(const google::protobuf::Duration& duration) {
+  return absl::Seconds(duration.seconds()) + absl::Nanoseconds(duration.nanos());
+}
+
+}  // namespace nibble::rpc

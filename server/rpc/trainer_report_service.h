@@ -1,0 +1,21 @@
+#pragma once
+#include "nibble/internal/v1/trainer_report.grpc.pb.h"
+#include "server/jobs/controller.h"
+#include "server/rpc/call.h"
+
+namespace nibble::rpc {
+
+// Where trainers send their journals. Thread-safe.
+class TrainerReportService : public internal::v1::TrainerReportService::CallbackService {
+ public:
+  TrainerReportService(Edge& edge, jobs::JobController& jobs) : edge_(edge), jobs_(jobs) {}
+
+  grpc::ServerBidiReactor<internal::v1::ReportRequest, internal::v1::ReportResponse>* Report(
+      grpc::CallbackServerContext*) override;
+
+ private:
+  Edge& edge_;
+  jobs::JobController& jobs_;
+};
+
+}  // namespace nibble::rpc

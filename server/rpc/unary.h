@@ -1,0 +1,93 @@
+// Unary RPCs: the one place that times, counts, logs, maps errors and calls Finish().
+#pragma once
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/rpc/call.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+// A call that may end later and elsewhere. Owned by gRPC; gone after Done().
+class UnaryCall : public grpc::ServerUnaryReactor {
+ public:
+  UnaryCall(Edge& edge, grpc::CallbackServerContext* context, const char* method)
+      : call_(edge, context, CallType::kUnary, method) {}
+
+  const Call& call() const { return call_; }
+  // Once, from any thread; the object is not to be touched afterwards.
+  void Done(const absl::Status& status) { Finish(call_.End(status)); }
+  // Called once when the client cancels, its deadline passes or the server stops; at once when that was before.
+  void OnCancelled(std::function<void()> callback) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!call_.cancel().cancelled()) {
+        on_cancel_ = std::move(callback);
+        return;
+      }
+    }
+    callback();
+  }
+
+ private:
+  void OnCancel() override {
+    std::function<void()> callback;
+    {
+      std::lock_guard lock(mutex_);
+      call_.Cancel();
+      callback.swap(on_cancel_);
+    }
+    if (callback) callback();
+  }
+  void OnDone() override { delete this; }
+
+  Call call_;
+  std::mutex mutex_;
+  std::function<void()> on_cancel_;  // by mutex_
+};
+
+// Answers on gRPC's own thread: for what never waits.
+template <typename Body>
+grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
+  auto* call = new UnaryCall(edge, context, method);
+  call->Done(body());
+  return call;
+}
+
+// Runs `start(call)` on a worker; it, or what it starts, calls Done once. Not begun after the deadline: the client's, or
+// Edge::default_deadline.
+template <typename Start>
+grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, grpc::CallbackServerContext* context, const char* method, Start start) {
+  auto* call = new UnaryCall(edge, context, method);
+  const bool taken = edge.workers.TryRun([&edge, call, start = std::move(start)]() mutable {
+    const absl::Duration now = edge.clock.Monotonic();
+    if (call->call().cancel().cancelled()) {
+      call->Done(absl::CancelledError("cancelled before it began"));
+    } else if (now >= std::min(call->call().deadline(), call->call().began() + edge.default_deadline)) {
+      call->Done(absl::DeadlineExceededError("the deadline passed before it began"));
+    } else {
+      start(call);
+    }
+  });
+  if (!taken) {
+    call->Done(base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL"));
+  }
+  return call;
+}
+
+// Body returns absl::Status and may wait for the disk or a load.
+template <typename Body>
+grpc::ServerUnaryReactor* UnaryOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
+  return UnaryAsync(edge, context, method,
+                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); });
+}
+
+inline grpc::ServerUnaryReactor* UnaryNotBuilt(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
+  return Unary(edge, context, method, [method] { return NotBuilt(method); });
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,106 @@
+#include "server/rpc/watch_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/job_proto.h"
+#include "server/rpc/worker_pool.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+class Watch : public std::enable_shared_from_this<Watch> {
+ public:
+  using Stream = StreamReactor<v1::JobEvent>;
+  Watch(std::shared_ptr<Stream> stream, jobs::JobController& jobs, std::string name, std::int64_t after)
+      : stream_(std::move(stream)), jobs_(jobs), name_(std::move(name)), sent_(after) {}
+
+  // It may be the callback of the subscription that lets go of it last: that one is dropped on a worker.
+  ~Watch() {
+    Edge& edge = stream_->call().edge();
+    if (drain_ != 0) edge.drain.Remove(drain_);
+    if (subscription_ != nullptr) edge.workers.Run([dropped = std::move(subscription_)] {});
+  }
+
+  // What wakes the watch: room in the queue, news of the job.
+  void Begin() {
+    auto pump = std::make_shared<Pump>(stream_->call().edge().workers, [self = shared_from_this()] { self->Fill(); });
+    pump_ = pump;
+    stream_->OnSpace([pump] { pump->Wake(); });
+    pump->Wake();
+  }
+
+ private:
+  absl::Status SendSnapshot() {
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(name_));
+    if (sent_ < 0) return base::FieldError("after_sequence", base::StrCat("is ", sent_, ", wanted 0 or more"));
+    v1::JobEvent event;
+    *event.mutable_time() = ToProto(job).create_time();
+    auto* snapshot = event.mutable_snapshot();
+    *snapshot->mutable_job() = ToProto(job);
+    snapshot->set_last_sequence(job.last_sequence);
+    snapshot->set_oldest_sequence(1);  // the log is never trimmed
+    stream_->Push(event);
+    return absl::OkStatus();
+  }
+
+  // Never twice at a time.
+  void Fill() {
+    if (stream_->ended()) return;
+    absl::Status status = begun_ ? absl::OkStatus() : Open();
+    if (status.ok()) status = TryFill();
+    if (!status.ok()) stream_->End(std::move(status));
+  }
+  absl::Status Open() {
+    begun_ = true;
+    NIBBLE_RETURN_IF_ERROR(SendSnapshot());
+    subscription_ = jobs_.Subscribe(name_, [weak = pump_] {
+      if (const auto alive = weak.lock()) alive->Wake();
+    });
+    drain_ = stream_->call().edge().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
+      if (const auto alive = weak.lock()) {
+        alive->End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
+      }
+    });
+    return absl::OkStatus();
+  }
+  absl::Status TryFill() {
+    const auto room = static_cast<std::int64_t>(stream_->space());
+    if (room == 0) return absl::OkStatus();  // OnSpace wakes it again
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(name_));
+    NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(name_, sent_, room));
+    for (const jobs::Event& event : page.events) {
+      v1::JobEvent message = ToProto(job, event);
+      if (!stream_->Push(message)) return absl::OkStatus();
+      sent_ = event.sequence;
+    }
+    if (page.ended) {
+      stream_->End(absl::OkStatus());
+    } else if (!page.events.empty()) {
+      return TryFill();  // more may have come, or not all fitted
+    }
+    return absl::OkStatus();
+  }
+
+  const std::shared_ptr<Stream> stream_;
+  jobs::JobController& jobs_;
+  const std::string name_;
+  std::int64_t sent_;
+  bool begun_ = false;
+  std::weak_ptr<Pump> pump_;
+  std::shared_ptr<jobs::EventHub::Subscription> subscription_;
+  std::uint64_t drain_ = 0;
+};
+
+}  // namespace
+
+void WatchJob(std::shared_ptr<StreamReactor<v1::JobEvent>> stream, jobs::JobController& jobs, const std::string& name,
+              std::int64_t after) {
+  std::make_shared<Watch>(std::move(stream), jobs, name, after)->Begin();
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,54 @@
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace nibble::rpc {
+
+// The threads where handlers do what may wait: gRPC's own never do. Thread-safe.
+class WorkerPool {
+ public:
+  using Task = std::function<void()>;
+
+  WorkerPool(int num_threads, std::size_t max_waiting);
+  // Runs what is queued, then ends. Tasks must not add tasks for ever.
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  // New work: false when max_waiting tasks wait already.
+  bool TryRun(Task task);
+  // The next piece of work that was admitted before: always taken.
+  void Run(Task task);
+
+ private:
+  void Work();
+
+  const std::size_t max_waiting_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<Task> tasks_;  // by mutex_
+  bool stop_ = false;       // by mutex_
+  std::vector<std::thread> threads_;
+};
+
+// Runs a body on workers, never twice at a time, and once more when it was woken meanwhile: what feeds a stream by pieces.
+// Thread-safe.
+class Pump : public std::enable_shared_from_this<Pump> {
+ public:
+  Pump(WorkerPool& workers, std::function<void()> body) : workers_(workers), body_(std::move(body)) {}
+  void Wake();
+
+ private:
+  WorkerPool& workers_;
+  const std::function<void()> body_;
+  std::atomic<int> wakes_{0};
+};
+
+}  // namespace nibble::rpc

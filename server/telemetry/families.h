@@ -1,0 +1,147 @@
+// The families behind Metrics: every name and its help text. Private to metrics.cc.
+#pragma once
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/telemetry/metrics.h"
+
+namespace nibble::telemetry {
+
+using prometheus::Counter;
+using prometheus::Gauge;
+using prometheus::Histogram;
+using Buckets = Histogram::BucketBoundaries;
+using Labels = prometheus::Labels;
+
+inline Buckets Doubling(double first, int count) {
+  Buckets buckets;
+  for (int i = 0; i < count; ++i, first *= 2) buckets.push_back(first);
+  return buckets;
+}
+
+// OpenTelemetry GenAI's (ops.md 7.1).
+inline const Buckets& RequestBuckets() {
+  static const auto* buckets = new Buckets(Doubling(0.01, 14));
+  return *buckets;
+}
+inline const Buckets& TokenBuckets() {
+  static const auto* buckets =
+      new Buckets{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5};
+  return *buckets;
+}
+inline const Buckets& RpcBuckets() {
+  static const auto* buckets =
+      new Buckets{0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300};
+  return *buckets;
+}
+// Kueue's: 1, 2.5, 5 ... 40960 s.
+inline const Buckets& JobBuckets() {
+  static const auto* buckets = [] {
+    auto* made = new Buckets(Doubling(2.5, 15));
+    made->insert(made->begin(), 1);
+    return made;
+  }();
+  return *buckets;
+}
+inline const Buckets& ByteBuckets() {
+  static const auto* buckets = new Buckets(Doubling(1 << 20, 16));
+  return *buckets;
+}
+
+// Kernels whose launches show as 0 before the first: a weight that is never quantised again while serving is seen as a 0, not
+// as a missing series.
+inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "quantize_int8",
+                                         "quantize_nf4", "double_quantize", "rms_norm", "rms_norm_quantize"};
+inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
+
+struct Metrics::Families {
+  prometheus::Registry registry;
+  std::mutex mutex;
+  std::vector<std::function<void(Metrics&)>> collectors;      // by mutex
+  std::set<std::string, std::less<>> models;                  // by mutex
+  std::mutex raise_mutex;                                     // counters and peaks that are set to a figure
+
+  prometheus::Family<Counter>& Count(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
+  }
+  prometheus::Family<Gauge>& Level(const char* name, const char* help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
+  }
+  prometheus::Family<Histogram>& Spread(const char* name, const char* help) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry);
+  }
+
+#define NIBBLE_FAMILY(kind, field, make, name, help) prometheus::Family<kind>& field = make(name, help)
+  NIBBLE_FAMILY(Gauge, build_info, Level, "nibble_build_info", "1; what runs is in the labels");
+  NIBBLE_FAMILY(Counter, rpc_started, Count, "grpc_server_started_total", "RPCs begun");
+  NIBBLE_FAMILY(Counter, rpc_handled, Count, "grpc_server_handled_total", "RPCs ended, by code");
+  NIBBLE_FAMILY(Histogram, rpc_seconds, Spread, "grpc_server_handling_seconds", "Time from an RPC's begin to its end");
+  NIBBLE_FAMILY(Counter, rejected, Count, "nibble_rejected_total", "Requests refused before any work, by reason");
+  NIBBLE_FAMILY(Counter, launches, Count, "nibble_kernel_launches_total",
+                "Calls of a kernel on the CPU, grid launches on CUDA; torch's own operators as torch:<op>");
+  NIBBLE_FAMILY(Gauge, peak_memory, Level, "nibble_peak_memory_bytes", "High-water mark: VmHWM on the CPU, the allocators' own on CUDA");
+  NIBBLE_FAMILY(Gauge, train_rate, Level, "nibble_train_tokens_per_second", "Of the last reported step");
+  NIBBLE_FAMILY(Gauge, generate_rate, Level, "nibble_generate_tokens_per_second", "Decoded, between the last two scrapes");
+  NIBBLE_FAMILY(Counter, train_tokens, Count, "nibble_train_tokens_total", "Tokens trained on, padding left out");
+  NIBBLE_FAMILY(Counter, generated_tokens, Count, "nibble_generated_tokens_total", "Tokens generated");
+  NIBBLE_FAMILY(Counter, prompt_tokens, Count, "nibble_prompt_tokens_total", "Prompt tokens computed");
+  NIBBLE_FAMILY(Gauge, kv_used, Level, "nibble_kv_cache_used_blocks", "Blocks of the paged KV cache in use");
+  NIBBLE_FAMILY(Gauge, kv_blocks, Level, "nibble_kv_cache_blocks", "Blocks of the paged KV cache");
+  NIBBLE_FAMILY(Gauge, waiting, Level, "nibble_requests_waiting", "Requests that wait for a slot");
+  NIBBLE_FAMILY(Gauge, running, Level, "nibble_requests_running", "Requests in the batch");
+  NIBBLE_FAMILY(Counter, generate_requests, Count, "nibble_generate_requests_total", "Generate, Chat and Score requests ended, by result");
+  NIBBLE_FAMILY(Histogram, ttft, Spread, "nibble_generate_time_to_first_token_seconds", "From arrival to the first token");
+  NIBBLE_FAMILY(Histogram, tpot, Spread, "nibble_generate_time_per_output_token_seconds", "Decode time a token after the first");
+  NIBBLE_FAMILY(Histogram, load_seconds, Spread, "nibble_model_load_duration_seconds", "Time to make a model ready to serve");
+  NIBBLE_FAMILY(Gauge, jobs, Level, "nibble_jobs", "Jobs by method and state");
+  NIBBLE_FAMILY(Counter, jobs_created, Count, "nibble_jobs_created_total", "Jobs accepted");
+  NIBBLE_FAMILY(Counter, jobs_finished, Count, "nibble_jobs_finished_total", "Jobs that reached a final state, by result");
+  NIBBLE_FAMILY(Counter, job_attempts, Count, "nibble_job_attempts_total", "Starts of trainers (start) and attempts that ended early, by reason");
+  NIBBLE_FAMILY(Histogram, queue_wait, Spread, "nibble_job_queue_wait_seconds", "From creation to the first start");
+  NIBBLE_FAMILY(Histogram, job_seconds, Spread, "nibble_job_duration_seconds", "From creation to the final state, by result");
+  NIBBLE_FAMILY(Counter, job_steps, Count, "nibble_job_steps_total", "Optimiser steps");
+  NIBBLE_FAMILY(Histogram, step_seconds, Spread, "nibble_train_step_duration_seconds", "Time of an optimiser step");
+  NIBBLE_FAMILY(Gauge, train_loss, Level, "nibble_train_loss", "Of the last reported step, in nats");
+  NIBBLE_FAMILY(Histogram, checkpoint_seconds, Spread, "nibble_checkpoint_duration_seconds", "Time to write a checkpoint");
+  NIBBLE_FAMILY(Histogram, checkpoint_bytes, Spread, "nibble_checkpoint_bytes", "Size of a checkpoint");
+  NIBBLE_FAMILY(Counter, checkpoint_failures, Count, "nibble_checkpoint_failures_total", "Checkpoints that could not be written, by reason");
+  NIBBLE_FAMILY(Gauge, checkpoint_time, Level, "nibble_checkpoint_last_success_timestamp_seconds", "When the last checkpoint was committed");
+  NIBBLE_FAMILY(Histogram, convert_seconds, Spread, "nibble_convert_duration_seconds", "Time of a conversion, by target format");
+  NIBBLE_FAMILY(Gauge, artifact_bytes, Level, "nibble_artifact_bytes", "Bytes on disk, by kind");
+  NIBBLE_FAMILY(Counter, verify_failures, Count, "nibble_artifact_verify_failures_total", "Artifacts whose bytes or logits are not those recorded");
+  NIBBLE_FAMILY(Histogram, store_seconds, Spread, "nibble_store_op_duration_seconds", "Time of an operation of the stores");
+  NIBBLE_FAMILY(Counter, store_errors, Count, "nibble_store_errors_total", "Operations of the stores that failed");
+  NIBBLE_FAMILY(Gauge, disk_free, Level, "nibble_disk_free_bytes", "Free bytes of a volume");
+  NIBBLE_FAMILY(Counter, process_cpu, Count, "process_cpu_seconds_total", "User and system CPU time");
+  NIBBLE_FAMILY(Gauge, process_start, Level, "process_start_time_seconds", "Start of the process since the epoch");
+  NIBBLE_FAMILY(Gauge, process_rss, Level, "process_resident_memory_bytes", "Resident memory");
+  NIBBLE_FAMILY(Gauge, process_virtual, Level, "process_virtual_memory_bytes", "Virtual memory");
+  NIBBLE_FAMILY(Gauge, process_open, Level, "process_open_fds", "Open file descriptors");
+  NIBBLE_FAMILY(Gauge, process_max, Level, "process_max_fds", "Limit of open file descriptors");
+#undef NIBBLE_FAMILY
+
+  // A counter whose truth lies elsewhere: it follows, and never falls.
+  void Follow(Counter& counter, double value) {
+    std::lock_guard lock(raise_mutex);
+    if (const double more = value - counter.Value(); more > 0) counter.Increment(more);
+  }
+
+  // Engines come and go under one model's name; their figures begin at 0 each time.
+  struct EngineTotals {
+    std::uint64_t prompt = 0;
+    std::uint64_t generated = 0;
+  };
+  std::map<std::string, EngineTotals> engines;  // by raise_mutex
+  std::map<std::string, std::pair<double, double>> rates;  // by raise_mutex: generated tokens and time at the last scrape
+};
+
+}  // namespace nibble::telemetry

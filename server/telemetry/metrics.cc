@@ -1,0 +1,252 @@
+#include "server/telemetry/metrics.h"
+
+#include <prometheus/text_serializer.h>
+
+#include <chrono>
+#include <sstream>
+
+#include "server/telemetry/families.h"
+#include "server/telemetry/process.h"
+
+namespace nibble::telemetry {
+
+namespace {
+
+std::string Text(std::string_view text) { return std::string(text); }
+
+}  // namespace
+
+Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(std::make_unique<Families>()) {
+  Families& f = *families_;
+  f.build_info.Add({{"version", build.version}, {"revision", build.revision}, {"cuda", build.cuda}, {"torch", "none"}}).Set(1);
+  for (const std::string& device : known.devices) {
+    for (const char* phase : kPhases) {
+      for (const char* kernel : kKnownKernels) {
+        f.launches.Add({{"kernel", kernel}, {"device", device}, {"phase", phase}});
+      }
+    }
+    f.peak_memory.Add({{"process", "server"}, {"device", device}});
+    f.peak_memory.Add({{"process", "trainer"}, {"device", device}});
+  }
+  for (const std::string& method : known.job_methods) {
+    const Labels of_method = {{"method", method}};
+    f.train_rate.Add(of_method);
+    f.train_tokens.Add(of_method);
+    f.jobs_created.Add(of_method);
+    f.job_steps.Add(of_method);
+    f.train_loss.Add(of_method);
+    f.step_seconds.Add(of_method, RequestBuckets());
+    f.job_attempts.Add({{"method", method}, {"reason", "start"}});
+    for (const std::string& state : known.job_states) f.jobs.Add({{"method", method}, {"state", state}});
+    for (const char* result : {"SUCCEEDED", "FAILED", "CANCELLED"}) {
+      f.jobs_finished.Add({{"method", method}, {"result", result}});
+      f.job_seconds.Add({{"method", method}, {"result", result}}, JobBuckets());
+    }
+  }
+  f.queue_wait.Add({}, JobBuckets());
+  f.checkpoint_seconds.Add({}, RequestBuckets());
+  f.checkpoint_bytes.Add({}, ByteBuckets());
+  f.checkpoint_time.Add({});
+  f.verify_failures.Add({});
+  for (const char* reason : {"QUEUE_FULL", "DRAINING", "PROMPT_TOO_LONG"}) f.rejected.Add({{"reason", reason}});
+  for (const char* format : {"int8", "nf4"}) f.convert_seconds.Add({{"format", format}}, JobBuckets());
+  for (const char* kind : {"model", "dataset"}) f.artifact_bytes.Add({{"kind", kind}});
+}
+
+Metrics::~Metrics() = default;
+
+std::string Metrics::Scrape() {
+  std::vector<std::function<void(Metrics&)>> collectors;
+  {
+    std::lock_guard lock(families_->mutex);
+    collectors = families_->collectors;
+  }
+  for (const auto& collect : collectors) collect(*this);
+  SetProcess();
+  std::ostringstream out;
+  prometheus::TextSerializer().Serialize(out, families_->registry.Collect());
+  return out.str();
+}
+
+void Metrics::AddCollector(std::function<void(Metrics&)> collector) {
+  std::lock_guard lock(families_->mutex);
+  families_->collectors.push_back(std::move(collector));
+}
+
+void Metrics::ClearCollectors() {
+  std::lock_guard lock(families_->mutex);
+  families_->collectors.clear();
+}
+
+std::string Metrics::ModelLabel(std::string_view model) {
+  std::lock_guard lock(families_->mutex);
+  auto& models = families_->models;
+  if (models.contains(model)) return Text(model);
+  if (models.size() >= kMaxModelLabels) return "other";
+  return *models.emplace(model).first;
+}
+
+void Metrics::SetProcess() {
+  Families& f = *families_;
+  const ProcessFigures figures = ReadProcess();
+  f.Follow(f.process_cpu.Add({}), figures.cpu_seconds);
+  f.process_start.Add({}).Set(figures.start_unix_seconds);
+  f.process_rss.Add({}).Set(static_cast<double>(figures.resident_bytes));
+  f.process_virtual.Add({}).Set(static_cast<double>(figures.virtual_bytes));
+  f.process_open.Add({}).Set(static_cast<double>(figures.open_files));
+  f.process_max.Add({}).Set(static_cast<double>(figures.max_files));
+  RaisePeakMemory("server", "cpu", figures.peak_resident_bytes);
+}
+
+namespace {
+
+Labels RpcLabels(std::string_view type, std::string_view service, std::string_view method) {
+  return {{"grpc_type", Text(type)}, {"grpc_service", Text(service)}, {"grpc_method", Text(method)}};
+}
+
+}  // namespace
+
+void Metrics::RpcKnown(std::string_view type, std::string_view service, std::string_view method) {
+  const Labels labels = RpcLabels(type, service, method);
+  families_->rpc_started.Add(labels);
+  families_->rpc_seconds.Add(labels, RpcBuckets());
+  Labels handled = labels;
+  handled["grpc_code"] = "OK";
+  families_->rpc_handled.Add(handled);
+}
+
+void Metrics::RpcStarted(std::string_view type, std::string_view service, std::string_view method) {
+  families_->rpc_started.Add(RpcLabels(type, service, method)).Increment();
+}
+
+void Metrics::RpcHandled(std::string_view type, std::string_view service, std::string_view method, std::string_view code,
+                         double seconds) {
+  Labels labels = RpcLabels(type, service, method);
+  families_->rpc_seconds.Add(labels, RpcBuckets()).Observe(seconds);
+  labels["grpc_code"] = Text(code);
+  families_->rpc_handled.Add(labels).Increment();
+}
+
+void Metrics::Rejected(std::string_view reason) { families_->rejected.Add({{"reason", Text(reason)}}).Increment(); }
+
+void Metrics::SetKernelLaunches(std::string_view phase, std::string_view device,
+                                const std::map<std::string, std::uint64_t>& counts) {
+  for (const auto& [kernel, count] : counts) {
+    families_->Follow(families_->launches.Add({{"kernel", kernel}, {"device", Text(device)}, {"phase", Text(phase)}}),
+                      static_cast<double>(count));
+  }
+}
+
+void Metrics::AddKernelLaunches(std::string_view phase, std::string_view device, std::string_view kernel,
+                                std::uint64_t launches) {
+  families_->launches.Add({{"kernel", Text(kernel)}, {"device", Text(device)}, {"phase", Text(phase)}})
+      .Increment(static_cast<double>(launches));
+}
+
+void Metrics::RaisePeakMemory(std::string_view process, std::string_view device, std::uint64_t bytes) {
+  Gauge& gauge = families_->peak_memory.Add({{"process", Text(process)}, {"device", Text(device)}});
+  std::lock_guard lock(families_->raise_mutex);
+  if (static_cast<double>(bytes) > gauge.Value()) gauge.Set(static_cast<double>(bytes));
+}
+
+void Metrics::SetScheduler(std::string_view model, const SchedulerState& state) {
+  Families& f = *families_;
+  const Labels labels = {{"model", ModelLabel(model)}};
+  f.waiting.Add(labels).Set(static_cast<double>(state.waiting));
+  f.running.Add(labels).Set(static_cast<double>(state.running));
+  f.kv_used.Add(labels).Set(static_cast<double>(state.kv_blocks_used));
+  f.kv_blocks.Add(labels).Set(static_cast<double>(state.kv_blocks));
+  Counter& generated = f.generated_tokens.Add(labels);
+  Counter& prompt = f.prompt_tokens.Add(labels);
+  Gauge& rate = f.generate_rate.Add(labels);
+  const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  std::lock_guard lock(f.raise_mutex);
+  Families::EngineTotals& last = f.engines[std::string(model)];
+  const auto add = [](Counter& counter, std::uint64_t value, std::uint64_t& before) {
+    counter.Increment(static_cast<double>(value >= before ? value - before : value));
+    before = value;
+  };
+  add(generated, state.generated_tokens, last.generated);
+  add(prompt, state.prompt_tokens, last.prompt);
+  auto& [tokens_before, time_before] = f.rates[std::string(model)];
+  if (time_before > 0 && now > time_before) rate.Set((generated.Value() - tokens_before) / (now - time_before));
+  if (time_before == 0 || now > time_before) {
+    tokens_before = generated.Value();
+    time_before = now;
+  }
+}
+
+void Metrics::GenerateEnded(std::string_view model, std::string_view result, const GenerateSample& sample) {
+  const std::string label = ModelLabel(model);
+  families_->generate_requests.Add({{"model", label}, {"result", Text(result)}}).Increment();
+  if (sample.ttft_seconds > 0) families_->ttft.Add({{"model", label}}, RequestBuckets()).Observe(sample.ttft_seconds);
+  if (sample.completion_tokens > 1) {
+    families_->tpot.Add({{"model", label}}, TokenBuckets())
+        .Observe(sample.decode_seconds / static_cast<double>(sample.completion_tokens - 1));
+  }
+}
+
+void Metrics::ModelLoaded(std::string_view model, double seconds) {
+  families_->load_seconds.Add({{"model", ModelLabel(model)}}, JobBuckets()).Observe(seconds);
+}
+
+void Metrics::SetJobs(std::string_view method, std::string_view state, std::int64_t jobs) {
+  families_->jobs.Add({{"method", Text(method)}, {"state", Text(state)}}).Set(static_cast<double>(jobs));
+}
+
+void Metrics::JobCreated(std::string_view method) { families_->jobs_created.Add({{"method", Text(method)}}).Increment(); }
+
+void Metrics::JobFinished(std::string_view method, std::string_view result, double seconds) {
+  const Labels labels = {{"method", Text(method)}, {"result", Text(result)}};
+  families_->jobs_finished.Add(labels).Increment();
+  families_->job_seconds.Add(labels, JobBuckets()).Observe(seconds);
+}
+
+void Metrics::JobAttempt(std::string_view method, std::string_view reason) {
+  families_->job_attempts.Add({{"method", Text(method)}, {"reason", Text(reason)}}).Increment();
+}
+
+void Metrics::JobQueueWait(double seconds) { families_->queue_wait.Add({}, JobBuckets()).Observe(seconds); }
+
+void Metrics::TrainStep(std::string_view method, const StepSample& sample) {
+  const Labels labels = {{"method", Text(method)}};
+  families_->job_steps.Add(labels).Increment();
+  if (sample.tokens > 0) families_->train_tokens.Add(labels).Increment(static_cast<double>(sample.tokens));
+  families_->step_seconds.Add(labels, RequestBuckets()).Observe(sample.seconds);
+  families_->train_loss.Add(labels).Set(sample.loss);
+  families_->train_rate.Add(labels).Set(sample.tokens_per_s);
+}
+
+void Metrics::CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds) {
+  if (seconds > 0) families_->checkpoint_seconds.Add({}, RequestBuckets()).Observe(seconds);
+  families_->checkpoint_bytes.Add({}, ByteBuckets()).Observe(static_cast<double>(bytes));
+  families_->checkpoint_time.Add({}).Set(unix_seconds);
+}
+
+void Metrics::CheckpointFailed(std::string_view reason) {
+  families_->checkpoint_failures.Add({{"reason", Text(reason)}}).Increment();
+}
+
+void Metrics::Converted(std::string_view format, double seconds) {
+  families_->convert_seconds.Add({{"format", Text(format)}}, JobBuckets()).Observe(seconds);
+}
+
+void Metrics::SetArtifactBytes(std::string_view kind, std::int64_t bytes) {
+  families_->artifact_bytes.Add({{"kind", Text(kind)}}).Set(static_cast<double>(bytes));
+}
+
+void Metrics::ArtifactVerifyFailed() { families_->verify_failures.Add({}).Increment(); }
+
+void Metrics::StoreOperation(std::string_view operation, double seconds) {
+  families_->store_seconds.Add({{"op", Text(operation)}, {"backend", "file"}}, RpcBuckets()).Observe(seconds);
+}
+
+void Metrics::StoreError(std::string_view reason) {
+  families_->store_errors.Add({{"backend", "file"}, {"reason", Text(reason)}}).Increment();
+}
+
+void Metrics::SetDiskFree(std::string_view volume, std::uint64_t bytes) {
+  families_->disk_free.Add({{"volume", Text(volume)}}).Set(static_cast<double>(bytes));
+}
+
+}  // namespace nibble::telemetry

@@ -1,0 +1,114 @@
+// Every metric of the server, named once (metrics.cc). The rest of the house calls these methods and never sees the library.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace nibble::telemetry {
+
+struct BuildInfo {
+  std::string version;
+  std::string revision;  // commit, "" where it is not known
+  std::string cuda;      // "none" or a version
+};
+
+// What is known before anything happens: these series exist with 0 from the start.
+struct KnownLabels {
+  std::vector<std::string> devices = {"cpu"};
+  std::vector<std::string> job_methods = {"qlora"};
+  std::vector<std::string> job_states;
+};
+
+// The state of one engine's scheduler.
+struct SchedulerState {
+  std::int64_t waiting = 0;
+  std::int64_t running = 0;
+  std::int64_t kv_blocks_used = 0;
+  std::int64_t kv_blocks = 0;
+  std::uint64_t prompt_tokens = 0;     // since the engine began
+  std::uint64_t generated_tokens = 0;
+};
+
+struct StepSample {
+  std::int64_t tokens = 0;
+  double seconds = 0;
+  double loss = 0;
+  double tokens_per_s = 0;
+};
+
+struct GenerateSample {
+  double ttft_seconds = 0;        // 0: no token was made
+  double decode_seconds = 0;
+  std::int64_t completion_tokens = 0;
+};
+
+// Thread-safe. Label values come from closed sets or from the registry of models, of which at most kMaxModelLabels are told
+// apart: the others share "other".
+class Metrics {
+ public:
+  static constexpr std::size_t kMaxModelLabels = 200;
+
+  Metrics(const BuildInfo& build, const KnownLabels& known);
+  ~Metrics();
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
+
+  // The text exposition (version 0.0.4). Collectors run first.
+  std::string Scrape();
+  // Called at each scrape to set what is only looked up. What it refers to must outlive this object or a call of
+  // ClearCollectors.
+  void AddCollector(std::function<void(Metrics&)> collector);
+  void ClearCollectors();
+
+  // RPCs; type "unary" | "client_stream" | "server_stream" | "bidi_stream", service "nibble.v1.ModelService".
+  void RpcKnown(std::string_view type, std::string_view service, std::string_view method);
+  void RpcStarted(std::string_view type, std::string_view service, std::string_view method);
+  void RpcHandled(std::string_view type, std::string_view service, std::string_view method, std::string_view code,
+                  double seconds);
+  void Rejected(std::string_view reason);
+
+  // Kernels. Set: the counter's own figures, which only rise. Add: a trainer's report.
+  void SetKernelLaunches(std::string_view phase, std::string_view device, const std::map<std::string, std::uint64_t>& counts);
+  void AddKernelLaunches(std::string_view phase, std::string_view device, std::string_view kernel, std::uint64_t launches);
+  void RaisePeakMemory(std::string_view process, std::string_view device, std::uint64_t bytes);
+
+  // Serving.
+  void SetScheduler(std::string_view model, const SchedulerState& state);
+  void GenerateEnded(std::string_view model, std::string_view result, const GenerateSample& sample);
+  void ModelLoaded(std::string_view model, double seconds);
+
+  // Jobs.
+  void SetJobs(std::string_view method, std::string_view state, std::int64_t jobs);
+  void JobCreated(std::string_view method);
+  void JobFinished(std::string_view method, std::string_view result, double seconds);
+  void JobAttempt(std::string_view method, std::string_view reason);  // "start", "TRAINER_LOST", ...
+  void JobQueueWait(double seconds);
+  void TrainStep(std::string_view method, const StepSample& sample);
+  void CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds);
+  void CheckpointFailed(std::string_view reason);
+
+  // Artifacts and disk.
+  void Converted(std::string_view format, double seconds);
+  void SetArtifactBytes(std::string_view kind, std::int64_t bytes);
+  void ArtifactVerifyFailed();
+  void StoreOperation(std::string_view operation, double seconds);
+  void StoreError(std::string_view reason);
+  void SetDiskFree(std::string_view volume, std::uint64_t bytes);
+
+ private:
+  struct Families;
+  std::string ModelLabel(std::string_view model);
+  void SetProcess();
+
+  std::unique_ptr<Families> families_;
+};
+
+// High-water mark of this process's resident memory (VmHWM), 0 where the system does not tell.
+std::uint64_t PeakResidentBytes();
+std::uint64_t ResidentBytes();
+
+}  // namespace nibble::telemetry

@@ -1,0 +1,84 @@
+#include "server/telemetry/process.h"
+
+#include <dirent.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "server/telemetry/metrics.h"
+
+namespace nibble::telemetry {
+
+namespace {
+
+// "VmHWM:   1234 kB" of /proc/self/status.
+std::uint64_t StatusBytes(const char* key) {
+  std::ifstream file("/proc/self/status");
+  std::string line;
+  const std::size_t length = std::strlen(key);
+  while (std::getline(file, line)) {
+    if (line.compare(0, length, key) == 0 && line.size() > length && line[length] == ':') {
+      return std::strtoull(line.c_str() + length + 1, nullptr, 10) * 1024;
+    }
+  }
+  return 0;
+}
+
+std::int64_t CountOpenFiles() {
+  DIR* directory = opendir("/proc/self/fd");
+  if (directory == nullptr) return 0;
+  std::int64_t count = -3;  // ".", ".." and the directory's own
+  while (readdir(directory) != nullptr) ++count;
+  closedir(directory);
+  return count;
+}
+
+// Seconds since the epoch: the machine's start plus field 22 of /proc/self/stat.
+double StartTime() {
+  std::ifstream stat("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(stat)), {});
+  const auto end_of_name = text.rfind(')');
+  if (end_of_name == std::string::npos) return 0;
+  std::istringstream fields(text.substr(end_of_name + 1));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  std::ifstream machine("/proc/stat");
+  std::string line;
+  while (std::getline(machine, line)) {
+    if (line.rfind("btime ", 0) != 0) continue;
+    return std::strtod(line.c_str() + 6, nullptr) +
+           std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  }
+  return 0;
+}
+
+}  // namespace
+
+ProcessFigures ReadProcess() {
+  static const double start = StartTime();
+  ProcessFigures figures;
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  figures.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime);
+  figures.start_unix_seconds = start;
+  figures.resident_bytes = StatusBytes("VmRSS");
+  figures.peak_resident_bytes = StatusBytes("VmHWM");
+  figures.virtual_bytes = StatusBytes("VmSize");
+  figures.open_files = CountOpenFiles();
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) figures.max_files = static_cast<std::int64_t>(limit.rlim_cur);
+  return figures;
+}
+
+std::uint64_t PeakResidentBytes() { return StatusBytes("VmHWM"); }
+std::uint64_t ResidentBytes() { return StatusBytes("VmRSS"); }
+
+}  // namespace nibble::telemetry

@@ -1,0 +1,141 @@
+#include "server/telemetry/metrics.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace nibble::telemetry {
+namespace {
+
+using testing::HasSubstr;
+
+// "name{labels}" -> value. Fails the test for a line that is neither comment nor sample.
+std::map<std::string, double> Samples(const std::string& text) {
+  std::map<std::string, double> samples;
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    if (line.empty() || line[0] == '#') continue;
+    const auto space = line.rfind(' ');
+    if (space == std::string::npos) {
+      ADD_FAILURE() << "no sample: " << line;
+      continue;
+    }
+    EXPECT_TRUE(samples.emplace(line.substr(0, space), std::stod(line.substr(space + 1))).second) << "twice: " << line;
+  }
+  return samples;
+}
+
+TEST(MetricsTest, KnownSeriesExistWithZeroBeforeAnythingHappens) {
+  Metrics metrics({"1.2", "abc", "none"}, {.job_states = {"QUEUED", "RUNNING"}});
+  const auto samples = Samples(metrics.Scrape());
+  for (const char* name : {"nibble_kernel_launches_total{device=\"cpu\",kernel=\"quantize_int8\",phase=\"serve\"}",
+                           "nibble_kernel_launches_total{device=\"cpu\",kernel=\"matmul_int8\",phase=\"train\"}",
+                           "nibble_jobs{method=\"qlora\",state=\"QUEUED\"}", "nibble_jobs_created_total{method=\"qlora\"}",
+                           "nibble_peak_memory_bytes{device=\"cpu\",process=\"trainer\"}"}) {
+    ASSERT_TRUE(samples.contains(name)) << name;
+    EXPECT_EQ(samples.at(name), 0) << name;
+  }
+  EXPECT_GT(samples.at("nibble_peak_memory_bytes{device=\"cpu\",process=\"server\"}"), 1e6);
+  EXPECT_GT(samples.at("process_resident_memory_bytes"), 1e6);
+}
+
+TEST(MetricsTest, KernelLaunchesFollowTheCounterAndNeverFall) {
+  Metrics metrics({}, {});
+  const std::string name = "nibble_kernel_launches_total{device=\"cpu\",kernel=\"matmul_int8\",phase=\"serve\"}";
+  metrics.SetKernelLaunches("serve", "cpu", {{"matmul_int8", 7}});
+  EXPECT_EQ(Samples(metrics.Scrape()).at(name), 7);
+  metrics.SetKernelLaunches("serve", "cpu", {{"matmul_int8", 9}});
+  metrics.SetKernelLaunches("serve", "cpu", {{"matmul_int8", 3}});
+  EXPECT_EQ(Samples(metrics.Scrape()).at(name), 9);
+  metrics.AddKernelLaunches("train", "cpu", "torch:mm", 5);
+  metrics.AddKernelLaunches("train", "cpu", "torch:mm", 6);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_kernel_launches_total{device=\"cpu\",kernel=\"torch:mm\",phase=\"train\"}"), 11);
+}
+
+TEST(MetricsTest, AModelThatIsLoadedAgainGoesOnCounting) {
+  Metrics metrics({}, {});
+  metrics.SetScheduler("m", {.generated_tokens = 10});
+  metrics.SetScheduler("m", {.generated_tokens = 25});
+  metrics.SetScheduler("m", {});  // unloaded
+  metrics.SetScheduler("m", {.running = 2, .generated_tokens = 4});
+  const auto samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at("nibble_generated_tokens_total{model=\"m\"}"), 29);
+  EXPECT_EQ(samples.at("nibble_requests_running{model=\"m\"}"), 2);
+}
+
+TEST(MetricsTest, ModelNamesBeyondTheLimitShareOneSeries) {
+  Metrics metrics({}, {});
+  for (std::size_t i = 0; i < Metrics::kMaxModelLabels + 5; ++i) metrics.ModelLoaded("m" + std::to_string(i), 1);
+  const auto samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at("nibble_model_load_duration_seconds_count{model=\"other\"}"), 5);
+  EXPECT_EQ(samples.at("nibble_model_load_duration_seconds_count{model=\"m0\"}"), 1);
+}
+
+TEST(MetricsTest, AStepShowsInEveryTrainSeries) {
+  Metrics metrics({}, {});
+  metrics.TrainStep("qlora", {.tokens = 100, .seconds = 0.5, .loss = 2.25, .tokens_per_s = 200});
+  metrics.TrainStep("qlora", {.tokens = 50, .seconds = 0.5, .loss = 2.0, .tokens_per_s = 100});
+  const auto samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at("nibble_train_tokens_total{method=\"qlora\"}"), 150);
+  EXPECT_EQ(samples.at("nibble_job_steps_total{method=\"qlora\"}"), 2);
+  EXPECT_EQ(samples.at("nibble_train_loss{method=\"qlora\"}"), 2.0);
+  EXPECT_EQ(samples.at("nibble_train_tokens_per_second{method=\"qlora\"}"), 100);
+  EXPECT_EQ(samples.at("nibble_train_step_duration_seconds_count{method=\"qlora\"}"), 2);
+}
+
+TEST(MetricsTest, LabelValuesAreEscaped) {
+  Metrics metrics({}, {});
+  metrics.Rejected("a\"b\\c\nd");
+  EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_rejected_total{reason=\"a\\\"b\\\\c\\nd\"} 1"));
+}
+
+TEST(MetricsTest, ScrapesAndWritersMayMeet) {
+  Metrics metrics({}, {});
+  std::vector<std::thread> writers;
+  for (int w = 0; w < 3; ++w) {
+    writers.emplace_back([&] {
+      for (int i = 0; i < 500; ++i) metrics.RpcHandled("unary", "s", "m", i % 2 ? "OK" : "INTERNAL", 0.01);
+    });
+  }
+  for (int i = 0; i < 20; ++i) EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_build_info"));
+  for (auto& writer : writers) writer.join();
+  const auto samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"m\",grpc_service=\"s\",grpc_type=\"unary\"}"), 750);
+}
+
+// Names, units and help texts by the rules of the tool that operators use.
+TEST(MetricsTest, PromtoolFindsNothingToSay) {
+  if (std::system("promtool --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "promtool is not installed";
+  Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
+  metrics.RpcKnown("unary", "s", "m");
+  metrics.GenerateEnded("m", "eos", {.ttft_seconds = 0.1, .decode_seconds = 1, .completion_tokens = 10});
+  metrics.SetScheduler("m", {.waiting = 1});
+  metrics.ModelLoaded("m", 1);
+  metrics.StoreOperation("commit", 0.1);
+  metrics.StoreError("DISK_FULL");
+  metrics.CheckpointFailed("DISK_FULL");
+  metrics.SetDiskFree("state", 1);
+  metrics.JobQueueWait(1);
+  const std::string path = testing::TempDir() + "/metrics_" + std::to_string(getpid()) + ".txt";
+  std::ofstream(path) << metrics.Scrape();
+  FILE* pipe = popen(("promtool check metrics < " + path + " 2>&1").c_str(), "r");
+  ASSERT_NE(pipe, nullptr);
+  std::string said;
+  char buffer[256];
+  while (fgets(buffer, sizeof buffer, pipe) != nullptr) said += buffer;
+  EXPECT_EQ(pclose(pipe), 0) << said;
+  EXPECT_EQ(said, "");
+  unlink(path.c_str());
+}
+
+}  // namespace
+}  // namespace nibble::telemetry
