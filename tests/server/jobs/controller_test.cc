@@ -328,7 +328,7 @@ TEST_F(ControllerTest, PauseCheckpointsAndResumeGoesOnFromThere) {
 
 TEST_F(ControllerTest, CancelRacesFinishAndOneOfThemWins) {  // R25
   int cancelled = 0;
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < NIBBLE_RACE_ROUNDS; ++round) {
     const std::string output = "out-" + std::to_string(round);
     const std::string id = Submit(Spec(output));
     controller_->Tick();

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""A trainer that trains nothing: it keeps to the files of an attempt (server/jobs/attempt.h) and ends as its spec's label
+"behaviour" says. For the tests of the local runner, which start it as nibble-trainer is started."""
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+STEPS = 6
+directory = sys.argv[sys.argv.index("--job_dir") + 1]
+order = json.load(open(os.path.join(directory, "attempt.json")))
+behaviour = order["spec"]["labels"].get("behaviour", "ok")
+sequence = 0
+terminated = False
+
+
+def on_term(*_):
+    global terminated
+    terminated = behaviour != "deaf"
+
+
+def write(kind, **fields):
+    global sequence
+    sequence += 1
+    line = {"sequence": sequence, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "type": kind, **fields}
+    with open(os.path.join(directory, "journal.jsonl"), "a") as journal:
+        journal.write(json.dumps(line) + "\n")
+
+
+def publish(path, files):
+    temporary = path + ".tmp.trainer"
+    os.makedirs(temporary)
+    entries = []
+    for name, text in sorted(files.items()):
+        with open(os.path.join(temporary, name), "w") as file:
+            file.write(text)
+        entries.append({"name": name, "size": len(text), "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    with open(os.path.join(temporary, "manifest.json"), "w") as file:
+        json.dump({"version": 1, "files": entries}, file)
+    os.rename(temporary, path)
+
+
+def outcome(kind, exit_code, **fields):
+    path = os.path.join(directory, "outcome.json")
+    with open(path + ".tmp", "w") as file:
+        json.dump({"version": 1, "outcome": kind, "exit_code": exit_code, **fields}, file)
+    os.rename(path + ".tmp", path)
+    sys.exit(exit_code)
+
+
+def checkpoint(step):
+    publish(os.path.join(directory, "checkpoints", f"step-{step:08d}"), {"adapter.bin": f"step {step}"})
+    write("checkpoint", step=step)
+
+
+signal.signal(signal.SIGTERM, on_term)
+print("hello from the trainer", sorted(os.environ), flush=True)
+first = order["attempt"] == 1
+if behaviour == "bad_input":
+    outcome("failed", 42, code="INVALID_ARGUMENT", reason="NO_TRAINABLE_TOKENS", message="nothing to learn")
+if behaviour == "fork":
+    subprocess.Popen(["sleep", "1000"], close_fds=False)
+start = order["resume_step"]
+write("state", state="RUNNING", step=start, max_steps=STEPS)
+for step in range(start + 1, STEPS + 1):
+    time.sleep(0.02)
+    while behaviour in ("forever", "deaf") and not terminated:
+        time.sleep(0.01)
+    if terminated:
+        try:
+            command = json.load(open(os.path.join(directory, "control.json")))["command"]
+        except FileNotFoundError:
+            command = "preempt"
+        if command == "cancel":
+            outcome("cancelled", 0)
+        checkpoint(step - 1)
+        outcome("paused", 75)
+    write("step", step=step, loss=1.0 / step, tokens=64, step_ms=20.0, peak_memory_bytes=1000, kernel_launches=3)
+    if step % 2 == 0:
+        checkpoint(step)
+    if first and step == 5 and behaviour == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 3:
+        # So that a test can stop the world here.
+        while os.path.exists(os.path.join(os.path.dirname(order["train_data_path"]), "hold")):
+            time.sleep(0.005)
+publish(order["output_directory"], {"nibble.json": json.dumps({"format": "lora", "weights_digest": "d" * 64})})
+outcome("ok", 0, output_directory=order["output_directory"], final={"eval_loss_int8": 0.5})
