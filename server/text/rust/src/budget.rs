@@ -132,10 +132,7 @@ fn explain(payload: Box<dyn Any + Send>, budget: Budget) -> Failure {
 }
 
 /// Runs `work` so that neither a panic nor a huge allocation leaves it.
-pub fn guarded<T>(
-    budget: Budget,
-    work: impl FnOnce() -> Result<T, Failure>,
-) -> Result<T, Failure> {
+pub fn guarded<T>(budget: Budget, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     static HOOK: Once = Once::new();
     HOOK.call_once(install_hooks);
     catch_unwind(AssertUnwindSafe(|| {

@@ -1,6 +1,8 @@
 //! text_ffi.h: pointers in, owned bytes out. Each function here only turns C into
 //! Rust and back; the work and the panic barrier are in the modules.
 #![feature(alloc_error_hook)]
+// What callers owe is in text_ffi.h.
+#![allow(clippy::missing_safety_doc)]
 
 mod budget;
 mod python;
@@ -38,8 +40,7 @@ unsafe fn slice<'a, T>(data: *const T, size: usize) -> &'a [T] {
 }
 
 unsafe fn text<'a>(data: *const u8, size: usize) -> Result<&'a str, Failure> {
-    std::str::from_utf8(slice(data, size))
-        .map_err(|e| Failure::Invalid(format!("not UTF-8: {e}")))
+    std::str::from_utf8(slice(data, size)).map_err(|e| Failure::Invalid(format!("not UTF-8: {e}")))
 }
 
 unsafe fn answer(out: *mut Bytes, work: impl FnOnce() -> Result<Vec<u8>, Failure>) -> i32 {
@@ -52,6 +53,12 @@ unsafe fn answer(out: *mut Bytes, work: impl FnOnce() -> Result<Vec<u8>, Failure
     };
     *out = bytes.into();
     code
+}
+
+// For answers without an `out`: a panic there gives `otherwise`.
+fn quietly<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
+    let unlimited = Budget { bytes: usize::MAX, blocks: usize::MAX };
+    guarded(unlimited, || Ok(work())).unwrap_or(otherwise)
 }
 
 #[no_mangle]
@@ -78,7 +85,7 @@ pub unsafe extern "C" fn nibble_tokenizer_load(
 #[no_mangle]
 pub unsafe extern "C" fn nibble_tokenizer_free(tokenizer: *mut Tokenizer) {
     if !tokenizer.is_null() {
-        drop(Box::from_raw(tokenizer));
+        quietly((), || drop(Box::from_raw(tokenizer)));
     }
 }
 
@@ -137,7 +144,8 @@ pub unsafe extern "C" fn nibble_tokenizer_token_id(
     token: *const u8,
     size: usize,
 ) -> i64 {
-    text(token, size).ok().and_then(|t| (*tokenizer).token_id(t)).map_or(-1, i64::from)
+    let find = || text(token, size).ok().and_then(|token| (*tokenizer).token_id(token));
+    quietly(None, find).map_or(-1, i64::from)
 }
 
 #[no_mangle]
@@ -154,12 +162,12 @@ pub unsafe extern "C" fn nibble_tokenizer_token(
 
 #[no_mangle]
 pub unsafe extern "C" fn nibble_tokenizer_is_special(tokenizer: *const Tokenizer, id: i32) -> bool {
-    (*tokenizer).is_special(id)
+    quietly(false, || (*tokenizer).is_special(id))
 }
 
 #[no_mangle]
 pub unsafe extern "C" fn nibble_tokenizer_vocab_size(tokenizer: *const Tokenizer) -> usize {
-    (*tokenizer).vocab_size()
+    quietly(0, || (*tokenizer).vocab_size())
 }
 
 #[no_mangle]
@@ -204,7 +212,7 @@ pub unsafe extern "C" fn nibble_template_compile(
 #[no_mangle]
 pub unsafe extern "C" fn nibble_template_free(compiled: *mut Template) {
     if !compiled.is_null() {
-        drop(Box::from_raw(compiled));
+        quietly((), || drop(Box::from_raw(compiled)));
     }
 }
 

@@ -21,7 +21,11 @@ fn float(value: f64) -> String {
         return format!("{digits}e{sign}{:02}", exponent.abs());
     }
     let plain = format!("{value}");
-    if plain.contains('.') { plain } else { plain + ".0" }
+    if plain.contains('.') {
+        plain
+    } else {
+        plain + ".0"
+    }
 }
 
 fn number(value: &Value) -> Result<String, Error> {

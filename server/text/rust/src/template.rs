@@ -263,8 +263,7 @@ fn parse(
     wanted: &str,
 ) -> Result<Json, Failure> {
     let text = if text.is_empty() { "{}" } else { text };
-    let json: Json =
-        serde_json::from_str(text).map_err(|e| format!("{field}: not JSON: {e}"))?;
+    let json: Json = serde_json::from_str(text).map_err(|e| format!("{field}: not JSON: {e}"))?;
     if !fits(&json) {
         return Err(Failure::Invalid(format!("{field}: got {}, want {wanted}", name_of(&json))));
     }

@@ -106,6 +106,10 @@ impl Tokenizer {
     }
 
     pub fn encode(&self, text: &str, special: bool) -> Result<(Vec<u8>, Vec<u8>), Failure> {
+        // Offsets are 32 bits wide.
+        if u32::try_from(text.len()).is_err() {
+            return Err(Failure::Invalid(format!("is {} bytes long", text.len())));
+        }
         guarded(budget(text.len()), || {
             let encoding = self.inner.encode(text, special).map_err(|e| e.to_string())?;
             let ids = encoding.get_ids().iter().flat_map(|id| id.to_ne_bytes()).collect();
