@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/bench/roofs.h"
@@ -47,8 +48,7 @@ class Bench {
       else { std::fprintf(stderr, "unknown flag %s %s\n", argv[i], argv[i + 1]); std::exit(2); }
     }
     pool_ = std::make_unique<kernels::ThreadPool>(threads_);
-    stream_.isa = isa_;
-    stream_.pool = pool_.get();
+    stream_.isa = isa_, stream_.pool = pool_.get();
   }
   const kernels::Stream& stream() const { return stream_; }
   void Add(Case c) {
@@ -58,10 +58,9 @@ class Bench {
   // Exit code for main.
   int Run() {
     for (const Case& c : cases_) {
-      if (!c.check()) {
-        std::fprintf(stderr, "%s: wrong result\n", c.name.c_str());
-        return 1;
-      }
+      if (c.check()) continue;
+      std::fprintf(stderr, "%s: wrong result\n", c.name.c_str());
+      return 1;
     }
     Roofs roofs(stream_, threads_);
     std::vector<std::vector<double>> roof_rate(3), us(cases_.size());
@@ -96,8 +95,7 @@ class Bench {
   }
   template <typename F>
   double Rate(F burst) const {
-    const double start = Now();
-    const double work = burst();
+    const double start = Now(), work = burst();
     return work / (Now() - start) * 1e-9;
   }
   // Microseconds a call, over at least a window and 3 calls.
@@ -124,8 +122,7 @@ class Bench {
   }
   static std::string Report(const Case& c, const std::vector<double>& us, const std::vector<std::vector<double>>& roofs) {
     const double median = Median(us);
-    const double low = *std::min_element(us.begin(), us.end());
-    const double high = *std::max_element(us.begin(), us.end());
+    const auto [low, high] = std::pair{*std::min_element(us.begin(), us.end()), *std::max_element(us.begin(), us.end())};
     const double rate = c.work / median * 1e-3;
     const std::vector<double>& roof = roofs[static_cast<std::size_t>(c.roof)];
     const double share = rate / Median(roof);
