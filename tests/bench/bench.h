@@ -55,8 +55,7 @@ class Bench {
     if (c.name.find(filter_) != std::string::npos) cases_.push_back(std::move(c));
   }
 
-  // Exit code for main.
-  int Run() {
+  int Run() {  // exit code for main
     for (const Case& c : cases_) {
       if (c.check()) continue;
       std::fprintf(stderr, "%s: wrong result\n", c.name.c_str());
