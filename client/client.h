@@ -51,7 +51,7 @@ class Client {
                                 const Request& request) {
     return CallFor(options_.deadline, method, request);
   }
-  // One that may take long (load, verify, generate, score).
+  // One that may take long (load, verify, generate, score; a job is created after all its data has been tokenised).
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> LongCall(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                     const Request& request) {

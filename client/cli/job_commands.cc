@@ -71,7 +71,7 @@ absl::Status Create(Session& session, const JobFlags& flags, const std::string& 
   v1::CreateJobRequest request;
   *request.mutable_spec() = std::move(spec);
   request.set_request_id(request_id.empty() ? NewUuid() : request_id);
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().Call(&FineTuneService::Stub::CreateJob, request));
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().LongCall(&FineTuneService::Stub::CreateJob, request));
   if (!watch) {
     PrintJob(session, job);
     return absl::OkStatus();

@@ -52,12 +52,14 @@ void Loader::AppendRow(MicroBatch* batch) {
     row_tokens += size;
     ++cursor_.taken;
   }
+  batch->rows.push_back(static_cast<std::int64_t>(batch->tokens.size()));
   ++batch->num_rows;
 }
 
 MicroBatch Loader::Next(std::int64_t rows) {
   MicroBatch batch;
   batch.segments.push_back(0);
+  batch.rows.push_back(0);
   if (cursor_.taken >= static_cast<std::int64_t>(order_.size())) Seek({cursor_.epoch + 1, 0});
   while (batch.num_rows < rows && cursor_.taken < static_cast<std::int64_t>(order_.size())) AppendRow(&batch);
   return batch;

@@ -16,10 +16,12 @@ enum class Packing { kNone, kSegmented };
 //   tokens    [T]
 //   targets   [T]   the next token of the same example where the loss counts, else -1
 //   segments  [S+1] first token of each example, and T
+//   rows      [R+1] first token of each row, and T
 struct MicroBatch {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> targets;
   std::vector<std::int64_t> segments;
+  std::vector<std::int64_t> rows;
   std::int64_t num_rows = 0;
   std::int64_t num_trained = 0;
 };

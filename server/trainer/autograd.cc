@@ -4,6 +4,8 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <limits>
+#include <optional>
 #include <stdexcept>
 
 #include "kernels/ops/cross_entropy.h"
@@ -248,33 +250,70 @@ Tensor ApplySiluMul(const Tensor& gate, const Tensor& up, Context& context) {
   return SiluMulFunction::apply(gate, up, &context);
 }
 
-Tensor ApplyAttention(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<std::int64_t>& segments,
-                      std::int64_t num_heads, std::int64_t num_kv_heads) {
+AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std::vector<std::int64_t>& rows,
+                            torch::ScalarType dtype) {
+  AttentionPlan plan;
+  const auto size_of = [](const std::vector<std::int64_t>& starts, std::size_t i) { return starts[i + 1] - starts[i]; };
+  const auto all_equal = [&](const std::vector<std::int64_t>& starts) {
+    for (std::size_t i = 0; i + 1 < starts.size(); ++i) {
+      if (size_of(starts, i) != size_of(starts, 0)) return false;
+    }
+    return true;
+  };
+  if (all_equal(segments)) {  // nothing to mask but the future
+    plan.num_rows = static_cast<std::int64_t>(segments.size()) - 1;
+    plan.row_size = size_of(segments, 0);
+    return plan;
+  }
+  plan.num_rows = static_cast<std::int64_t>(rows.size()) - 1;
+  for (std::size_t r = 0; r + 1 < rows.size(); ++r) plan.row_size = std::max(plan.row_size, size_of(rows, r));
+  plan.padded = !all_equal(rows);
+  const std::int64_t size = plan.row_size;
+  Tensor mask = torch::full({plan.num_rows, 1, size, size}, -std::numeric_limits<float>::infinity());
+  Tensor gather = torch::zeros({plan.num_rows * size}, torch::kInt64);
+  Tensor scatter = torch::empty({rows.back()}, torch::kInt64);
+  std::size_t segment = 0;
+  for (std::int64_t r = 0; r < plan.num_rows; ++r) {
+    const std::int64_t begin = rows[static_cast<std::size_t>(r)];
+    const std::int64_t end = rows[static_cast<std::size_t>(r) + 1];
+    float* row_mask = mask.data_ptr<float>() + r * size * size;
+    for (std::int64_t t = begin; t < end; ++t) {
+      while (segments[segment + 1] <= t) ++segment;
+      const std::int64_t place = t - begin;
+      for (std::int64_t key = segments[segment]; key <= t; ++key) row_mask[place * size + (key - begin)] = 0.0f;
+      gather.data_ptr<std::int64_t>()[r * size + place] = t;
+      scatter.data_ptr<std::int64_t>()[t] = r * size + place;
+    }
+    // A padded place sees itself: a row of nothing but -inf would make NaN, whose gradient spreads.
+    for (std::int64_t place = end - begin; place < size; ++place) row_mask[place * size + place] = 0.0f;
+  }
+  plan.mask = mask.to(dtype);
+  if (plan.padded) {
+    plan.gather = gather;
+    plan.scatter = scatter;
+  }
+  return plan;
+}
+
+Tensor ApplyAttention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionPlan& plan, std::int64_t num_heads,
+                      std::int64_t num_kv_heads) {
   const std::int64_t head_dim = q.size(1) / num_heads;
   const std::int64_t group = num_heads / num_kv_heads;
-  std::vector<Tensor> outs;
-  // Segments of equal length that lie side by side are one call.
-  for (std::size_t first = 0; first + 1 < segments.size();) {
-    const std::int64_t begin = segments[first];
-    const std::int64_t size = segments[first + 1] - begin;
-    std::size_t last = first + 1;
-    while (last + 1 < segments.size() && segments[last + 1] - segments[last] == size) ++last;
-    const auto count = static_cast<std::int64_t>(last - first);
-    const auto heads = [&](const Tensor& x, std::int64_t n) {
-      return x.narrow(0, begin, count * size).view({count, size, n, head_dim}).transpose(1, 2);
-    };
-    const auto shared = [&](const Tensor& x) {  // each KV head once for every query head of its group
-      return heads(x, num_kv_heads)
-          .unsqueeze(2)
-          .expand({count, num_kv_heads, group, size, head_dim})
-          .reshape({count, num_heads, size, head_dim});
-    };
-    const Tensor out = at::scaled_dot_product_attention(heads(q, num_heads), shared(k), shared(v), {}, 0.0,
-                                                        /*is_causal=*/true);
-    outs.push_back(out.transpose(1, 2).reshape({count * size, num_heads * head_dim}));
-    first = last;
-  }
-  return outs.size() == 1 ? outs[0] : torch::cat(outs, 0);
+  const auto heads = [&](const Tensor& x, std::int64_t n) {
+    const Tensor placed = plan.padded ? x.index_select(0, plan.gather) : x;
+    return placed.view({plan.num_rows, plan.row_size, n, head_dim}).transpose(1, 2);
+  };
+  const auto shared = [&](const Tensor& x) {  // each KV head once for every query head of its group
+    return heads(x, num_kv_heads)
+        .unsqueeze(2)
+        .expand({plan.num_rows, num_kv_heads, group, plan.row_size, head_dim})
+        .reshape({plan.num_rows, num_heads, plan.row_size, head_dim});
+  };
+  const std::optional<Tensor> mask = plan.mask.defined() ? std::optional<Tensor>(plan.mask) : std::nullopt;
+  const Tensor out = at::scaled_dot_product_attention(heads(q, num_heads), shared(k), shared(v), mask, 0.0,
+                                                      /*is_causal=*/!plan.mask.defined());
+  const Tensor rows = out.transpose(1, 2).reshape({plan.num_rows * plan.row_size, num_heads * head_dim});
+  return plan.padded ? rows.index_select(0, plan.scatter) : rows;
 }
 
 Tensor ApplyChunkedLoss(const Tensor& hidden, const Tensor& head, const std::vector<std::int32_t>& targets, double scale,

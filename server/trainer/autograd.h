@@ -39,9 +39,20 @@ torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const float* weight, double e
 torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
                         const float* sin, std::int64_t table_positions, AutogradContext& context);
 torch::Tensor ApplySiluMul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context);
+// Which tokens may attend to which, made once a micro-batch for all layers.
+struct AttentionPlan {
+  std::int64_t num_rows = 0;
+  std::int64_t row_size = 0;
+  bool padded = false;
+  torch::Tensor gather;   // padded: [num_rows * row_size], token of each place (0 where there is none)
+  torch::Tensor scatter;  // padded: [T], place of each token
+  torch::Tensor mask;     // undefined: plain causal; else [num_rows, 1, row_size, row_size] of the compute type, 0 or -inf
+};
+AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std::vector<std::int64_t>& rows,
+                            torch::ScalarType dtype);
 // Causal attention within each segment; q [T, H*d], k and v [T, KV*d].
-torch::Tensor ApplyAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
-                             const std::vector<std::int64_t>& segments, std::int64_t num_heads, std::int64_t num_kv_heads);
+torch::Tensor ApplyAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v, const AttentionPlan& plan,
+                             std::int64_t num_heads, std::int64_t num_kv_heads);
 // scale * sum of the losses of rows whose target is not -1, through a frozen head [V, K] of hidden's type, in chunks of
 // rows: tokens x vocabulary never exists. The unscaled sum goes to *loss_sum.
 torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const torch::Tensor& head,

@@ -29,6 +29,7 @@ struct Pass {
   const data::MicroBatch* batch = nullptr;
   std::vector<std::int32_t> position;
   std::uint64_t draw = 0;
+  AttentionPlan attention;
 };
 
 struct TrainingState {
@@ -83,7 +84,7 @@ class TrainingOps {
                      state_.weights->rope_positions, state_.context);
   }
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
-    return ApplyAttention(q, k, v, pass_.batch->segments, state_.config->num_heads, state_.config->num_kv_heads);
+    return ApplyAttention(q, k, v, pass_.attention, state_.config->num_heads, state_.config->num_kv_heads);
   }
   Tensor SiluMul(const Tensor& gate, const Tensor& up) { return ApplySiluMul(gate, up, state_.context); }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
@@ -166,13 +167,14 @@ class TorchQLoraModel : public QLoraModel {
   }
 
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
-    Pass pass = {&batch, {}, draw};
+    Pass pass = {&batch, {}, draw, {}};
     for (std::size_t s = 0; s + 1 < batch.segments.size(); ++s) {
       for (std::int64_t i = batch.segments[s]; i < batch.segments[s + 1]; ++i) {
         pass.position.push_back(static_cast<std::int32_t>(i - batch.segments[s]));
       }
     }
     try {
+      pass.attention = PlanAttention(batch.segments, batch.rows, state_.compute);
       TrainingOps ops(state_, pass);
       const Tensor hidden = model::RunDecoder(ops, *state_.config);
       double loss_sum = 0;
