@@ -1,5 +1,5 @@
-// Maxima and the n largest elements of a row without sorting it: for sampling and log-probabilities over vocabularies of
-// up to 2^31 - 1 ids. Order everywhere: larger first, equal values (+0 and -0 too) by the lower id.
+// Maxima and the n largest elements of a row without sorting it: for sampling and log-probabilities over vocabularies
+// of up to 2^31 - 1 ids. Order everywhere: larger first, equal values (+0 and -0 too) by the lower id.
 #pragma once
 #include <algorithm>
 #include <bit>

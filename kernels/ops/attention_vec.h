@@ -68,7 +68,8 @@ class TiledAttention {
     std::vector<Tile> tiles;
     for (std::int64_t row = 0; row < args.rows.num_rows;) {
       std::int64_t end = row + 1;
-      while (end < args.rows.num_rows && end - row < max_rows && args.rows.sequence[end] == args.rows.sequence[row]) ++end;
+      while (end < args.rows.num_rows && end - row < max_rows && args.rows.sequence[end] == args.rows.sequence[row])
+        ++end;
       for (std::int64_t head = 0; head < group; head += heads) {
         tiles.push_back({row, end - row, head, std::min(heads, group - head)});
       }
@@ -78,9 +79,13 @@ class TiledAttention {
   }
 
   explicit TiledAttention(const AttentionArgs& args)
-      : args_(args), d_(args.cache.head_dim), padded_d_((d_ + 15) / 16 * 16),
-        scratch_(new float[static_cast<std::size_t>(kMaxQueries * (d_ + padded_d_ + kKeys))]), q_(scratch_.get()),
-        o_(q_ + kMaxQueries * d_), p_(o_ + kMaxQueries * padded_d_) {}
+      : args_(args),
+        d_(args.cache.head_dim),
+        padded_d_((d_ + 15) / 16 * 16),
+        scratch_(new float[static_cast<std::size_t>(kMaxQueries * (d_ + padded_d_ + kKeys))]),
+        q_(scratch_.get()),
+        o_(q_ + kMaxQueries * d_),
+        p_(o_ + kMaxQueries * padded_d_) {}
 
   template <typename T>
   void Attend(const Tile& tile, std::int64_t kv_head) {
@@ -92,10 +97,12 @@ class TiledAttention {
     std::int64_t first_row = 0;  // rows before it end in an earlier page
     for (std::int64_t page = 0; page <= last; ++page) {
       while (rows.position[tile.row + first_row] < page * kKvPageTokens) ++first_row;
-      const T* keys = static_cast<const T*>(args_.cache.base) + args_.cache.SlabOffset(pages[page], args_.layer, kv_head);
+      const T* keys =
+          static_cast<const T*>(args_.cache.base) + args_.cache.SlabOffset(pages[page], args_.layer, kv_head);
       const T* values = keys + d_ * kKvPageTokens;
-      const T* next = page == last ? nullptr : static_cast<const T*>(args_.cache.base) +
-                                                   args_.cache.SlabOffset(pages[page + 1], args_.layer, kv_head);
+      const T* next = page == last ? nullptr
+                                   : static_cast<const T*>(args_.cache.base) +
+                                         args_.cache.SlabOffset(pages[page + 1], args_.layer, kv_head);
       const int first = static_cast<int>(first_row * tile.num_heads);
       for (int q = first; q < queries; ++q) {
         const std::int64_t position = rows.position[tile.row + q / tile.num_heads];
@@ -117,16 +124,36 @@ class TiledAttention {
     const int blocks = (queries - q + kMaxBlock - 1) / kMaxBlock;
     const int n = (queries - q + blocks - 1) / blocks;
     switch (n) {
-      case 1: if constexpr (kMaxBlock >= 1) body.template operator()<1>(); break;
-      case 2: if constexpr (kMaxBlock >= 2) body.template operator()<2>(); break;
-      case 3: if constexpr (kMaxBlock >= 3) body.template operator()<3>(); break;
-      case 4: if constexpr (kMaxBlock >= 4) body.template operator()<4>(); break;
-      case 5: if constexpr (kMaxBlock >= 5) body.template operator()<5>(); break;
-      case 6: if constexpr (kMaxBlock >= 6) body.template operator()<6>(); break;
-      case 7: if constexpr (kMaxBlock >= 7) body.template operator()<7>(); break;
-      case 8: if constexpr (kMaxBlock >= 8) body.template operator()<8>(); break;
-      case 9: if constexpr (kMaxBlock >= 9) body.template operator()<9>(); break;
-      case 10: if constexpr (kMaxBlock >= 10) body.template operator()<10>(); break;
+      case 1:
+        if constexpr (kMaxBlock >= 1) body.template operator()<1>();
+        break;
+      case 2:
+        if constexpr (kMaxBlock >= 2) body.template operator()<2>();
+        break;
+      case 3:
+        if constexpr (kMaxBlock >= 3) body.template operator()<3>();
+        break;
+      case 4:
+        if constexpr (kMaxBlock >= 4) body.template operator()<4>();
+        break;
+      case 5:
+        if constexpr (kMaxBlock >= 5) body.template operator()<5>();
+        break;
+      case 6:
+        if constexpr (kMaxBlock >= 6) body.template operator()<6>();
+        break;
+      case 7:
+        if constexpr (kMaxBlock >= 7) body.template operator()<7>();
+        break;
+      case 8:
+        if constexpr (kMaxBlock >= 8) body.template operator()<8>();
+        break;
+      case 9:
+        if constexpr (kMaxBlock >= 9) body.template operator()<9>();
+        break;
+      case 10:
+        if constexpr (kMaxBlock >= 10) body.template operator()<10>();
+        break;
     }
     return n;
   }
@@ -148,7 +175,8 @@ class TiledAttention {
     std::fill(o_, o_ + n * padded_d_, 0.0f);
   }
 
-  std::int64_t Offset(std::int64_t stride, const Tile& tile, std::int64_t kv_head, std::int64_t r, std::int64_t h) const {
+  std::int64_t Offset(std::int64_t stride, const Tile& tile, std::int64_t kv_head, std::int64_t r,
+                      std::int64_t h) const {
     const std::int64_t group = args_.num_heads / args_.cache.num_kv_heads;
     return (tile.row + r) * stride + (kv_head * group + tile.head + h) * d_;
   }
@@ -169,7 +197,8 @@ class TiledAttention {
       for (std::int64_t i = 0; i < d_; ++i) {
         if (key == 0 && next != nullptr) {  // 64 elements, of 2 * 32 * d
 #pragma GCC unroll 4
-          for (std::size_t line = 0; line < sizeof(T); ++line) __builtin_prefetch(next + 64 * i + 64 / sizeof(T) * line, 0, 2);
+          for (std::size_t line = 0; line < sizeof(T); ++line)
+            __builtin_prefetch(next + 64 * i + 64 / sizeof(T) * line, 0, 2);
         }
         Vec k[kWide];
 #pragma GCC unroll 4
@@ -239,11 +268,12 @@ class TiledAttention {
   void AddRange(const T* values, int first, int begin, int end) {
     constexpr int kWide = Wide(kBlock, 4);
     std::int64_t column = 0;
-    for (; column + kWide * 16 <= d_; column += kWide * 16) AddColumns<T, kBlock, kWide>(values, first, column, begin, end);
+    for (; column + kWide * 16 <= d_; column += kWide * 16)
+      AddColumns<T, kBlock, kWide>(values, first, column, begin, end);
     for (; column + 16 <= d_; column += 16) AddColumns<T, kBlock, 1>(values, first, column, begin, end);
     if (column == d_) return;
-    // The last columns, fewer than 16. A full load runs into the next position's values, whose lanes are not used; at the
-    // end of the page it would leave the page.
+    // The last columns, fewer than 16. A full load runs into the next position's values, whose lanes are not used; at
+    // the end of the page it would leave the page.
     const int inside = static_cast<int>((kKeys * d_ - 16 - column) / d_) + 1;
     AddColumns<T, kBlock, 1>(values, first, column, begin, std::min(end, inside));
     for (int key = std::max(begin, inside); key < end; ++key) {

@@ -27,7 +27,8 @@ void CopyRow(const ConstMatrix& table, std::int64_t id, const Matrix& out, std::
 }
 
 void UnpackRow(const PackedInt8Weight& packed, std::int64_t id, const Matrix& out, std::int64_t row) {
-  const std::int8_t* codes = packed.tiles + id / kInt8TileRows * packed.padded_k * kInt8TileRows + id % kInt8TileRows * 4;
+  const std::int8_t* codes =
+      packed.tiles + id / kInt8TileRows * packed.padded_k * kInt8TileRows + id % kInt8TileRows * 4;
   const float scale = packed.scale[id];
   for (std::int64_t k = 0; k < packed.cols; ++k) {
     Put(out, row, k, static_cast<float>(codes[k / 4 * 64 + k % 4]) * scale);

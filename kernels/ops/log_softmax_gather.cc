@@ -11,8 +11,8 @@ absl::Status LogSoftmaxGather(const LogSoftmaxGatherArgs& args, const Stream& st
   const std::int64_t vocabulary = args.logits.cols;
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "logits", args.logits, rows, vocabulary, {DType::kF32}));
   NIBBLE_KERNEL_CHECK(CheckThat(vocabulary > 0 && vocabulary <= INT32_MAX, kOp, "1 to 2^31 - 1 logits a row"));
-  NIBBLE_KERNEL_CHECK(CheckThat((args.target == nullptr) == (args.logprob == nullptr), kOp,
-                                "target and logprob, or neither"));
+  NIBBLE_KERNEL_CHECK(
+      CheckThat((args.target == nullptr) == (args.logprob == nullptr), kOp, "target and logprob, or neither"));
   if (args.top_n < 0 || args.top_n > vocabulary) {
     return absl::InvalidArgumentError(absl::StrCat(kOp, ": top_n is ", args.top_n, ", wanted 0 to ", vocabulary));
   }

@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult LogSoftmaxGatherAvx2(const LogSoftmaxGatherArgs& args, const Stream& stream) { return LogSoftmaxGatherVec<Vec16Avx2>(args, stream); }
+LaunchResult LogSoftmaxGatherAvx2(const LogSoftmaxGatherArgs& args, const Stream& stream) {
+  return LogSoftmaxGatherVec<Vec16Avx2>(args, stream);
+}
 
 }  // namespace nibble::kernels

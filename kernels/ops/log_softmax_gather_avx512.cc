@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult LogSoftmaxGatherAvx512(const LogSoftmaxGatherArgs& args, const Stream& stream) { return LogSoftmaxGatherVec<Vec16Avx512>(args, stream); }
+LaunchResult LogSoftmaxGatherAvx512(const LogSoftmaxGatherArgs& args, const Stream& stream) {
+  return LogSoftmaxGatherVec<Vec16Avx512>(args, stream);
+}
 
 }  // namespace nibble::kernels

@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult LogSoftmaxGatherCpu(const LogSoftmaxGatherArgs& args, const Stream& stream) { return LogSoftmaxGatherVec<Vec16Plain>(args, stream); }
+LaunchResult LogSoftmaxGatherCpu(const LogSoftmaxGatherArgs& args, const Stream& stream) {
+  return LogSoftmaxGatherVec<Vec16Plain>(args, stream);
+}
 
 }  // namespace nibble::kernels

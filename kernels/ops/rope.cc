@@ -32,8 +32,8 @@ absl::Status Rope(const RopeArgs& args, const Stream& stream) {
   if (stream.device == DeviceKind::kCpu) {
     for (std::int64_t r = 0; r < args.x.rows; ++r) {
       if (args.position[r] < 0 || args.position[r] >= args.table_positions) {
-        return absl::InvalidArgumentError(absl::StrCat(kOp, ": position[", r, "] is ", args.position[r],
-                                                       ", wanted 0 to ", args.table_positions - 1));
+        return absl::InvalidArgumentError(
+            absl::StrCat(kOp, ": position[", r, "] is ", args.position[r], ", wanted 0 to ", args.table_positions - 1));
       }
     }
   }

@@ -14,9 +14,9 @@ namespace nibble::kernels {
 //   token   [T]      i32; overwritten; -1 for a row with NaN or +inf, or without a finite logit: the other rows are
 //                    drawn, and the error names the first such row
 // Same bits on every path.
-// Errors: InvalidArgument (shape; temperature, top_k, top_p or min_p out of range: named; a row that has no distribution),
-// Unimplemented (no kernel for device).
-// Source: nucleus sampling arXiv:1904.09751, min-p arXiv:2407.01082; Philox SC'11. Golden: transformers' warpers.
+// Errors: InvalidArgument (shape; temperature, top_k, top_p or min_p out of range: named; a row that has no
+// distribution), Unimplemented (no kernel for device). Source: nucleus sampling arXiv:1904.09751, min-p
+// arXiv:2407.01082; Philox SC'11. Golden: transformers' warpers.
 absl::Status Sample(const SampleArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

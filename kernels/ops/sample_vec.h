@@ -61,9 +61,7 @@ class RowSampler {
     return (params_.top_k > 0 && params_.top_k < size_) || params_.top_p < 1.0f || params_.min_p > 0.0f;
   }
 
-  Vec Weights(Vec logits) const {
-    return Exp((logits - Vec::Set1(max_.value)) / Vec::Set1(params_.temperature));
-  }
+  Vec Weights(Vec logits) const { return Exp((logits - Vec::Set1(max_.value)) / Vec::Set1(params_.temperature)); }
 
   // Sum of all weights: 16 lanes and the fixed tree over each block, blocks in f64.
   double Total() const {

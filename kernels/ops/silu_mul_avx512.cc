@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult SiluMulAvx512(const SiluMulArgs& args, const Stream& stream) { return SiluMulVec<Vec16Avx512>(args, stream); }
+LaunchResult SiluMulAvx512(const SiluMulArgs& args, const Stream& stream) {
+  return SiluMulVec<Vec16Avx512>(args, stream);
+}
 
 }  // namespace nibble::kernels

@@ -5,7 +5,8 @@
 
 namespace nibble::kernels {
 
-// Gradients of silu_mul: with s = 1 / (1 + exp(-gate)), grad_up = g * gate * s, grad_gate = g * up * s * (1 + gate * (1 - s)).
+// Gradients of silu_mul: with s = 1 / (1 + exp(-gate)), grad_up = g * gate * s, grad_gate = g * up * s * (1 + gate * (1
+// - s)).
 //   gate, up, grad_y, grad_gate, grad_up  [M, F]  f32 | bf16; the gradients overwritten; each may be its own input
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: derivative of silu_mul. Golden: tests/golden/kernels (autograd of the formula).

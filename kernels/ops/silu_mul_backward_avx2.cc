@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult SiluMulBackwardAvx2(const SiluMulBackwardArgs& args, const Stream& stream) { return SiluMulBackwardVec<Vec16Avx2>(args, stream); }
+LaunchResult SiluMulBackwardAvx2(const SiluMulBackwardArgs& args, const Stream& stream) {
+  return SiluMulBackwardVec<Vec16Avx2>(args, stream);
+}
 
 }  // namespace nibble::kernels

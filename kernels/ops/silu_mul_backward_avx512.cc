@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult SiluMulBackwardAvx512(const SiluMulBackwardArgs& args, const Stream& stream) { return SiluMulBackwardVec<Vec16Avx512>(args, stream); }
+LaunchResult SiluMulBackwardAvx512(const SiluMulBackwardArgs& args, const Stream& stream) {
+  return SiluMulBackwardVec<Vec16Avx512>(args, stream);
+}
 
 }  // namespace nibble::kernels

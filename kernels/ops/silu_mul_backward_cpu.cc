@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult SiluMulBackwardCpu(const SiluMulBackwardArgs& args, const Stream& stream) { return SiluMulBackwardVec<Vec16Plain>(args, stream); }
+LaunchResult SiluMulBackwardCpu(const SiluMulBackwardArgs& args, const Stream& stream) {
+  return SiluMulBackwardVec<Vec16Plain>(args, stream);
+}
 
 }  // namespace nibble::kernels

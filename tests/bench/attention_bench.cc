@@ -98,7 +98,8 @@ void AddAttention(Bench* bench) {
   for (const AttentionShape& shape : shapes) {
     auto state = std::make_shared<AttentionCase>(shape);
     const bool decode = shape.rows == 1;
-    bench->Add({.name = shape.name, .roof = decode ? Roof::kRead : Roof::kF32,
+    bench->Add({.name = shape.name,
+                .roof = decode ? Roof::kRead : Roof::kF32,
                 .work = decode ? state->CacheBytes() : state->Flops(),
                 .check = [=] { return state->Check(bench->stream()); },
                 .run = [=](std::int64_t) { state->Run(bench->stream()); }});
@@ -108,7 +109,7 @@ void AddAttention(Bench* bench) {
 void AddSiluAndRope(Bench* bench) {
   constexpr std::int64_t kRows = 64, kWidth = 1536, kHeads = 9, kHeadDim = 64;
   struct State {
-    std::vector<float> gate = support::NormalVector(3, kRows * kWidth), up = support::NormalVector(4, kRows * kWidth),
+    std::vector<float> gate = support::NormalVector(3, kRows* kWidth), up = support::NormalVector(4, kRows* kWidth),
                        y = gate, x = support::NormalVector(5, kRows * kHeads * kHeadDim);
     std::vector<std::int32_t> position = std::vector<std::int32_t>(kRows, 1);
     std::vector<float> cos = std::vector<float>(kHeadDim, 0.6f), sin = std::vector<float>(kHeadDim, 0.8f);
@@ -117,17 +118,28 @@ void AddSiluAndRope(Bench* bench) {
   const auto silu = [=] {
     return kernels::SiluMul({kernels::MakeConstMatrix(s->gate.data(), DType::kF32, kRows, kWidth),
                              kernels::MakeConstMatrix(s->up.data(), DType::kF32, kRows, kWidth),
-                             kernels::MakeMatrix(s->y.data(), DType::kF32, kRows, kWidth)}, bench->stream());
+                             kernels::MakeMatrix(s->y.data(), DType::kF32, kRows, kWidth)},
+                            bench->stream());
   };
-  bench->Add({.name = "silu_mul 64 x 1536, f32", .roof = Roof::kRead, .work = 12.0 * kRows * kWidth,
-              .check = [=] { return silu().ok() && s->y[0] != 0; }, .run = [=](std::int64_t) { (void)silu(); }});
+  bench->Add({.name = "silu_mul 64 x 1536, f32",
+              .roof = Roof::kRead,
+              .work = 12.0 * kRows * kWidth,
+              .check = [=] { return silu().ok() && s->y[0] != 0; },
+              .run = [=](std::int64_t) { (void)silu(); }});
   const auto rope = [=] {
-    return kernels::Rope({.x = kernels::MakeMatrix(s->x.data(), DType::kF32, kRows, kHeads * kHeadDim), .num_heads = kHeads,
-                          .position = s->position.data(), .cos = s->cos.data(), .sin = s->sin.data(),
-                          .table_positions = 2}, bench->stream());
+    return kernels::Rope({.x = kernels::MakeMatrix(s->x.data(), DType::kF32, kRows, kHeads * kHeadDim),
+                          .num_heads = kHeads,
+                          .position = s->position.data(),
+                          .cos = s->cos.data(),
+                          .sin = s->sin.data(),
+                          .table_positions = 2},
+                         bench->stream());
   };
-  bench->Add({.name = "rope 64 x 9 heads of 64, f32", .roof = Roof::kRead, .work = 8.0 * kRows * kHeads * kHeadDim,
-              .check = [=] { return rope().ok(); }, .run = [=](std::int64_t) { (void)rope(); }});
+  bench->Add({.name = "rope 64 x 9 heads of 64, f32",
+              .roof = Roof::kRead,
+              .work = 8.0 * kRows * kHeads * kHeadDim,
+              .check = [=] { return rope().ok(); },
+              .run = [=](std::int64_t) { (void)rope(); }});
 }
 
 void AddSampling(Bench* bench) {
@@ -150,7 +162,9 @@ void AddSampling(Bench* bench) {
         (void)kernels::Sample({.logits = matrix, .params = &with_counter, .token = &token}, stream);
         return token;
       };
-      bench->Add({.name = name + suffix, .roof = Roof::kRead, .work = 4.0 * static_cast<double>(vocabulary),
+      bench->Add({.name = name + suffix,
+                  .roof = Roof::kRead,
+                  .work = 4.0 * static_cast<double>(vocabulary),
                   .check = [=] { return draw(0, bench->stream()) == draw(0, {}) && logits->size() > 1; },
                   .run = [=](std::int64_t count) { (void)draw(count, bench->stream()); }});
     }
@@ -158,11 +172,18 @@ void AddSampling(Bench* bench) {
       const std::int32_t target = 17;
       std::vector<float> logprob(6);
       std::vector<std::int32_t> id(5);
-      (void)kernels::LogSoftmaxGather({.logits = matrix, .target = &target, .logprob = logprob.data(), .logsumexp = nullptr,
-                                       .top_n = 5, .top_id = id.data(), .top_logprob = logprob.data() + 1}, stream);
+      (void)kernels::LogSoftmaxGather({.logits = matrix,
+                                       .target = &target,
+                                       .logprob = logprob.data(),
+                                       .logsumexp = nullptr,
+                                       .top_n = 5,
+                                       .top_id = id.data(),
+                                       .top_logprob = logprob.data() + 1},
+                                      stream);
       return logprob;
     };
-    bench->Add({.name = "log_softmax_gather top 5" + suffix, .roof = Roof::kRead,
+    bench->Add({.name = "log_softmax_gather top 5" + suffix,
+                .roof = Roof::kRead,
                 .work = 4.0 * static_cast<double>(vocabulary),
                 .check = [=] { return gather(bench->stream()) == gather({}) && logits->size() > 1; },
                 .run = [=](std::int64_t) { (void)gather(bench->stream()); }});

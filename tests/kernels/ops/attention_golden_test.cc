@@ -46,15 +46,25 @@ void CheckAttention(const std::string& name, DType cache_type) {
   std::vector<std::int32_t> all(static_cast<std::size_t>(length));
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int32_t>(i);
   ASSERT_TRUE(KvStore({.k = MakeConstMatrix(k.data(), DType::kF32, length, kv_heads * d),
-                       .v = MakeConstMatrix(v.data(), DType::kF32, length, kv_heads * d), .cache = cache.view(),
-                       .layer = 0, .rows = cache.Rows(std::vector<std::int32_t>(all.size()), all)}, kPlain).ok());
+                       .v = MakeConstMatrix(v.data(), DType::kF32, length, kv_heads * d),
+                       .cache = cache.view(),
+                       .layer = 0,
+                       .rows = cache.Rows(std::vector<std::int32_t>(all.size()), all)},
+                      kPlain)
+                  .ok());
   std::vector<float> out(q.size()), logsumexp(static_cast<std::size_t>(num_rows * heads));
   const std::vector<std::int32_t> sequence(rows.size());
   const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(d)));
-  ASSERT_TRUE(Attention({.q = MakeConstMatrix(q.data(), DType::kF32, num_rows, heads * d), .cache = cache.view(),
-                         .layer = 0, .rows = cache.Rows(sequence, rows), .num_heads = heads, .scale = scale,
+  ASSERT_TRUE(Attention({.q = MakeConstMatrix(q.data(), DType::kF32, num_rows, heads * d),
+                         .cache = cache.view(),
+                         .layer = 0,
+                         .rows = cache.Rows(sequence, rows),
+                         .num_heads = heads,
+                         .scale = scale,
                          .out = MakeMatrix(out.data(), DType::kF32, num_rows, heads * d),
-                         .logsumexp = logsumexp.data()}, kPlain).ok());
+                         .logsumexp = logsumexp.data()},
+                        kPlain)
+                  .ok());
 
   // The largest rounding error of a score: its dot product, the scale and the product with it.
   double score_error = 0, max_score = 0;
@@ -73,7 +83,8 @@ void CheckAttention(const std::string& name, DType cache_type) {
   }
   double max_value = 0;
   for (const float x : v) max_value = std::max(max_value, std::fabs(static_cast<double>(x)));
-  // A weight is off by twice the score's error, the subtraction's rounding, exp, and one rounding a page; weights sum to 1.
+  // A weight is off by twice the score's error, the subtraction's rounding, exp, and one rounding a page; weights sum
+  // to 1.
   const double weight = 2 * score_error + 2 * kEpsF32 * max_score + Gamma(2 * length + 10);
   EXPECT_TRUE(AllWithin(out, Values().Get<double>(name + ".out"), [&](std::size_t) { return 2 * weight * max_value; }));
   EXPECT_TRUE(AllWithin(logsumexp, Values().Get<double>(name + ".logsumexp"),
@@ -107,8 +118,14 @@ TEST(RopeGoldenTest, TableAndRotationAreThoseOfTransformers) {
   const std::int64_t cols = static_cast<std::int64_t>(x.size()) / rows;
   std::vector<std::int32_t> index(positions.size());
   for (std::size_t i = 0; i < index.size(); ++i) index[i] = static_cast<std::int32_t>(i);
-  ASSERT_TRUE(Rope({.x = MakeMatrix(x.data(), DType::kF32, rows, cols), .num_heads = cols / (2 * half),
-                    .position = index.data(), .cos = cos.data(), .sin = sin.data(), .table_positions = rows}, kPlain).ok());
+  ASSERT_TRUE(Rope({.x = MakeMatrix(x.data(), DType::kF32, rows, cols),
+                    .num_heads = cols / (2 * half),
+                    .position = index.data(),
+                    .cos = cos.data(),
+                    .sin = sin.data(),
+                    .table_positions = rows},
+                   kPlain)
+                  .ok());
   // Both products with a table that may be an ulp off, two roundings.
   EXPECT_TRUE(AllWithin(x, Values().Get<double>("rope.y"), [&](std::size_t i) {
     const std::size_t h = static_cast<std::size_t>(half);
@@ -130,12 +147,13 @@ TEST(SiluMulGoldenTest, ForwardAndBackwardAreTorchsAutograd) {
     const double s = 1.0 / (1.0 + std::exp(-static_cast<double>(gate[i])));
     return factor * (s * Gamma(14) + 0x1p-127);
   };
-  EXPECT_TRUE(AllWithin(y, Values().Get<double>("silu.y"), [&](std::size_t i) {
-    return term(i, std::fabs(static_cast<double>(gate[i]) * up[i])); }));
-  EXPECT_TRUE(AllWithin(grad_up, Values().Get<double>("silu.grad_up"), [&](std::size_t i) {
-    return term(i, std::fabs(static_cast<double>(grad[i]) * gate[i])); }));
+  EXPECT_TRUE(AllWithin(y, Values().Get<double>("silu.y"),
+                        [&](std::size_t i) { return term(i, std::fabs(static_cast<double>(gate[i]) * up[i])); }));
+  EXPECT_TRUE(AllWithin(grad_up, Values().Get<double>("silu.grad_up"),
+                        [&](std::size_t i) { return term(i, std::fabs(static_cast<double>(grad[i]) * gate[i])); }));
   EXPECT_TRUE(AllWithin(grad_gate, Values().Get<double>("silu.grad_gate"), [&](std::size_t i) {
-    return term(i, std::fabs(static_cast<double>(grad[i]) * up[i]) * (1.0 + std::fabs(static_cast<double>(gate[i])))); }));
+    return term(i, std::fabs(static_cast<double>(grad[i]) * up[i]) * (1.0 + std::fabs(static_cast<double>(gate[i]))));
+  }));
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ struct Shape {
 // q, k, v of one sequence, f32.
 struct Sequence {
   Sequence(const Shape& s, std::int64_t n, std::uint64_t seed)
-      : length(n), q(support::NormalVector(seed, n * s.heads() * s.head_dim)),
+      : length(n),
+        q(support::NormalVector(seed, n * s.heads() * s.head_dim)),
         k(support::NormalVector(seed + 1000, n * s.kv_heads * s.head_dim)),
         v(support::NormalVector(seed + 2000, n * s.kv_heads * s.head_dim)) {}
   std::int64_t length;
@@ -53,7 +54,8 @@ void Step(const Shape& s, PagedCache& cache, const std::vector<Sequence>& sequen
           const Stream& stream, std::vector<Result>* results) {
   std::vector<std::int32_t> sequence, position;
   std::vector<float> q, k, v;
-  const auto append = [](const std::vector<float>& from, std::int64_t first, std::int64_t count, std::vector<float>* to) {
+  const auto append = [](const std::vector<float>& from, std::int64_t first, std::int64_t count,
+                         std::vector<float>* to) {
     to->insert(to->end(), from.begin() + first, from.begin() + first + count);
   };
   const std::int64_t q_cols = s.heads() * s.head_dim;
@@ -71,14 +73,23 @@ void Step(const Shape& s, PagedCache& cache, const std::vector<Sequence>& sequen
   const std::int64_t rows = static_cast<std::int64_t>(sequence.size());
   const KvRows kv_rows = cache.Rows(sequence, position);
   ASSERT_TRUE(KvStore({.k = MakeConstMatrix(k.data(), DType::kF32, rows, kv_cols),
-                       .v = MakeConstMatrix(v.data(), DType::kF32, rows, kv_cols), .cache = cache.view(), .layer = 0,
-                       .rows = kv_rows}, stream).ok());
+                       .v = MakeConstMatrix(v.data(), DType::kF32, rows, kv_cols),
+                       .cache = cache.view(),
+                       .layer = 0,
+                       .rows = kv_rows},
+                      stream)
+                  .ok());
   support::GuardedBytes out(rows * q_cols * 4);
   std::vector<float> logsumexp(static_cast<std::size_t>(rows * s.heads()));
-  const absl::Status status =
-      Attention({.q = MakeConstMatrix(q.data(), DType::kF32, rows, q_cols), .cache = cache.view(), .layer = 0,
-                 .rows = kv_rows, .num_heads = s.heads(), .scale = Scale(s),
-                 .out = MakeMatrix(out.data(), DType::kF32, rows, q_cols), .logsumexp = logsumexp.data()}, stream);
+  const absl::Status status = Attention({.q = MakeConstMatrix(q.data(), DType::kF32, rows, q_cols),
+                                         .cache = cache.view(),
+                                         .layer = 0,
+                                         .rows = kv_rows,
+                                         .num_heads = s.heads(),
+                                         .scale = Scale(s),
+                                         .out = MakeMatrix(out.data(), DType::kF32, rows, q_cols),
+                                         .logsumexp = logsumexp.data()},
+                                        stream);
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_TRUE(out.GuardsIntact());
   std::int64_t row = 0;
@@ -288,15 +299,21 @@ TEST(AttentionTest, RowsMayBeStrided) {
   Step(s, cache, sequences, {{0, 0, 40}}, CpuStream(Isa::kPlain), &results);
   constexpr std::int64_t kCols = 64, kQStride = 100, kOutStride = 70;
   std::vector<float> q(40 * kQStride, std::nanf(""));
-  for (std::int64_t r = 0; r < 40; ++r) std::copy_n(sequences[0].q.begin() + r * kCols, kCols, q.begin() + r * kQStride);
+  for (std::int64_t r = 0; r < 40; ++r)
+    std::copy_n(sequences[0].q.begin() + r * kCols, kCols, q.begin() + r * kQStride);
   const std::vector<std::int32_t> sequence(40, 0);
   std::vector<std::int32_t> position(40);
   for (std::size_t i = 0; i < 40; ++i) position[i] = static_cast<std::int32_t>(i);
   for (const Isa isa : Isas()) {
     std::vector<float> out(40 * kOutStride, 7.0f), logsumexp(160);
-    AttentionArgs args{.q = MakeConstMatrix(q.data(), DType::kF32, 40, kCols), .cache = cache.view(), .layer = 0,
-                       .rows = cache.Rows(sequence, position), .num_heads = 4, .scale = Scale(s),
-                       .out = MakeMatrix(out.data(), DType::kF32, 40, kCols), .logsumexp = logsumexp.data()};
+    AttentionArgs args{.q = MakeConstMatrix(q.data(), DType::kF32, 40, kCols),
+                       .cache = cache.view(),
+                       .layer = 0,
+                       .rows = cache.Rows(sequence, position),
+                       .num_heads = 4,
+                       .scale = Scale(s),
+                       .out = MakeMatrix(out.data(), DType::kF32, 40, kCols),
+                       .logsumexp = logsumexp.data()};
     args.q.stride = kQStride;
     args.out.stride = kOutStride;
     ASSERT_TRUE(Attention(args, CpuStream(isa)).ok());
@@ -322,10 +339,16 @@ TEST(AttentionTest, HalfPrecisionInputAndOutputAreTheSameArithmetic) {
   for (std::size_t i = 0; i < 50; ++i) position[i] = static_cast<std::int32_t>(i);
   for (const Isa isa : Isas()) {
     support::GuardedBytes out(50 * 160 * 2);
-    ASSERT_TRUE(Attention({.q = MakeConstMatrix(q.data(), DType::kBF16, 50, 160), .cache = cache.view(), .layer = 0,
-                           .rows = cache.Rows(sequence, position), .num_heads = 4, .scale = Scale(s),
-                           .out = MakeMatrix(out.data(), DType::kBF16, 50, 160), .logsumexp = nullptr},
-                          CpuStream(isa)).ok());
+    ASSERT_TRUE(Attention({.q = MakeConstMatrix(q.data(), DType::kBF16, 50, 160),
+                           .cache = cache.view(),
+                           .layer = 0,
+                           .rows = cache.Rows(sequence, position),
+                           .num_heads = 4,
+                           .scale = Scale(s),
+                           .out = MakeMatrix(out.data(), DType::kBF16, 50, 160),
+                           .logsumexp = nullptr},
+                          CpuStream(isa))
+                    .ok());
     EXPECT_TRUE(out.GuardsIntact());
     const auto narrow = support::ConvertTo<BF16>(want.out);
     EXPECT_TRUE(BytesEqual(out.data(), narrow.data(), out.size())) << Name(isa);
@@ -337,9 +360,14 @@ TEST(AttentionTest, RefusesWhatDoesNotFit) {
   PagedCache cache(s.cache, 1, 2, 8, 1, 1, 1);
   std::vector<float> q(64), out(64);
   const std::vector<std::int32_t> sequence = {0, 0}, position = {0, 32};
-  AttentionArgs args{.q = MakeConstMatrix(q.data(), DType::kF32, 2, 32), .cache = cache.view(), .layer = 0,
-                     .rows = cache.Rows(sequence, position), .num_heads = 4, .scale = 1.0f,
-                     .out = MakeMatrix(out.data(), DType::kF32, 2, 32), .logsumexp = nullptr};
+  AttentionArgs args{.q = MakeConstMatrix(q.data(), DType::kF32, 2, 32),
+                     .cache = cache.view(),
+                     .layer = 0,
+                     .rows = cache.Rows(sequence, position),
+                     .num_heads = 4,
+                     .scale = 1.0f,
+                     .out = MakeMatrix(out.data(), DType::kF32, 2, 32),
+                     .logsumexp = nullptr};
   const Stream stream = CpuStream(Isa::kPlain);
   EXPECT_NE(Attention(args, stream).message().find("position[1] is 32"), std::string::npos);
   args.num_heads = 3;

@@ -55,7 +55,8 @@ TEST(AddTest, IsTheRoundedSumOnEveryPath) {
           std::memcpy(got.data(), x.data(), x.size());
           ASSERT_TRUE(Add({.x = MakeMatrix(got.data(), x_type, kRows, cols),
                            .y = MakeConstMatrix(y.data(), y_type, kRows, cols)},
-                          CpuStream(isa)).ok());
+                          CpuStream(isa))
+                          .ok());
           const auto gotf = WidenGuarded(got, x_type);
           for (std::size_t i = 0; i < gotf.size(); ++i) {
             const float sum = xf[i] + yf[i];
@@ -82,12 +83,13 @@ TEST(AddTest, RowsMayBeStrided) {
 TEST(AddTest, RefusesOtherShapesAndTypes) {
   std::vector<float> x(12);
   const Stream stream = CpuStream(Isa::kPlain);
-  const auto status = Add({.x = MakeMatrix(x.data(), DType::kF32, 3, 4),
-                           .y = MakeConstMatrix(x.data(), DType::kF32, 4, 3)}, stream);
+  const auto status =
+      Add({.x = MakeMatrix(x.data(), DType::kF32, 3, 4), .y = MakeConstMatrix(x.data(), DType::kF32, 4, 3)}, stream);
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(status.message().find("y is [4, 3]"), std::string::npos) << status;
-  EXPECT_FALSE(Add({.x = MakeMatrix(x.data(), DType::kI8, 3, 4), .y = MakeConstMatrix(x.data(), DType::kF32, 3, 4)},
-                   stream).ok());
+  EXPECT_FALSE(
+      Add({.x = MakeMatrix(x.data(), DType::kI8, 3, 4), .y = MakeConstMatrix(x.data(), DType::kF32, 3, 4)}, stream)
+          .ok());
 }
 
 // Exp within 1 ulp, then two or three f32 roundings; y may be denormal.
@@ -106,7 +108,8 @@ TEST(SiluMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
         const auto u = Widen(up, in);
         std::vector<double> want(g.size());
         for (std::size_t i = 0; i < g.size(); ++i) {
-          want[i] = static_cast<double>(g[i]) / (1.0 + std::exp(-static_cast<double>(g[i]))) * static_cast<double>(u[i]);
+          want[i] =
+              static_cast<double>(g[i]) / (1.0 + std::exp(-static_cast<double>(g[i]))) * static_cast<double>(u[i]);
         }
         std::vector<std::uint8_t> plain;
         for (const Isa isa : Isas()) {
@@ -115,10 +118,12 @@ TEST(SiluMulTest, AgreesWithF64AndIsEqualOnEveryPath) {
           ASSERT_TRUE(SiluMul({.gate = MakeConstMatrix(gate.data(), in, kRows, cols),
                                .up = MakeConstMatrix(up.data(), in, kRows, cols),
                                .y = MakeMatrix(y.data(), out, kRows, cols)},
-                              CpuStream(isa, &pool)).ok());
+                              CpuStream(isa, &pool))
+                          .ok());
           EXPECT_TRUE(y.GuardsIntact());
-          EXPECT_TRUE(support::AllWithin(WidenGuarded(y, out), want, [&](std::size_t i) { return SiluBound(want[i], out); }))
-              << Name(isa);
+          EXPECT_TRUE(support::AllWithin(WidenGuarded(y, out), want, [&](std::size_t i) {
+            return SiluBound(want[i], out);
+          })) << Name(isa);
           if (isa == Isa::kPlain) plain.assign(y.data(), y.data() + y.size());
           EXPECT_TRUE(BytesEqual(y.data(), plain.data(), y.size())) << Name(isa);
         }
@@ -137,7 +142,9 @@ TEST(SiluMulTest, OutputMayBeAnInput) {
     for (const bool onto_gate : {true, false}) {
       std::vector<float> y = onto_gate ? gate : up;
       ASSERT_TRUE(SiluMul({onto_gate ? view(y) : view(gate), onto_gate ? view(up) : view(y),
-                           MakeMatrix(y.data(), DType::kF32, 2, 100)}, CpuStream(isa)).ok());
+                           MakeMatrix(y.data(), DType::kF32, 2, 100)},
+                          CpuStream(isa))
+                      .ok());
       EXPECT_TRUE(BytesEqual(y.data(), want.data(), 800));
     }
   }
@@ -149,7 +156,9 @@ TEST(SiluMulTest, NaNStaysNaN) {
   for (const Isa isa : Isas()) {
     std::vector<float> y(3);
     ASSERT_TRUE(SiluMul({MakeConstMatrix(gate.data(), DType::kF32, 1, 3), MakeConstMatrix(up.data(), DType::kF32, 1, 3),
-                         MakeMatrix(y.data(), DType::kF32, 1, 3)}, CpuStream(isa)).ok());
+                         MakeMatrix(y.data(), DType::kF32, 1, 3)},
+                        CpuStream(isa))
+                    .ok());
     EXPECT_FALSE(std::isnan(y[0]));
     EXPECT_TRUE(std::isnan(y[1]));
     EXPECT_TRUE(std::isnan(y[2]));
@@ -184,14 +193,21 @@ TEST(SiluMulBackwardTest, AgreesWithF64AndIsEqualOnEveryPath) {
       for (const Isa isa : Isas()) {
         GuardedBytes grad_gate(n * SizeOf(dtype));
         GuardedBytes grad_up(n * SizeOf(dtype));
-        const auto view = [&](const std::vector<std::uint8_t>& x) { return MakeConstMatrix(x.data(), dtype, kRows, cols); };
+        const auto view = [&](const std::vector<std::uint8_t>& x) {
+          return MakeConstMatrix(x.data(), dtype, kRows, cols);
+        };
         ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), MakeMatrix(grad_gate.data(), dtype, kRows, cols),
-                                     MakeMatrix(grad_up.data(), dtype, kRows, cols)}, CpuStream(isa)).ok());
+                                     MakeMatrix(grad_up.data(), dtype, kRows, cols)},
+                                    CpuStream(isa))
+                        .ok());
         EXPECT_TRUE(grad_gate.GuardsIntact() && grad_up.GuardsIntact());
         EXPECT_TRUE(support::AllWithin(WidenGuarded(grad_up, dtype), want_up, [&](std::size_t i) {
-          return std::fabs(want_up[i]) * (support::Gamma(8) + unit) + std::fabs(static_cast<double>(g[i]) * a[i]) * kLostSigmoid; })) << Name(isa);
+          return std::fabs(want_up[i]) * (support::Gamma(8) + unit) +
+                 std::fabs(static_cast<double>(g[i]) * a[i]) * kLostSigmoid;
+        })) << Name(isa);
         EXPECT_TRUE(support::AllWithin(WidenGuarded(grad_gate, dtype), want_gate, [&](std::size_t i) {
-          return bound_gate[i]; })) << Name(isa);
+          return bound_gate[i];
+        })) << Name(isa);
         std::vector<std::uint8_t> both(grad_gate.data(), grad_gate.data() + grad_gate.size());
         both.insert(both.end(), grad_up.data(), grad_up.data() + grad_up.size());
         if (isa == Isa::kPlain) plain = both;
@@ -208,7 +224,8 @@ TEST(SiluMulBackwardTest, GradientsMayOverwriteTheirInputs) {
     std::vector<float> want_gate(64), want_up(64), got_gate = gate, got_up = up;
     const auto out = [](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 2, 32); };
     ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), out(want_gate), out(want_up)}, CpuStream(isa)).ok());
-    ASSERT_TRUE(SiluMulBackward({view(got_gate), view(got_up), view(grad), out(got_gate), out(got_up)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        SiluMulBackward({view(got_gate), view(got_up), view(grad), out(got_gate), out(got_up)}, CpuStream(isa)).ok());
     EXPECT_EQ(got_gate, want_gate);
     EXPECT_EQ(got_up, want_up);
   }

@@ -22,9 +22,13 @@ TEST(EmbeddingTest, IsIndexingWithRounding) {
         const auto table = support::ToBytes(values, from);
         support::GuardedBytes out(5 * k * SizeOf(to));
         ThreadPool pool(2);
-        ASSERT_TRUE(Embedding({.ids = ids.data(), .num_ids = 5, .table = MakeConstMatrix(table.data(), from, kVocabulary, k),
-                               .packed = {}, .out = MakeMatrix(out.data(), to, 5, k)},
-                              CpuStream(Isa::kPlain, &pool)).ok());
+        ASSERT_TRUE(Embedding({.ids = ids.data(),
+                               .num_ids = 5,
+                               .table = MakeConstMatrix(table.data(), from, kVocabulary, k),
+                               .packed = {},
+                               .out = MakeMatrix(out.data(), to, 5, k)},
+                              CpuStream(Isa::kPlain, &pool))
+                        .ok());
         EXPECT_TRUE(out.GuardsIntact());
         for (std::int64_t t = 0; t < 5; ++t) {
           for (std::int64_t i = 0; i < k; ++i) {
@@ -51,10 +55,16 @@ TEST(EmbeddingTest, ReadsThePackedCodesOfAnInt8Head) {
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int32_t>(i);
     for (const DType to : {DType::kF32, DType::kBF16}) {
       support::GuardedBytes out(kVocabulary * k * SizeOf(to));
-      ASSERT_TRUE(Embedding({.ids = ids.data(), .num_ids = kVocabulary, .table = {}, .packed = packed,
-                             .out = MakeMatrix(out.data(), to, kVocabulary, k)}, CpuStream(Isa::kPlain)).ok());
+      ASSERT_TRUE(Embedding({.ids = ids.data(),
+                             .num_ids = kVocabulary,
+                             .table = {},
+                             .packed = packed,
+                             .out = MakeMatrix(out.data(), to, kVocabulary, k)},
+                            CpuStream(Isa::kPlain))
+                      .ok());
       for (std::int64_t i = 0; i < kVocabulary * k; ++i) {
-        const float want = static_cast<float>(codes[static_cast<std::size_t>(i)]) * scale[static_cast<std::size_t>(i / k)];
+        const float want =
+            static_cast<float>(codes[static_cast<std::size_t>(i)]) * scale[static_cast<std::size_t>(i / k)];
         EXPECT_EQ(to == DType::kF32 ? out.As<float>()[i] : ToFloat(out.As<BF16>()[i]),
                   to == DType::kF32 ? want : ToFloat(ToBF16(want)));
       }
@@ -68,12 +78,18 @@ TEST(EmbeddingTest, RefusesAnIdOutsideTheVocabularyByName) {
   std::vector<float> out(4);
   for (const std::int32_t bad : {-1, 4}) {
     const std::vector<std::int32_t> ids = {3, bad};
-    const auto status = Embedding({.ids = ids.data(), .num_ids = 2, .table = MakeConstMatrix(table.data(), DType::kF32, 4, 2),
-                                   .packed = {}, .out = MakeMatrix(out.data(), DType::kF32, 2, 2)}, CpuStream(Isa::kPlain));
+    const auto status = Embedding({.ids = ids.data(),
+                                   .num_ids = 2,
+                                   .table = MakeConstMatrix(table.data(), DType::kF32, 4, 2),
+                                   .packed = {},
+                                   .out = MakeMatrix(out.data(), DType::kF32, 2, 2)},
+                                  CpuStream(Isa::kPlain));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-    EXPECT_NE(status.message().find("ids[1] is " + std::to_string(bad) + ", wanted 0 to 3"), std::string::npos) << status;
+    EXPECT_NE(status.message().find("ids[1] is " + std::to_string(bad) + ", wanted 0 to 3"), std::string::npos)
+        << status;
   }
-  const auto neither = Embedding({.ids = nullptr, .num_ids = 0, .table = {}, .packed = {}, .out = {}}, CpuStream(Isa::kPlain));
+  const auto neither =
+      Embedding({.ids = nullptr, .num_ids = 0, .table = {}, .packed = {}, .out = {}}, CpuStream(Isa::kPlain));
   EXPECT_EQ(neither.code(), absl::StatusCode::kInvalidArgument);
 }
 

@@ -36,9 +36,12 @@ TEST(KvStoreTest, EveryElementIsFoundWhereTheFormatSays) {
             const auto v_bytes = support::ToBytes(v, v_type);
             ThreadPool pool(2);
             ASSERT_TRUE(KvStore({.k = MakeConstMatrix(k_bytes.data(), k_type, 37, kHeads * d),
-                                 .v = MakeConstMatrix(v_bytes.data(), v_type, 37, kHeads * d), .cache = cache.view(),
-                                 .layer = 1, .rows = cache.Rows(sequence, position)},
-                                CpuStream(isa, &pool)).ok());
+                                 .v = MakeConstMatrix(v_bytes.data(), v_type, 37, kHeads * d),
+                                 .cache = cache.view(),
+                                 .layer = 1,
+                                 .rows = cache.Rows(sequence, position)},
+                                CpuStream(isa, &pool))
+                            .ok());
             const auto rounded = [&](float x, DType from) {
               return from == DType::kBF16 || cache_type == DType::kBF16 ? ToFloat(ToBF16(x)) : x;
             };

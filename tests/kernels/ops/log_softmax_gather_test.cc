@@ -22,15 +22,19 @@ struct Output {
 };
 
 Output Gather(const std::vector<float>& logits, std::int64_t vocabulary, const std::vector<std::int32_t>& target,
-           std::int64_t top_n, const Stream& stream) {
+              std::int64_t top_n, const Stream& stream) {
   const std::int64_t rows = static_cast<std::int64_t>(target.size());
   Output out{std::vector<float>(target.size()), std::vector<float>(target.size()),
              std::vector<float>(static_cast<std::size_t>(rows * top_n)),
              std::vector<std::int32_t>(static_cast<std::size_t>(rows * top_n))};
-  const absl::Status status = LogSoftmaxGather(
-      {.logits = MakeConstMatrix(logits.data(), DType::kF32, rows, vocabulary), .target = target.data(),
-       .logprob = out.logprob.data(), .logsumexp = out.logsumexp.data(), .top_n = top_n, .top_id = out.top_id.data(),
-       .top_logprob = out.top_logprob.data()}, stream);
+  const absl::Status status = LogSoftmaxGather({.logits = MakeConstMatrix(logits.data(), DType::kF32, rows, vocabulary),
+                                                .target = target.data(),
+                                                .logprob = out.logprob.data(),
+                                                .logsumexp = out.logsumexp.data(),
+                                                .top_n = top_n,
+                                                .top_id = out.top_id.data(),
+                                                .top_logprob = out.top_logprob.data()},
+                                               stream);
   EXPECT_TRUE(status.ok()) << status;
   return out;
 }
@@ -49,12 +53,14 @@ TEST(LogSoftmaxGatherTest, AgreesWithF64AndIsEqualOnEveryPath) {
         double sum = 0;
         for (std::int64_t i = 0; i < vocabulary; ++i) sum += std::exp(static_cast<double>(row[i]) - max);
         const double want = max + std::log(sum);
-        // The chain of a lane and the tree in the sum; one rounding of the log, one of each subtraction and addition. The
-        // differences to the maximum are rounded before exp: their size counts where the weight is not negligible.
-        const double bound = support::Gamma(vocabulary / 16 + 10) + 2 * support::kEpsF32 * (std::fabs(max) + std::log(sum) + 20);
+        // The chain of a lane and the tree in the sum; one rounding of the log, one of each subtraction and addition.
+        // The differences to the maximum are rounded before exp: their size counts where the weight is not negligible.
+        const double bound =
+            support::Gamma(vocabulary / 16 + 10) + 2 * support::kEpsF32 * (std::fabs(max) + std::log(sum) + 20);
         EXPECT_NEAR(plain.logsumexp[t], want, bound);
         if (target[t] >= 0) {
-          EXPECT_NEAR(plain.logprob[t], row[target[t]] - want, bound + support::kEpsF32 * std::fabs(row[target[t]] - want));
+          EXPECT_NEAR(plain.logprob[t], row[target[t]] - want,
+                      bound + support::kEpsF32 * std::fabs(row[target[t]] - want));
         } else {
           EXPECT_EQ(plain.logprob[t], 0.0f);
         }
@@ -120,8 +126,12 @@ TEST(LogSoftmaxGatherTest, RefusesByName) {
   const std::vector<float> logits(10);
   std::vector<float> logprob(2), top_logprob(20);
   std::vector<std::int32_t> top_id(20), target = {0, 5};
-  LogSoftmaxGatherArgs args{.logits = MakeConstMatrix(logits.data(), DType::kF32, 2, 5), .target = target.data(),
-                            .logprob = logprob.data(), .logsumexp = nullptr, .top_n = 0, .top_id = top_id.data(),
+  LogSoftmaxGatherArgs args{.logits = MakeConstMatrix(logits.data(), DType::kF32, 2, 5),
+                            .target = target.data(),
+                            .logprob = logprob.data(),
+                            .logsumexp = nullptr,
+                            .top_n = 0,
+                            .top_id = top_id.data(),
                             .top_logprob = top_logprob.data()};
   const Stream stream = CpuStream(Isa::kPlain);
   EXPECT_NE(LogSoftmaxGather(args, stream).message().find("target[1] is 5, wanted -1 to 4"), std::string::npos);

@@ -58,9 +58,14 @@ TEST(RopeTest, RotatesEachHeadOnEveryPath) {
         support::GuardedBytes got(static_cast<std::int64_t>(x.size()));
         std::memcpy(got.data(), x.data(), x.size());
         ThreadPool pool(2);
-        ASSERT_TRUE(Rope({.x = MakeMatrix(got.data(), dtype, 4, kHeads * d), .num_heads = kHeads,
-                          .position = position.data(), .cos = table.cos.data(), .sin = table.sin.data(),
-                          .table_positions = 50}, CpuStream(isa, &pool)).ok());
+        ASSERT_TRUE(Rope({.x = MakeMatrix(got.data(), dtype, 4, kHeads * d),
+                          .num_heads = kHeads,
+                          .position = position.data(),
+                          .cos = table.cos.data(),
+                          .sin = table.sin.data(),
+                          .table_positions = 50},
+                         CpuStream(isa, &pool))
+                        .ok());
         EXPECT_TRUE(got.GuardsIntact());
         if (isa == Isa::kPlain) {
           plain.assign(got.data(), got.data() + got.size());
@@ -96,10 +101,18 @@ TEST(RopeTest, BackwardUndoesForward) {
   for (const Isa isa : Isas()) {
     std::vector<float> y = x;
     for (const bool backward : {false, true}) {
-      ASSERT_TRUE(Rope({.x = MakeMatrix(y.data(), DType::kF32, 2, 80), .num_heads = 2, .position = position.data(),
-                        .cos = table.cos.data(), .sin = table.sin.data(), .table_positions = 10, .backward = backward},
-                       CpuStream(isa)).ok());
-      if (!backward) { EXPECT_NE(y, x); }
+      ASSERT_TRUE(Rope({.x = MakeMatrix(y.data(), DType::kF32, 2, 80),
+                        .num_heads = 2,
+                        .position = position.data(),
+                        .cos = table.cos.data(),
+                        .sin = table.sin.data(),
+                        .table_positions = 10,
+                        .backward = backward},
+                       CpuStream(isa))
+                      .ok());
+      if (!backward) {
+        EXPECT_NE(y, x);
+      }
     }
     for (std::size_t i = 0; i < x.size(); ++i) EXPECT_NEAR(y[i], x[i], 20 * support::kEpsF32 * 4);
   }
@@ -109,8 +122,12 @@ TEST(RopeTest, RefusesWhatItCannotRotate) {
   const Table table(2, 4);
   std::vector<float> x(12);
   const std::vector<std::int32_t> position = {0, 4};
-  RopeArgs args{.x = MakeMatrix(x.data(), DType::kF32, 2, 4), .num_heads = 1, .position = position.data(),
-                .cos = table.cos.data(), .sin = table.sin.data(), .table_positions = 4};
+  RopeArgs args{.x = MakeMatrix(x.data(), DType::kF32, 2, 4),
+                .num_heads = 1,
+                .position = position.data(),
+                .cos = table.cos.data(),
+                .sin = table.sin.data(),
+                .table_positions = 4};
   const auto out_of_range = Rope(args, CpuStream(Isa::kPlain));
   EXPECT_EQ(out_of_range.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(out_of_range.message().find("position[1] is 4"), std::string::npos) << out_of_range;

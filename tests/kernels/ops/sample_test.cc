@@ -21,7 +21,9 @@ std::int32_t Draw(const std::vector<float>& logits, const SampleParams& params, 
   std::int32_t token = -2;
   const absl::Status status =
       Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, 1, static_cast<std::int64_t>(logits.size())),
-              .params = &params, .token = &token}, CpuStream(isa));
+              .params = &params,
+              .token = &token},
+             CpuStream(isa));
   EXPECT_TRUE(status.ok()) << status;
   return token;
 }
@@ -47,7 +49,8 @@ std::vector<std::pair<std::int32_t, double>> Reference(const std::vector<float>&
   double before = 0;
   for (const auto& [id, weight] : pool) {
     if (!kept.empty() && ((p.top_p < 1.0f && before >= static_cast<double>(p.top_p) * total) ||
-                          weight < static_cast<double>(p.min_p) || weight == 0.0)) break;
+                          weight < static_cast<double>(p.min_p) || weight == 0.0))
+      break;
     kept.emplace_back(id, weight);
     before += weight;
   }
@@ -87,7 +90,8 @@ TEST(SampleTest, CandidatesAreThoseOfTheDefinition) {
     for (const SampleParams& p : all) {
       const auto want = Reference(logits, p);
       const auto got = RowSampler<Vec16Plain>(logits.data(), size, p).Candidates(2.0);
-      ASSERT_EQ(got.size(), want.size()) << "T " << p.temperature << " k " << p.top_k << " p " << p.top_p << " min " << p.min_p;
+      ASSERT_EQ(got.size(), want.size()) << "T " << p.temperature << " k " << p.top_k << " p " << p.top_p << " min "
+                                         << p.min_p;
       for (std::size_t i = 0; i < got.size(); ++i) {
         ASSERT_EQ(got[i].id, want[i].first);
         ASSERT_EQ(static_cast<double>(got[i].weight), want[i].second);
@@ -102,16 +106,22 @@ TEST(SampleTest, DrawsAreEqualOnEveryPathAloneAndInABatch) {
   const std::vector<float> logits = support::NormalVector(3, kRows * kVocabulary, 2.0f);
   std::vector<SampleParams> params;
   for (std::int64_t t = 0; t < kRows; ++t) {
-    params.push_back({.temperature = static_cast<float>(t) * 0.3f, .top_k = static_cast<std::int32_t>(t % 3 * 20),
-                      .top_p = t % 2 == 0 ? 1.0f : 0.8f, .min_p = t % 4 == 0 ? 0.0f : 0.01f,
-                      .seed = static_cast<std::uint64_t>(t) << 40, .counter = static_cast<std::uint64_t>(t)});
+    params.push_back({.temperature = static_cast<float>(t) * 0.3f,
+                      .top_k = static_cast<std::int32_t>(t % 3 * 20),
+                      .top_p = t % 2 == 0 ? 1.0f : 0.8f,
+                      .min_p = t % 4 == 0 ? 0.0f : 0.01f,
+                      .seed = static_cast<std::uint64_t>(t) << 40,
+                      .counter = static_cast<std::uint64_t>(t)});
   }
   std::vector<std::int32_t> plain;
   for (const Isa isa : Isas()) {
     ThreadPool pool(3);
     std::vector<std::int32_t> token(kRows);
-    ASSERT_TRUE(Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, kRows, kVocabulary), .params = params.data(),
-                        .token = token.data()}, CpuStream(isa, &pool)).ok());
+    ASSERT_TRUE(Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, kRows, kVocabulary),
+                        .params = params.data(),
+                        .token = token.data()},
+                       CpuStream(isa, &pool))
+                    .ok());
     if (isa == Isa::kPlain) plain = token;
     EXPECT_EQ(token, plain) << Name(isa);
     for (std::size_t t = 0; t < kRows; ++t) {
@@ -125,9 +135,9 @@ TEST(SampleTest, DrawsAreEqualOnEveryPathAloneAndInABatch) {
 // Chi-square of draws against the reference's probabilities; the seeds are fixed, so this can never flake.
 TEST(SampleTest, DrawsFollowTheProbabilities) {
   const std::vector<float> logits = {0.0f, 1.5f, -1.0f, 0.7f, 0.7f, -3.0f, 1.0f, -HUGE_VALF};
-  for (const SampleParams& base : {SampleParams{.temperature = 1.0f}, SampleParams{.temperature = 0.7f, .top_k = 4},
-                                   SampleParams{.temperature = 1.3f, .top_p = 0.8f},
-                                   SampleParams{.temperature = 1.0f, .min_p = 0.2f}}) {
+  for (const SampleParams& base :
+       {SampleParams{.temperature = 1.0f}, SampleParams{.temperature = 0.7f, .top_k = 4},
+        SampleParams{.temperature = 1.3f, .top_p = 0.8f}, SampleParams{.temperature = 1.0f, .min_p = 0.2f}}) {
     const auto want = Reference(logits, base);
     double total = 0;
     for (const auto& [id, weight] : want) total += weight;
@@ -193,8 +203,10 @@ TEST(SampleTest, ARowThatIsNoDistributionIsRefusedAndTheOthersAreDrawn) {
       const std::vector<SampleParams> params(3, SampleParams{.temperature = temperature});
       for (const Isa isa : Isas()) {
         std::vector<std::int32_t> token(3);
-        const auto status = Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, 3, 50), .params = params.data(),
-                                    .token = token.data()}, CpuStream(isa));
+        const auto status = Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, 3, 50),
+                                    .params = params.data(),
+                                    .token = token.data()},
+                                   CpuStream(isa));
         EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
         EXPECT_NE(status.message().find("logits of row 1 hold NaN"), std::string::npos) << status;
         EXPECT_EQ(token, (std::vector<std::int32_t>{20, -1, 3}));
@@ -207,8 +219,9 @@ TEST(SampleTest, RefusesParametersByName) {
   const std::vector<float> logits(5);
   const auto message = [&](const SampleParams& p) {
     std::int32_t token = 0;
-    const auto status = Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, 1, 5), .params = &p, .token = &token},
-                               CpuStream(Isa::kPlain));
+    const auto status =
+        Sample({.logits = MakeConstMatrix(logits.data(), DType::kF32, 1, 5), .params = &p, .token = &token},
+               CpuStream(Isa::kPlain));
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };

@@ -34,9 +34,14 @@ TEST(LogSoftmaxGoldenTest, IsTorchsLogSoftmax) {
   std::vector<float> logprob(target.size()), logsumexp(target.size()), top_logprob(want_top.size());
   std::vector<std::int32_t> top_id(want_top.size());
   ASSERT_TRUE(LogSoftmaxGather({.logits = MakeConstMatrix(logits.data(), DType::kF32, rows, vocabulary),
-                                .target = target.data(), .logprob = logprob.data(), .logsumexp = logsumexp.data(),
-                                .top_n = top_n, .top_id = top_id.data(), .top_logprob = top_logprob.data()},
-                               support::CpuStream(Isa::kPlain)).ok());
+                                .target = target.data(),
+                                .logprob = logprob.data(),
+                                .logsumexp = logsumexp.data(),
+                                .top_n = top_n,
+                                .top_id = top_id.data(),
+                                .top_logprob = top_logprob.data()},
+                               support::CpuStream(Isa::kPlain))
+                  .ok());
   float largest = 0;
   for (const float x : logits) largest = std::max(largest, std::fabs(x));
   // The sum's roundings are relative to it; the maximum and the differences to it are rounded absolutely.
@@ -52,8 +57,10 @@ TEST(SampleGoldenTest, FiltersLeaveWhatTransformersLeavesWithItsProbabilities) {
   const auto params = Values().Get<float>("sample.params");
   ASSERT_GT(params.size(), 4u * 80u);
   for (std::size_t i = 0; i < params.size() / 4; ++i) {
-    const SampleParams p{.temperature = params[4 * i], .top_k = static_cast<std::int32_t>(params[4 * i + 1]),
-                         .top_p = params[4 * i + 2], .min_p = params[4 * i + 3]};
+    const SampleParams p{.temperature = params[4 * i],
+                         .top_k = static_cast<std::int32_t>(params[4 * i + 1]),
+                         .top_p = params[4 * i + 2],
+                         .min_p = params[4 * i + 3]};
     SCOPED_TRACE(::testing::Message() << "T " << p.temperature << " top_k " << p.top_k << " top_p " << p.top_p
                                       << " min_p " << p.min_p);
     const std::string name = "sample.case" + std::to_string(i);
@@ -61,7 +68,8 @@ TEST(SampleGoldenTest, FiltersLeaveWhatTransformersLeavesWithItsProbabilities) {
     const auto probabilities = Values().Get<float>(name + ".probabilities");
     auto got = RowSampler<Vec16Plain>(logits.data(), static_cast<std::int64_t>(logits.size()), p).Candidates(2.0);
     const double sum = got.back().cumulative;
-    EXPECT_TRUE(std::is_sorted(got.begin(), got.end(), [](const auto& a, const auto& b) { return a.weight > b.weight; }));
+    EXPECT_TRUE(
+        std::is_sorted(got.begin(), got.end(), [](const auto& a, const auto& b) { return a.weight > b.weight; }));
     std::sort(got.begin(), got.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
     ASSERT_EQ(got.size(), ids.size());
     for (std::size_t j = 0; j < got.size(); ++j) {
