@@ -14,6 +14,8 @@ namespace {
 
 using v1::InferenceService;
 
+constexpr int kChatMaxTokens = 256;  // of the command line's contract
+
 struct GenerateOptions {
   std::string model;
   std::optional<std::string> prompt, prompt_file, message;
@@ -101,6 +103,7 @@ void AddMessage(v1::GenerateRequest& request, const char* role, const std::strin
 
 absl::Status Chat(Session& session, const GenerateOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(v1::GenerateRequest request, BaseRequest(options));
+  if (!options.max_tokens.has_value()) request.mutable_stopping()->set_max_tokens(kChatMaxTokens);
   if (options.message.has_value()) {
     NIBBLE_RETURN_IF_ERROR(CheckText("message", *options.message));
     AddMessage(request, "user", *options.message);

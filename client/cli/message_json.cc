@@ -1,7 +1,9 @@
 #include "client/cli/message_json.h"
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "absl/strings/ascii.h"
@@ -228,14 +230,14 @@ Json ToJson(const Message& message) {
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor& field = *type.field(i);
     if (field.is_map()) {
-      Json map = Json::object();
+      std::map<std::string, Json> map;  // protobuf's own order changes from run to run
       for (int k = 0; k < r.FieldSize(message, &field); ++k) {
         const Message& entry = r.GetRepeatedMessage(message, &field, k);
         const Descriptor& entry_type = *field.message_type();
         const Json key = ValueJson(entry, *entry_type.map_key(), -1);
         map[key.is_string() ? key.get<std::string>() : base::Dump(key)] = ValueJson(entry, *entry_type.map_value(), -1);
       }
-      object[field.name()] = std::move(map);
+      object[field.name()] = map;
     } else if (field.is_repeated()) {
       Json list = Json::array();
       for (int k = 0; k < r.FieldSize(message, &field); ++k) list.push_back(ValueJson(message, field, k));

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <map>
 
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
@@ -101,9 +102,8 @@ Json CheckpointJson(const v1::Checkpoint& checkpoint) {
   Json json;
   json["name"] = checkpoint.name();
   json["step"] = checkpoint.step();
-  Json metrics = Json::object();
-  for (const auto& [key, value] : checkpoint.metrics()) metrics[key] = value;
-  json["metrics"] = std::move(metrics);
+  // protobuf's own order changes from run to run.
+  json["metrics"] = std::map<std::string, double>(checkpoint.metrics().begin(), checkpoint.metrics().end());
   json["resumable"] = checkpoint.resumable();
   json["servable"] = checkpoint.servable();
   json["digest"] = checkpoint.digest();

@@ -108,7 +108,9 @@ TEST(ExitCodeTest, AWatchedJobsEndIsTheProgramsEnd) {
     const Result result =
         RunNibble(server, {"--json", "jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--watch"});
     EXPECT_EQ(result.exit, exit) << state;
-    if (state == "FAILED") EXPECT_THAT(result.err, HasSubstr("the loss is NaN"));
+    if (state == "FAILED") {
+      EXPECT_THAT(result.err, HasSubstr("the loss is NaN"));
+    }
   }
 }
 

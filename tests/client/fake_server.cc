@@ -1,5 +1,6 @@
 #include "tests/client/fake_server.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>

@@ -16,9 +16,9 @@ using google::protobuf::util::MessageDifferencer;
 
 JobFlags Least() {
   JobFlags flags;
-  flags.method = "qlora";
-  flags.base = "smol";
-  flags.dataset = "d";
+  flags.method.emplace("qlora");
+  flags.base.emplace("smol");
+  flags.dataset.emplace("d");
   return flags;
 }
 
@@ -40,8 +40,8 @@ TEST(JobSpecTest, SendsOnlyWhatWasGiven) {
 
 TEST(JobSpecTest, EveryFlagHasItsField) {
   JobFlags flags = Least();
-  flags.eval_dataset = "e";
-  flags.output = "tuned";
+  flags.eval_dataset.emplace("e");
+  flags.output.emplace("tuned");
   flags.max_steps = 20;
   flags.micro_batch = 4;
   flags.grad_accum = 2;
@@ -52,7 +52,7 @@ TEST(JobSpecTest, EveryFlagHasItsField) {
   flags.seed = 0;
   flags.save_every = 5;
   flags.eval_every = 10;
-  flags.device = "cuda:1";
+  flags.device.emplace("cuda:1");
   ExpectSpec(flags, R"(base_model: "smol" qlora { r: 8 alpha: 16 } train_dataset: "d" eval_dataset: "e"
     device { kind: DEVICE_KIND_CUDA ordinal: 1 } data { max_seq_len: 256 } optim { lr: 1e-4 } publish { output_model: "tuned" }
     run { max_steps: 20 micro_batch: 4 grad_accum: 2 seed: 0 save_every: 5 eval_every: 10 })");
@@ -64,15 +64,15 @@ TEST(JobSpecTest, FlagsWinOverTheFile) {
     "base_model": "other", "train_dataset": "d", "eval_fraction": 0.1, "qlora": {"r": 4, "target_modules": ["q_proj"]},
     "optim": {"lr": 1, "schedule": "cosine", "warmup_steps": 3}, "run": {"epochs": 2, "max_duration": "90s"},
     "labels": {"team": "a"}})");
-  flags.method = "qlora";
-  flags.base = "smol";
-  flags.eval_dataset = "e";
+  flags.method.emplace("qlora");
+  flags.base.emplace("smol");
+  flags.eval_dataset.emplace("e");
   flags.lr = 0.5;
   flags.max_steps = 7;
   ExpectSpec(flags, R"(base_model: "smol" train_dataset: "d" eval_dataset: "e" qlora { r: 4 target_modules: "q_proj" }
     optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
     labels { key: "team" value: "a" })");
-  flags.method = "bitnet_qat";
+  flags.method.emplace("bitnet_qat");
   flags.rank.reset();
   ExpectSpec(flags, R"(base_model: "smol" train_dataset: "d" eval_dataset: "e" bitnet_qat { }
     optim { lr: 0.5 schedule: LR_SCHEDULE_COSINE warmup_steps: 3 } run { max_steps: 7 max_duration { seconds: 90 } }
@@ -90,12 +90,12 @@ TEST(JobSpecTest, ErrorsNameTheField) {
   flags.dataset.reset();
   EXPECT_EQ(FieldOf(flags), "train_dataset");
   flags = Least();
-  flags.method = "bitnet_qat";
+  flags.method.emplace("bitnet_qat");
   flags.rank = 8;
   EXPECT_EQ(FieldOf(flags), "rank");
   for (const char* device : {"gpu", "cuda:", "cuda:-1", "cuda:x", "", "CPU"}) {
     flags = Least();
-    flags.device = device;
+    flags.device.emplace(device);
     EXPECT_EQ(FieldOf(flags), "device") << device;
   }
   flags = Least();

@@ -220,13 +220,17 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   // Text that looks like an option is text.
   RunNibble(server, {"--json", "generate", "m", "--prompt", "--json -n [a,b] \"%\""});
   EXPECT_EQ(server.generate.asked.at(2).text(), "--json -n [a,b] \"%\"");
+  RunNibble(server, {"--json", "chat", "m", "--message", "hi"});
+  EXPECT_EQ(server.chat.asked.at(0).request().stopping().max_tokens(), 256);
+  server.chat.asked.clear();
   RunNibble(server, {"chat", "m", "--message", "hi", "--json", "--max-tokens", "3"});  // global options may follow
   EXPECT_EQ(server.chat.asked.at(0).request().chat().messages(0).role(), "user");
   EXPECT_EQ(server.chat.asked[0].request().stopping().max_tokens(), 3);
   RunNibble(server, {"--json", "datasets", "preview", "d", "--model", "m", "-n", "5"});
   EXPECT_EQ(server.preview_dataset.asked.at(0).n(), 5);
-  RunNibble(server, {"--json", "score", "m", "--file", WriteFile("f", "a\r\nb\0c" + std::string(1, '\0'))});
+  RunNibble(server, {"--json", "score", "m", "--file", WriteFile("f", "a\r\nb" + std::string(1, '\0') + "\n")});
   EXPECT_EQ(server.score.asked.at(0).top_n(), 1);
+  EXPECT_EQ(server.score.asked[0].text(), "a\r\nb" + std::string(1, '\0') + "\n");  // the file's bytes, all of them
 }
 
 }  // namespace
