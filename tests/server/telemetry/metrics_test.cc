@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "server/base/strings.h"
+
 namespace nibble::telemetry {
 namespace {
 
@@ -74,7 +76,7 @@ TEST(MetricsTest, AModelThatIsLoadedAgainGoesOnCounting) {
 
 TEST(MetricsTest, ModelNamesBeyondTheLimitShareOneSeries) {
   Metrics metrics({}, {});
-  for (std::size_t i = 0; i < Metrics::kMaxModelLabels + 5; ++i) metrics.ModelLoaded("m" + std::to_string(i), 1);
+  for (std::size_t i = 0; i < Metrics::kMaxModelLabels + 5; ++i) metrics.ModelLoaded(base::StrCat("m", i), 1);
   const auto samples = Samples(metrics.Scrape());
   EXPECT_EQ(samples.at("nibble_model_load_duration_seconds_count{model=\"other\"}"), 5);
   EXPECT_EQ(samples.at("nibble_model_load_duration_seconds_count{model=\"m0\"}"), 1);
@@ -125,9 +127,9 @@ TEST(MetricsTest, PromtoolFindsNothingToSay) {
   metrics.CheckpointFailed("DISK_FULL");
   metrics.SetDiskFree("state", 1);
   metrics.JobQueueWait(1);
-  const std::string path = testing::TempDir() + "/metrics_" + std::to_string(getpid()) + ".txt";
+  const std::string path = base::StrCat(testing::TempDir(), "/metrics_", getpid(), ".txt");
   std::ofstream(path) << metrics.Scrape();
-  FILE* pipe = popen(("promtool check metrics < " + path + " 2>&1").c_str(), "r");
+  FILE* pipe = popen(base::StrCat("promtool check metrics < ", path, " 2>&1").c_str(), "r");
   ASSERT_NE(pipe, nullptr);
   std::string said;
   char buffer[256];

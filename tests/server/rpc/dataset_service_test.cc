@@ -1,0 +1,124 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/base/sha256.h"
+#include "tests/server/rpc/app_fixture.h"
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::AppTest;
+using testing_support::FieldOf;
+using testing_support::ReasonOf;
+
+class DatasetServiceTest : public AppTest {
+ protected:
+  grpc::Status Upload(const std::string& name, const std::string& bytes, v1::DatasetFormat format, v1::Dataset* dataset,
+                      bool finish = true) {
+    grpc::ClientContext context;
+    auto writer = datasets_->UploadDataset(&context, dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name(name);
+    if (format != v1::DATASET_FORMAT_UNSPECIFIED) message.mutable_header()->set_format(format);
+    writer->Write(message);
+    message.Clear();
+    if (!bytes.empty()) {
+      message.set_chunk(bytes);
+      writer->Write(message);
+      message.Clear();
+    }
+    message.mutable_finish()->set_sha256(base::Sha256Hex(bytes));
+    if (finish) writer->Write(message);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+};
+
+TEST_F(DatasetServiceTest, RowsAreCountedAndTheFormatIsFound) {
+  v1::Dataset dataset;
+  const std::string bytes = "{\"prompt\": \"a\", \"completion\": \"b\"}\n\n{\"prompt\": \"c\", \"completion\": \"d\"}\n";
+  const auto status = Upload("pairs", bytes, v1::DATASET_FORMAT_UNSPECIFIED, &dataset);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(dataset.format(), v1::DATASET_FORMAT_PROMPT_COMPLETION);
+  EXPECT_EQ(dataset.rows(), 2);
+  EXPECT_EQ(dataset.bytes(), static_cast<std::int64_t>(bytes.size()));
+  EXPECT_EQ(dataset.sha256(), base::Sha256Hex(bytes));
+}
+
+TEST_F(DatasetServiceTest, ABadLineIsNamedAndNothingIsKept) {
+  v1::Dataset dataset;
+  const auto status = Upload("bad", "{\"text\": \"a\"}\n{\"text\": 5}\n", v1::DATASET_FORMAT_TEXT, &dataset);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(ReasonOf(status), "DATASET_FORMAT");
+  EXPECT_EQ(FieldOf(status), "line 2");
+  v1::GetDatasetRequest get;
+  get.set_name("bad");
+  grpc::ClientContext context;
+  EXPECT_EQ(ReasonOf(datasets_->GetDataset(&context, get, &dataset)), "DATASET");
+}
+
+TEST_F(DatasetServiceTest, EmptyAndCutStreamsAreRefused) {
+  v1::Dataset dataset;
+  EXPECT_EQ(ReasonOf(Upload("empty", "", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_EMPTY");
+  EXPECT_EQ(ReasonOf(Upload("blank", "\n \n", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_EMPTY");
+  EXPECT_EQ(FieldOf(Upload("cut", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset, /*finish=*/false)), "message");
+  EXPECT_EQ(FieldOf(Upload("a/b", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset)), "header.name");
+}
+
+TEST_F(DatasetServiceTest, APlainTextIsOneRow) {
+  v1::Dataset dataset;
+  const std::string text = "Once upon a time\nthere was a \"quote\".\n";
+  const auto status = Upload("book", text, v1::DATASET_FORMAT_TEXT, &dataset);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(dataset.rows(), 1);
+  EXPECT_EQ(dataset.bytes(), static_cast<std::int64_t>(text.size()));
+  EXPECT_EQ(dataset.sha256(), base::Sha256Hex(text));
+  EXPECT_EQ(ReasonOf(Upload("latin", "\xe9t\xe9", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_FORMAT");
+  // Without the word that it is a text, a line that is no JSON is a mistake.
+  EXPECT_EQ(ReasonOf(Upload("maybe", text, v1::DATASET_FORMAT_UNSPECIFIED, &dataset)), "DATASET_FORMAT");
+}
+
+TEST_F(DatasetServiceTest, TheSameContentAgainIsAnsweredOtherContentIsRefused) {
+  v1::Dataset dataset;
+  ASSERT_TRUE(Upload("d", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset).ok());
+  EXPECT_TRUE(Upload("d", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset).ok());
+  EXPECT_EQ(dataset.rows(), 1);
+  EXPECT_EQ(ReasonOf(Upload("d", "{\"text\": \"b\"}\n", v1::DATASET_FORMAT_TEXT, &dataset)), "NAME_TAKEN");
+}
+
+TEST_F(DatasetServiceTest, PreviewShowsWhichTokensAreTrained) {
+  Import("tiny");
+  v1::Dataset dataset;
+  ASSERT_TRUE(Upload("pairs", "{\"prompt\": \"a b \", \"completion\": \"c d\"}\n", v1::DATASET_FORMAT_UNSPECIFIED, &dataset).ok());
+  v1::PreviewDatasetRequest request;
+  request.set_dataset("pairs");
+  request.set_model("tiny");
+  v1::PreviewDatasetResponse response;
+  grpc::ClientContext context;
+  const auto status = datasets_->PreviewDataset(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.rows_size(), 1);
+  const auto& row = response.rows(0);
+  EXPECT_EQ(row.row(), 1);
+  ASSERT_EQ(row.trained_size(), row.token_ids_size());
+  ASSERT_EQ(row.token_texts_size(), row.token_ids_size());
+  EXPECT_FALSE(row.trained(0));
+  EXPECT_TRUE(row.trained(row.trained_size() - 1));
+  EXPECT_GT(response.trainable_tokens(), 0);
+  EXPECT_LT(response.trainable_tokens(), response.tokens());
+  request.mutable_data()->set_max_seq_len(100'000);
+  grpc::ClientContext context2;
+  EXPECT_EQ(FieldOf(datasets_->PreviewDataset(&context2, request, &response)), "data.max_seq_len");
+  request.set_model("nobody");
+  grpc::ClientContext context3;
+  EXPECT_EQ(ReasonOf(datasets_->PreviewDataset(&context3, request, &response)), "MODEL");
+}
+
+TEST_F(DatasetServiceTest, EveryChunkIsBounded) {
+  v1::Dataset dataset;
+  EXPECT_EQ(FieldOf(Upload("big", std::string((1 << 20) + 1, 'x'), v1::DATASET_FORMAT_TEXT, &dataset)), "chunk");
+}
+
+}  // namespace
+}  // namespace nibble

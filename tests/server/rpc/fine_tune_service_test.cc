@@ -1,0 +1,200 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/base/sha256.h"
+#include "tests/server/rpc/app_fixture.h"
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::AppTest;
+using testing_support::FieldOf;
+using testing_support::ReasonOf;
+
+class FineTuneServiceTest : public AppTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = AppTest::Options();
+    options.trainer_path = "/bin/false";  // starts, fails, is tried again
+    return options;
+  }
+  void SetUp() override {
+    AppTest::SetUp();
+    Import("tiny");
+    Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
+  }
+  void Upload(const std::string& name, const std::string& bytes) {
+    grpc::ClientContext context;
+    v1::Dataset dataset;
+    auto writer = datasets_->UploadDataset(&context, &dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name(name);
+    writer->Write(message);
+    message.set_chunk(bytes);
+    writer->Write(message);
+    message.mutable_finish()->set_sha256(base::Sha256Hex(bytes));
+    writer->Write(message);
+    writer->WritesDone();
+    const auto status = writer->Finish();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  static v1::CreateJobRequest Request() {
+    v1::CreateJobRequest request;
+    auto* spec = request.mutable_spec();
+    spec->set_base_model("tiny");
+    spec->set_train_dataset("texts");
+    spec->mutable_qlora()->set_r(4);
+    spec->mutable_run()->set_max_steps(2);
+    spec->mutable_publish()->set_output_model("out");
+    return request;
+  }
+  grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
+    grpc::ClientContext context;
+    return jobs_->CreateJob(&context, request, job);
+  }
+};
+
+TEST_F(FineTuneServiceTest, WhatIsWrongIsRefusedBeforeAnythingIsQueued) {
+  v1::Job job;
+  const auto refused = [&](const std::function<void(v1::JobSpec&)>& spoil) {
+    v1::CreateJobRequest request = Request();
+    spoil(*request.mutable_spec());
+    const auto status = Create(request, &job);
+    EXPECT_FALSE(status.ok());
+    return status;
+  };
+  EXPECT_EQ(FieldOf(refused([](v1::JobSpec& s) { s.mutable_qlora()->set_r(0); })), "qlora.r");
+  EXPECT_EQ(FieldOf(refused([](v1::JobSpec& s) { s.mutable_optim()->set_lr(-1); })), "optim.lr");
+  EXPECT_EQ(ReasonOf(refused([](v1::JobSpec& s) { s.set_base_model("nobody"); })), "MODEL");
+  EXPECT_EQ(ReasonOf(refused([](v1::JobSpec& s) { s.set_train_dataset("nothing"); })), "DATASET");
+  EXPECT_EQ(ReasonOf(refused([](v1::JobSpec& s) { s.set_eval_dataset("nothing"); })), "DATASET");
+  EXPECT_EQ(FieldOf(refused([](v1::JobSpec& s) { s.mutable_data()->set_max_seq_len(1000); })), "data.max_seq_len");
+  EXPECT_EQ(FieldOf(refused([](v1::JobSpec& s) { s.mutable_run()->set_eval_every(1); })), "run.eval_every");
+  EXPECT_EQ(FieldOf(refused([](v1::JobSpec& s) { s.clear_method(); })), "method");
+  EXPECT_EQ(ReasonOf(refused([](v1::JobSpec& s) { s.mutable_publish()->set_output_model("tiny"); })), "NAME_TAKEN");
+  const auto device = refused([](v1::JobSpec& s) {
+    s.mutable_device()->set_kind(v1::DEVICE_KIND_CUDA);
+    s.mutable_device()->set_ordinal(3);
+  });
+  EXPECT_EQ(FieldOf(device), "device");
+  EXPECT_THAT(device.error_message(), HasSubstr("cuda:3"));
+  v1::ListJobsResponse list;
+  grpc::ClientContext context;
+  ASSERT_TRUE(jobs_->ListJobs(&context, {}, &list).ok());
+  EXPECT_EQ(list.jobs_size(), 0);
+}
+
+TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenIsRefused) {
+  // The prompt alone fills the sequence, so that the completion is cut off.
+  std::string prompt;
+  for (int i = 0; i < 64; ++i) prompt += "a b ";
+  Upload("hopeless", "{\"prompt\": \"" + prompt + "\", \"completion\": \"c\"}\n");
+  v1::CreateJobRequest request = Request();
+  request.mutable_spec()->set_train_dataset("hopeless");
+  request.mutable_spec()->mutable_data()->set_max_seq_len(8);
+  v1::Job job;
+  EXPECT_EQ(ReasonOf(Create(request, &job)), "NO_TRAINABLE_TOKENS");
+}
+
+TEST_F(FineTuneServiceTest, MethodsAndFieldsThatAreNotBuiltAreNamed) {
+  v1::CreateJobRequest request = Request();
+  request.mutable_spec()->mutable_bitnet_qat();
+  v1::Job job;
+  auto status = Create(request, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("bitnet_qat"));
+  request = Request();
+  request.mutable_spec()->set_warm_start_from("x/1");
+  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("JobSpec.warm_start_from"));
+  request = Request();
+  request.mutable_spec()->mutable_run()->mutable_early_stop();
+  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("RunConfig.early_stop"));
+  grpc::ClientContext context;
+  v1::PlanJobResponse plan;
+  status = jobs_->PlanJob(&context, {}, &plan);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("PlanJob"));
+}
+
+TEST_F(FineTuneServiceTest, TheAnsweredSpecHasNoFieldLeftToChoose) {
+  v1::Job job;
+  const auto status = Create(Request(), &job);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(job.spec().device().kind(), v1::DEVICE_KIND_CPU);
+  EXPECT_EQ(job.spec().data().max_seq_len(), 256);  // the model's positions: fewer than the default
+  EXPECT_EQ(job.spec().data().format(), v1::DATASET_FORMAT_TEXT);
+  EXPECT_EQ(job.spec().data().overlong(), v1::OVERLONG_POLICY_SPLIT);
+  EXPECT_EQ(job.spec().optim().schedule(), v1::LR_SCHEDULE_COSINE);
+  EXPECT_EQ(job.output_model(), "out");
+  EXPECT_EQ(job.spec().qlora().target_modules_size(), 7);
+}
+
+TEST_F(FineTuneServiceTest, TheSameRequestIdIsTheSameJob) {
+  v1::CreateJobRequest request = Request();
+  request.set_request_id("4f0c0c4e-1a2b-4c3d-8e9f-000000000002");
+  v1::Job first, second;
+  ASSERT_TRUE(Create(request, &first).ok());
+  ASSERT_TRUE(Create(request, &second).ok());
+  EXPECT_EQ(first.name(), second.name());
+  request.mutable_spec()->mutable_run()->set_max_steps(3);
+  EXPECT_EQ(ReasonOf(Create(request, &second)), "IDEMPOTENCY_CONFLICT");
+}
+
+TEST_F(FineTuneServiceTest, AWatchBeginsWithASnapshotAndEndsWithTheJob) {
+  v1::Job job;
+  ASSERT_TRUE(Create(Request(), &job).ok());
+  v1::WatchJobRequest request;
+  request.set_name(job.name());
+  grpc::ClientContext context;
+  auto reader = jobs_->WatchJob(&context, request);
+  v1::JobEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  ASSERT_TRUE(event.has_snapshot());
+  EXPECT_EQ(event.sequence(), 0);
+  ASSERT_TRUE(reader->Read(&event));
+  EXPECT_EQ(event.sequence(), 1);
+  ASSERT_TRUE(event.has_state());
+  EXPECT_EQ(event.state().to(), v1::JOB_STATE_QUEUED);
+  v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  grpc::ClientContext context2;
+  ASSERT_TRUE(jobs_->CancelJob(&context2, cancel, &job).ok());
+  std::int64_t last = event.sequence();
+  v1::JobState state = event.state().to();
+  while (reader->Read(&event)) {
+    EXPECT_EQ(event.sequence(), last + 1);
+    last = event.sequence();
+    if (event.has_state()) state = event.state().to();
+  }
+  const auto status = reader->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(state, v1::JOB_STATE_CANCELLED);
+
+  // What was seen is not sent again.
+  request.set_after_sequence(last);
+  grpc::ClientContext context3;
+  auto again = jobs_->WatchJob(&context3, request);
+  int events = 0;
+  while (again->Read(&event)) events += event.has_snapshot() ? 0 : 1;
+  EXPECT_TRUE(again->Finish().ok());
+  EXPECT_EQ(events, 0);
+}
+
+TEST_F(FineTuneServiceTest, UnknownJobsAreNotFound) {
+  v1::GetJobRequest get;
+  get.set_name("job-none");
+  v1::Job job;
+  grpc::ClientContext context;
+  EXPECT_EQ(ReasonOf(jobs_->GetJob(&context, get, &job)), "JOB");
+  v1::WatchJobRequest watch;
+  watch.set_name("job-none");
+  grpc::ClientContext context2;
+  auto reader = jobs_->WatchJob(&context2, watch);
+  v1::JobEvent event;
+  EXPECT_FALSE(reader->Read(&event));
+  EXPECT_EQ(ReasonOf(reader->Finish()), "JOB");
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,359 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "server/base/sha256.h"
+#include "tests/server/rpc/app_fixture.h"
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::AppTest;
+using testing_support::FieldOf;
+using testing_support::ReasonOf;
+namespace longrunning = google::longrunning;
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class ModelServiceTest : public AppTest {
+ protected:
+  using Files = std::map<std::string, std::string>;
+  static Files ModelFiles() {
+    Files files;
+    for (const auto& entry : std::filesystem::directory_iterator(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16")) {
+      files[entry.path().filename()] = ReadFile(entry.path());
+    }
+    return files;
+  }
+  // The stream that `edit` may spoil: every message passes through it; false leaves it out.
+  grpc::Status Upload(const Files& files, v1::UploadModelResponse* response,
+                      const std::function<bool(v1::UploadModelRequest&)>& edit = {}) {
+    grpc::ClientContext context;
+    auto writer = models_->UploadModel(&context, response);
+    const auto send = [&](v1::UploadModelRequest message) {
+      if (!edit || edit(message)) writer->Write(message);
+    };
+    v1::UploadModelRequest message;
+    message.mutable_header()->set_name("test");
+    send(message);
+    base::Sha256 digest;
+    for (const auto& [name, bytes] : files) {
+      message.mutable_file()->set_path(name);
+      message.mutable_file()->set_size_bytes(static_cast<std::int64_t>(bytes.size()));
+      send(message);
+      message.Clear();
+      for (std::size_t at = 0; at < bytes.size(); at += 1 << 20) {
+        message.set_chunk(bytes.substr(at, 1 << 20));
+        send(message);
+      }
+      digest.Update(bytes);
+      message.Clear();
+    }
+    message.mutable_finish()->set_sha256(digest.HexDigest());
+    send(message);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+  grpc::Status StartImport(const v1::ImportModelRequest& request, longrunning::Operation* operation) {
+    grpc::ClientContext context;
+    return models_->ImportModel(&context, request, operation);
+  }
+  v1::Model Get(const std::string& name) {
+    v1::GetModelRequest request;
+    request.set_name(name);
+    v1::Model model;
+    grpc::ClientContext context;
+    const auto status = models_->GetModel(&context, request, &model);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return model;
+  }
+  longrunning::Operation Convert(const std::string& from, const std::string& name, v1::ModelFormat format) {
+    v1::ConvertModelRequest request;
+    request.set_model(from);
+    request.set_name(name);
+    request.set_target(format);
+    longrunning::Operation operation;
+    grpc::ClientContext context;
+    const auto status = models_->ConvertModel(&context, request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return status.ok() ? Wait(operation) : operation;
+  }
+  grpc::Status Verify(const std::string& name, v1::VerifyModelResponse* response) {
+    v1::VerifyModelRequest request;
+    request.set_name(name);
+    grpc::ClientContext context;
+    return models_->VerifyModel(&context, request, response);
+  }
+};
+
+TEST_F(ModelServiceTest, AnUploadedModelBecomesAModel) {
+  v1::UploadModelResponse upload;
+  auto status = Upload(ModelFiles(), &upload);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_FALSE(upload.upload_id().empty());
+  v1::ImportModelRequest request;
+  request.set_upload_id(upload.upload_id());
+  request.set_name("mine");
+  longrunning::Operation operation;
+  status = StartImport(request, &operation);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  v1::ModelOperationMetadata metadata;
+  ASSERT_TRUE(operation.metadata().UnpackTo(&metadata));
+  EXPECT_EQ(metadata.model(), "mine");
+  const auto done = Wait(operation);
+  ASSERT_TRUE(done.has_response()) << done.error().message();
+  v1::Model model;
+  ASSERT_TRUE(done.response().UnpackTo(&model));
+  EXPECT_EQ(model.name(), "mine");
+  EXPECT_EQ(model.format(), v1::MODEL_FORMAT_BF16);
+  EXPECT_EQ(model.digest().size(), 64u);
+  EXPECT_EQ(model.architecture().num_layers(), 2);
+  EXPECT_TRUE(model.has_chat_template());
+  EXPECT_EQ(model.origin(), v1::MODEL_ORIGIN_IMPORT);
+  // The upload is used up.
+  EXPECT_EQ(ReasonOf(StartImport(request, &operation)), "NAME_TAKEN");
+  request.set_name("again");
+  EXPECT_EQ(ReasonOf(StartImport(request, &operation)), "UPLOAD");
+}
+
+TEST_F(ModelServiceTest, MalformedUploadsAreRefusedByField) {
+  const Files files = {{"config.json", "{}"}, {"b.txt", "xyz"}};
+  v1::UploadModelResponse response;
+  const auto without = [](v1::UploadModelRequest::MessageCase kind) {
+    return [kind](v1::UploadModelRequest& m) { return m.message_case() != kind; };
+  };
+  EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kHeader))), "header");
+  EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kFile))), "chunk");
+  EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kChunk))), "file.size_bytes");
+  EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kFinish))), "message");
+  EXPECT_EQ(FieldOf(Upload(files, &response, [](v1::UploadModelRequest& m) {
+              if (m.has_finish()) m.mutable_finish()->set_sha256(std::string(64, '0'));
+              return true;
+            })),
+            "finish.sha256");
+  EXPECT_EQ(FieldOf(Upload(files, &response, [](v1::UploadModelRequest& m) {
+              if (m.has_chunk()) m.mutable_chunk()->clear();
+              return true;
+            })),
+            "chunk");
+  const auto outside = Upload({{"../evil", "x"}}, &response);
+  EXPECT_EQ(outside.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  // Nothing of all this is left.
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
+}
+
+TEST_F(ModelServiceTest, AFileThatLiesIsRefusedAndLeavesNothing) {
+  Files files = ModelFiles();
+  files["model.safetensors"].resize(files["model.safetensors"].size() / 2);
+  v1::UploadModelResponse upload;
+  ASSERT_TRUE(Upload(files, &upload).ok());
+  v1::ImportModelRequest request;
+  request.set_upload_id(upload.upload_id());
+  request.set_name("broken");
+  longrunning::Operation operation;
+  ASSERT_TRUE(StartImport(request, &operation).ok());
+  const auto done = Wait(operation);
+  ASSERT_TRUE(done.has_error());
+  EXPECT_EQ(done.error().code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));
+  EXPECT_EQ(ReasonOf(done.error()), "MODEL_FORMAT");
+  EXPECT_THAT(done.error().message(), HasSubstr("model.safetensors"));
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/models"));
+}
+
+TEST_F(ModelServiceTest, PathsOfTheServerStayBelowTheImportRoot) {
+  longrunning::Operation operation;
+  v1::ImportModelRequest request;
+  request.set_name("m");
+  for (const char* path : {"../model", "/etc", "hf_tied_bf16/../../model"}) {
+    request.set_server_path(path);
+    const auto status = StartImport(request, &operation);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << path;
+    EXPECT_EQ(ReasonOf(status), "IMPORT_ROOT");
+  }
+  request.set_server_path("not_there");
+  EXPECT_EQ(StartImport(request, &operation).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ModelServiceTest, TheSameRequestIdIsTheSameOperation) {
+  v1::ImportModelRequest request;
+  request.set_server_path("hf_tied_bf16");
+  request.set_name("m");
+  request.set_request_id("4f0c0c4e-1a2b-4c3d-8e9f-000000000001");
+  longrunning::Operation first, second;
+  ASSERT_TRUE(StartImport(request, &first).ok());
+  ASSERT_TRUE(StartImport(request, &second).ok());
+  EXPECT_EQ(first.name(), second.name());
+  Wait(first);
+  request.set_name("other");
+  EXPECT_EQ(ReasonOf(StartImport(request, &second)), "IDEMPOTENCY_CONFLICT");
+}
+
+TEST_F(ModelServiceTest, Int8CarriesItsRecordAndVerifies) {
+  Import("base");
+  const auto done = Convert("base", "small", v1::MODEL_FORMAT_INT8);
+  ASSERT_TRUE(done.has_response()) << done.error().message();
+  v1::ConvertModelResponse converted;
+  ASSERT_TRUE(done.response().UnpackTo(&converted));
+  EXPECT_EQ(converted.model().format(), v1::MODEL_FORMAT_INT8);
+  EXPECT_EQ(converted.model().determinism(), v1::DETERMINISM_EXACT);
+  EXPECT_GT(converted.model().record_rows(), 0);
+  EXPECT_EQ(converted.model().recorded_by(), "convert");
+  ASSERT_GT(converted.report().layers_size(), 0);
+  for (const auto& layer : converted.report().layers()) {
+    EXPECT_GT(layer.relative_error(), 0) << layer.layer();
+    EXPECT_LT(layer.relative_error(), 0.05) << layer.layer();
+  }
+  EXPECT_EQ(Get("small").conversion().layers_size(), converted.report().layers_size());
+  v1::VerifyModelResponse verified;
+  auto status = Verify("small", &verified);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(verified.equal());
+  EXPECT_EQ(verified.rows(), converted.model().record_rows());
+  EXPECT_EQ(ReasonOf(Verify("base", &verified)), "NO_RECORD");
+}
+
+TEST_F(ModelServiceTest, AChangedScaleIsCaught) {
+  Import("base");
+  ASSERT_TRUE(Convert("base", "small", v1::MODEL_FORMAT_INT8).has_response());
+  // The last byte of the file lies in some tensor; of all that may be changed in place, it is enough.
+  const std::string path = directory_ + "/state/models/small/model.safetensors";
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-4, std::ios::end);
+  const int byte = file.get();
+  file.seekp(-4, std::ios::end);
+  file.put(static_cast<char>(byte ^ 1));
+  file.close();
+  v1::VerifyModelResponse verified;
+  const auto status = Verify("small", &verified);
+  EXPECT_TRUE(!status.ok() || !verified.equal()) << "a changed weight went unseen";
+}
+
+TEST_F(ModelServiceTest, ExportsComeBackWholeWithTheirDigest) {
+  Import("base");
+  v1::ExportModelRequest request;
+  request.set_model("base");
+  request.set_format(v1::EXPORT_FORMAT_HF);
+  longrunning::Operation operation;
+  grpc::ClientContext context;
+  ASSERT_TRUE(models_->ExportModel(&context, request, &operation).ok());
+  const auto done = Wait(operation);
+  ASSERT_TRUE(done.has_response()) << done.error().message();
+  v1::ExportModelResponse exported;
+  ASSERT_TRUE(done.response().UnpackTo(&exported));
+  v1::DownloadArtifactRequest download;
+  download.set_artifact_id(exported.artifact_id());
+  grpc::ClientContext context2;
+  auto reader = models_->DownloadArtifact(&context2, download);
+  Files files;
+  std::string name;
+  base::Sha256 digest;
+  bool finished = false;
+  for (v1::DownloadArtifactResponse message; reader->Read(&message);) {
+    if (message.has_file()) name = message.file().path();
+    if (message.has_chunk()) {
+      files[name] += message.chunk();
+      digest.Update(message.chunk());
+    }
+    if (message.has_finish()) {
+      finished = true;
+      EXPECT_EQ(message.finish().sha256(), digest.HexDigest());
+    }
+  }
+  ASSERT_TRUE(reader->Finish().ok());
+  EXPECT_TRUE(finished);
+  ASSERT_EQ(files.size(), static_cast<std::size_t>(exported.files_size()));
+  for (const auto& file : exported.files()) EXPECT_EQ(base::Sha256Hex(files[file.path()]), file.sha256()) << file.path();
+  EXPECT_TRUE(files.contains("model.safetensors"));
+}
+
+TEST_F(ModelServiceTest, ALoadedModelCannotBeDeleted) {
+  Import("m");
+  v1::LoadModelRequest load;
+  load.set_name("m");
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext context;
+  ASSERT_TRUE(models_->LoadModel(&context, load, &loaded).ok());
+  EXPECT_TRUE(loaded.model().loaded());
+  ASSERT_EQ(loaded.residents().models_size(), 1);
+  EXPECT_GT(loaded.residents().weights_bytes(), 0);
+  EXPECT_GT(loaded.residents().kv_bytes(), 0);
+  v1::DeleteModelRequest remove;
+  remove.set_name("m");
+  v1::DeleteModelResponse removed;
+  grpc::ClientContext context2;
+  EXPECT_EQ(ReasonOf(models_->DeleteModel(&context2, remove, &removed)), "MODEL_IN_USE");
+  v1::UnloadModelRequest unload;
+  unload.set_name("m");
+  v1::UnloadModelResponse unloaded;
+  grpc::ClientContext context3;
+  ASSERT_TRUE(models_->UnloadModel(&context3, unload, &unloaded).ok());
+  EXPECT_EQ(unloaded.residents().models_size(), 0);
+  grpc::ClientContext context4;
+  EXPECT_EQ(ReasonOf(models_->UnloadModel(&context4, unload, &unloaded)), "MODEL_NOT_LOADED");
+  grpc::ClientContext context5;
+  EXPECT_TRUE(models_->DeleteModel(&context5, remove, &removed).ok());
+}
+
+TEST_F(ModelServiceTest, ADeviceThatIsNotThereIsRefusedByName) {
+  Import("m");
+  v1::LoadModelRequest load;
+  load.set_name("m");
+  load.mutable_device()->set_kind(v1::DEVICE_KIND_CUDA);
+  load.mutable_device()->set_ordinal(7);
+  v1::LoadModelResponse loaded;
+  grpc::ClientContext context;
+  const auto status = models_->LoadModel(&context, load, &loaded);
+  EXPECT_EQ(FieldOf(status), "device");
+  EXPECT_THAT(status.error_message(), HasSubstr("cuda:7"));
+}
+
+TEST_F(ModelServiceTest, ListsByPagesInOrderOfName) {
+  for (const char* name : {"c", "a", "b"}) Import(name);
+  v1::ListModelsRequest request;
+  request.set_page_size(2);
+  v1::ListModelsResponse page;
+  grpc::ClientContext context;
+  ASSERT_TRUE(models_->ListModels(&context, request, &page).ok());
+  ASSERT_EQ(page.models_size(), 2);
+  EXPECT_EQ(page.models(0).name(), "a");
+  request.set_page_token(page.next_page_token());
+  grpc::ClientContext context2;
+  ASSERT_TRUE(models_->ListModels(&context2, request, &page).ok());
+  ASSERT_EQ(page.models_size(), 1);
+  EXPECT_EQ(page.models(0).name(), "c");
+  EXPECT_EQ(page.next_page_token(), "");
+  request.set_page_token("x");
+  grpc::ClientContext context3;
+  EXPECT_EQ(ReasonOf(models_->ListModels(&context3, request, &page)), "PAGE_TOKEN");
+}
+
+TEST_F(ModelServiceTest, AnOperationThatEndedIsAnsweredAfterARestart) {
+  v1::ImportModelRequest request;
+  request.set_server_path("hf_tied_bf16");
+  request.set_name("m");
+  longrunning::Operation operation;
+  ASSERT_TRUE(StartImport(request, &operation).ok());
+  Wait(operation);
+  app_.reset();
+  StartApp();
+  longrunning::GetOperationRequest get;
+  get.set_name(operation.name());
+  longrunning::Operation after;
+  grpc::ClientContext context;
+  ASSERT_TRUE(operations_->GetOperation(&context, get, &after).ok());
+  EXPECT_TRUE(after.done());
+  EXPECT_TRUE(after.has_response());
+  get.set_name("operations/none");
+  grpc::ClientContext context2;
+  EXPECT_EQ(ReasonOf(operations_->GetOperation(&context2, get, &after)), "OPERATION");
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,175 @@
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "httplib.h"
+#include "server/rpc/methods.h"
+#include "tests/server/rpc/app_fixture.h"
+
+namespace nibble {
+namespace {
+
+using testing::HasSubstr;
+using testing_support::AppTest;
+using testing_support::ReasonOf;
+
+class ServerServiceTest : public AppTest {
+ protected:
+  httplib::Client Http() { return httplib::Client("127.0.0.1", app_->http_port()); }
+  // Any unary method by name, with an empty request.
+  grpc::Status CallEmpty(const std::string& method) {
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    auto call = stub.PrepareUnaryCall(&context, "/" + method, grpc::ByteBuffer(), &queue);
+    grpc::ByteBuffer response;
+    grpc::Status status;
+    call->StartCall();
+    call->Finish(&response, &status, nullptr);
+    void* tag;
+    bool ok;
+    queue.Next(&tag, &ok);
+    return status;
+  }
+  // grpc.health.v1.HealthCheckRequest{service}, by hand: Debian has no library with its messages.
+  std::string Health(const std::string& service, grpc::Status* status) {
+    std::string bytes;
+    if (!service.empty()) bytes = std::string("\x0a") + static_cast<char>(service.size()) + service;
+    grpc::Slice slice(bytes);
+    grpc::ByteBuffer request(&slice, 1), response;
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request, &queue);
+    call->StartCall();
+    call->Finish(&response, status, nullptr);
+    void* tag;
+    bool ok;
+    queue.Next(&tag, &ok);
+    std::vector<grpc::Slice> slices;
+    if (!status->ok() || !response.Dump(&slices).ok()) return "";
+    std::string out;
+    for (const auto& part : slices) out.append(reinterpret_cast<const char*>(part.begin()), part.size());
+    return out;
+  }
+};
+
+TEST_F(ServerServiceTest, InfoTellsWhatThereIs) {
+  v1::ServerInfo info;
+  grpc::ClientContext context;
+  ASSERT_TRUE(server_->GetServerInfo(&context, {}, &info).ok());
+  EXPECT_FALSE(info.version().empty());
+  ASSERT_EQ(info.devices_size(), 1);
+  EXPECT_EQ(info.devices(0).device().kind(), v1::DEVICE_KIND_CPU);
+  EXPECT_EQ(info.threads(), 2);
+  EXPECT_GT(info.unimplemented_size(), 5);
+  EXPECT_EQ(info.limits().max_chunk_bytes(), 1 << 20);
+}
+
+// What is said to be missing is missing, and by name.
+TEST_F(ServerServiceTest, EveryMethodThatIsNotBuiltSaysSo) {
+  int methods = 0;
+  for (const std::string name : rpc::kUnbuilt) {
+    if (name.find('/') == std::string::npos) continue;  // a field
+    const grpc::Status status = CallEmpty(name);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << name;
+    EXPECT_THAT(status.error_message(), HasSubstr(name));
+    EXPECT_EQ(ReasonOf(status), "UNIMPLEMENTED") << name;
+    ++methods;
+  }
+  EXPECT_GT(methods, 0);
+}
+
+// No unary method crashes on an empty request, and every error has its reason.
+TEST_F(ServerServiceTest, EmptyRequestsAreAnsweredByEveryMethod) {
+  for (const char* service_name : rpc::kServices) {
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service_name);
+    ASSERT_NE(service, nullptr);
+    for (int i = 0; i < service->method_count(); ++i) {
+      const auto* method = service->method(i);
+      if (method->client_streaming() || method->server_streaming() || method->name() == "WaitOperation") continue;
+      const grpc::Status status = CallEmpty(std::string(service_name) + "/" + method->name());
+      EXPECT_NE(status.error_code(), grpc::StatusCode::INTERNAL) << method->full_name() << ": " << status.error_message();
+      EXPECT_NE(status.error_code(), grpc::StatusCode::UNKNOWN) << method->full_name() << ": " << status.error_message();
+      if (!status.ok()) {
+        EXPECT_NE(ReasonOf(status), "") << method->full_name();
+      }
+    }
+  }
+}
+
+TEST_F(ServerServiceTest, HealthKnowsTheServices) {
+  grpc::Status status;
+  for (const std::string service : {"", "nibble.v1.ModelService", "nibble.v1.InferenceService"}) {
+    EXPECT_EQ(Health(service, &status), std::string("\x08\x01")) << service;  // SERVING
+    EXPECT_TRUE(status.ok());
+  }
+  Health("nibble.v1.Nothing", &status);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(ServerServiceTest, ProbesAndMetricsAnswer) {
+  auto http = Http();
+  for (const char* path : {"/livez", "/readyz", "/startupz"}) EXPECT_EQ(http.Get(path)->status, 200) << path;
+  Import("tiny");
+  v1::GenerateResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(inference_->Generate(&context, Prompt("tiny", "a b", 4), &response).ok());
+  const std::string text = http.Get("/metrics")->body;
+  EXPECT_THAT(text, HasSubstr("nibble_generated_tokens_total{model=\"tiny\"} 4\n"));
+  EXPECT_THAT(text, HasSubstr("nibble_generate_requests_total{model=\"tiny\",result=\"length\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Generate\","
+                              "grpc_service=\"nibble.v1.InferenceService\",grpc_type=\"unary\"} 1\n"));
+  EXPECT_THAT(text, HasSubstr("nibble_jobs{method=\"qlora\",state=\"QUEUED\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("nibble_kernel_launches_total{device=\"cpu\",kernel=\"quantize_nf4\",phase=\"serve\"} 0\n"));
+  EXPECT_THAT(text, HasSubstr("nibble_disk_free_bytes{volume=\"state\"}"));
+}
+
+TEST_F(ServerServiceTest, TheStateDirectoryTellsThePortsAndIsLocked) {
+  std::ifstream file(directory_ + "/state/server.json");
+  std::stringstream text;
+  text << file.rdbuf();
+  EXPECT_THAT(text.str(), HasSubstr(std::to_string(app_->grpc_port())));
+  EXPECT_THAT(text.str(), HasSubstr(std::to_string(app_->http_port())));
+  const auto second = App::Start(Options());
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ServerServiceTest, DrainEndsAnIdleServerAtOnceAndItStartsAgain) {
+  const auto began = std::chrono::steady_clock::now();
+  app_->Drain();
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(10));
+  app_.reset();
+  StartApp();
+  v1::ServerInfo info;
+  grpc::ClientContext context;
+  EXPECT_TRUE(server_->GetServerInfo(&context, {}, &info).ok());
+}
+
+TEST(AppFlagsTest, BadFlagsAreRefusedByName) {
+  const auto message = [](const std::function<void(AppOptions&)>& spoil) {
+    AppOptions options;
+    options.state_dir = testing::TempDir() + "/nibble_never_made";
+    options.grpc_address = "127.0.0.1:0";
+    options.http_address = "127.0.0.1:0";
+    spoil(options);
+    const auto app = App::Start(options);
+    EXPECT_FALSE(app.ok());
+    return app.ok() ? std::string() : std::string(app.status().message());
+  };
+  EXPECT_THAT(message([](AppOptions& o) { o.device = "cuda:0"; }), HasSubstr("cuda:0"));
+  EXPECT_THAT(message([](AppOptions& o) { o.device = "tpu"; }), HasSubstr("tpu"));
+  EXPECT_THAT(message([](AppOptions& o) { o.isa = "sse"; }), HasSubstr("--isa"));
+  EXPECT_THAT(message([](AppOptions& o) { o.grpc_address = "0.0.0.0:50051"; }), HasSubstr("loopback"));
+  EXPECT_THAT(message([](AppOptions& o) { o.grpc_address = "nowhere"; }), HasSubstr("--grpc_address"));
+  EXPECT_THAT(message([](AppOptions& o) { o.import_root = "/not/there"; }), HasSubstr("--import_root"));
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,122 @@
+#include "server/rpc/status.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "google/rpc/error_details.pb.h"
+#include "server/base/error.h"
+#include "server/base/strings.h"
+
+namespace nibble::rpc {
+namespace {
+
+using testing::HasSubstr;
+
+google::rpc::Status Details(const grpc::Status& status) {
+  google::rpc::Status out;
+  EXPECT_TRUE(out.ParseFromString(status.error_details()));
+  return out;
+}
+
+template <typename T>
+std::optional<T> Find(const google::rpc::Status& status) {
+  for (const auto& detail : status.details()) {
+    T message;
+    if (detail.UnpackTo(&message)) return message;
+  }
+  return std::nullopt;
+}
+
+TEST(StatusTest, EveryCodeKeepsItsNumberAndCarriesErrorInfo) {
+  for (int code = 1; code <= 16; ++code) {
+    const absl::Status status(static_cast<absl::StatusCode>(code), "why");
+    const grpc::Status mapped = ToGrpcStatus(status);
+    EXPECT_EQ(mapped.error_code(), code);
+    EXPECT_EQ(mapped.error_message(), "why");
+    const google::rpc::Status details = Details(mapped);
+    EXPECT_EQ(details.code(), code);
+    const auto info = Find<google::rpc::ErrorInfo>(details);
+    ASSERT_TRUE(info.has_value());
+    EXPECT_EQ(info->domain(), "nibble");
+    EXPECT_EQ(info->reason(), CodeName(status.code()));
+  }
+  EXPECT_TRUE(ToGrpcStatus(absl::OkStatus()).ok());
+}
+
+TEST(StatusTest, AFieldErrorNamesItsField) {
+  const auto details = Details(ToGrpcStatus(base::FieldError("optim.lr", "is 0, wanted a number above 0")));
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->reason(), "FIELD_VIOLATION");
+  const auto bad = Find<google::rpc::BadRequest>(details);
+  ASSERT_TRUE(bad.has_value());
+  ASSERT_EQ(bad->field_violations_size(), 1);
+  EXPECT_EQ(bad->field_violations(0).field(), "optim.lr");
+  EXPECT_THAT(bad->field_violations(0).description(), HasSubstr("wanted a number above 0"));
+}
+
+TEST(StatusTest, SeveralViolationsAreAllNamed) {
+  const auto status = base::WithReason(absl::InvalidArgumentError("two things"), "FIELD_VIOLATION",
+                                       {{"field", "qlora.r"}, {"qlora.r", "is 0"}, {"optim.lr", "is -1"}});
+  const auto bad = Find<google::rpc::BadRequest>(Details(ToGrpcStatus(status)));
+  ASSERT_TRUE(bad.has_value());
+  ASSERT_EQ(bad->field_violations_size(), 2);
+  EXPECT_EQ(bad->field_violations(0).field(), "optim.lr");
+  EXPECT_EQ(bad->field_violations(1).field(), "qlora.r");
+}
+
+TEST(StatusTest, LinesOfADatasetAreViolations) {
+  const auto status = base::WithReason(absl::InvalidArgumentError("line 3: not a JSON object; line 9: no \"text\""), "DATASET_FORMAT");
+  const auto bad = Find<google::rpc::BadRequest>(Details(ToGrpcStatus(status)));
+  ASSERT_TRUE(bad.has_value());
+  ASSERT_EQ(bad->field_violations_size(), 2);
+  EXPECT_EQ(bad->field_violations(0).field(), "line 3");
+  EXPECT_EQ(bad->field_violations(1).description(), "no \"text\"");
+}
+
+TEST(StatusTest, WhatIsNotFoundIsNamed) {
+  const auto status = base::WithReason(absl::NotFoundError("there is no model"), "MODEL", {{"name", "gpt"}});
+  const auto details = Details(ToGrpcStatus(status));
+  EXPECT_EQ(Find<google::rpc::ResourceInfo>(details)->resource_name(), "gpt");
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->metadata().at("name"), "gpt");
+}
+
+TEST(StatusTest, RetryInfoOnlyWhereARetryHelps) {
+  EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::UnavailableError("x"))).has_value());
+  EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "QUEUE_FULL"))));
+  EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "DISK_FULL"))));
+  EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::InternalError("x"))));
+}
+
+TEST(StatusTest, LongTextsAndManyFieldsFitTheMetadataOfAnAnswer) {
+  std::map<std::string, std::string> metadata = {{"field", "f0"}};
+  for (int i = 0; i < 100; ++i) metadata[base::StrCat("f", i)] = std::string(1000, 'x');
+  const grpc::Status status =
+      ToGrpcStatus(base::WithReason(absl::InvalidArgumentError(std::string(100'000, 'm')), "FIELD_VIOLATION", metadata));
+  EXPECT_LE(status.error_message().size(), 1024u);
+  // Base64 in the worst case, beside the message: under 8 KiB together.
+  EXPECT_LE(status.error_details().size() * 4 / 3 + status.error_message().size(), 8000u);
+  EXPECT_TRUE(Find<google::rpc::ErrorInfo>(Details(status)).has_value());
+}
+
+TEST(StatusTest, TextThatIsNotUtf8StillTravels) {
+  const grpc::Status status = ToGrpcStatus(absl::InvalidArgumentError("bad \xff byte \xf0\x9f"));
+  EXPECT_THAT(status.error_message(), HasSubstr("bad \xEF\xBF\xBD byte"));
+  EXPECT_EQ(Details(status).message(), status.error_message());
+}
+
+TEST(StatusTest, ToUtf8CutsBetweenCharacters) {
+  EXPECT_EQ(ToUtf8("aé", 2), "a");
+  EXPECT_EQ(ToUtf8("aé", 3), "aé");
+  EXPECT_EQ(ToUtf8("😀😀", 5), "😀");
+}
+
+TEST(StatusTest, NotBuiltNamesWhatIsNot) {
+  const auto details = Details(ToGrpcStatus(NotBuilt("Sampling.n")));
+  EXPECT_EQ(details.code(), static_cast<int>(grpc::StatusCode::UNIMPLEMENTED));
+  EXPECT_THAT(details.message(), HasSubstr("Sampling.n"));
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->metadata().at("name"), "Sampling.n");
+}
+
+}  // namespace
+}  // namespace nibble::rpc

@@ -1,0 +1,197 @@
+#include "server/rpc/stream_reactor.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "nibble/v1/server_service.grpc.pb.h"
+#include "server/base/clock.h"
+
+namespace nibble::rpc {
+namespace {
+
+using Stream = StreamReactor<v1::ServerLoad>;
+
+// A service whose one stream the test feeds by hand.
+class FedService : public v1::ServerService::CallbackService {
+ public:
+  explicit FedService(Edge& edge) : edge_(edge) {}
+  grpc::ServerWriteReactor<v1::ServerLoad>* WatchLoad(grpc::CallbackServerContext* context,
+                                                      const v1::WatchLoadRequest*) override {
+    auto stream = Stream::Make(edge_, context, "nibble.v1.ServerService/WatchLoad");
+    if (on_space) stream->OnSpace(on_space);
+    Stream* raw = stream.get();
+    {
+      std::lock_guard lock(mutex_);
+      stream_ = std::move(stream);
+    }
+    ready_.notify_all();
+    return raw;
+  }
+  std::shared_ptr<Stream> Take() {
+    std::unique_lock lock(mutex_);
+    ready_.wait(lock, [this] { return stream_ != nullptr; });
+    return std::move(stream_);
+  }
+  std::function<void()> on_space;
+
+ private:
+  Edge& edge_;
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::shared_ptr<Stream> stream_;
+};
+
+class StreamReactorTest : public testing::Test {
+ protected:
+  void Start() {
+    edge_.stream_buffer = 4;
+    grpc::ServerBuilder builder;
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    stub_ = v1::ServerService::NewStub(server_->InProcessChannel({}));
+  }
+  void TearDown() override {
+    stub_.reset();
+    if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+  }
+  // Large: that a few of them fill the transport's window.
+  static v1::ServerLoad Message(int number) {
+    v1::ServerLoad load;
+    load.set_requests_total(number);
+    load.mutable_residents()->add_models()->set_name(std::string(300'000, 'x'));
+    return load;
+  }
+
+  std::atomic<bool> draining_{false};
+  telemetry::Metrics metrics_{{}, {}};
+  WorkerPool workers_{1, 8};
+  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
+  FedService service_{edge_};
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::ServerService::Stub> stub_;
+  grpc::ClientContext context_;
+};
+
+TEST_F(StreamReactorTest, WhatIsPushedArrivesInOrderAndThenTheStatus) {
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  std::thread feeder([&] {
+    for (int i = 1; i <= 50;) {
+      v1::ServerLoad message = Message(i);
+      if (stream->Push(message)) ++i;
+    }
+    stream->End(absl::NotFoundError("no more"));
+  });
+  v1::ServerLoad load;
+  for (int i = 1; i <= 50; ++i) {
+    ASSERT_TRUE(reader->Read(&load));
+    ASSERT_EQ(load.requests_total(), i);
+  }
+  EXPECT_FALSE(reader->Read(&load));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+  feeder.join();
+  v1::ServerLoad late = Message(1);
+  EXPECT_FALSE(stream->Push(late));
+  EXPECT_EQ(stream->space(), 0u);
+}
+
+TEST_F(StreamReactorTest, AReaderThatStandsStillFillsTheBufferAndNoMore) {
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  int taken = 0;
+  for (; taken < 1000; ++taken) {
+    v1::ServerLoad message = Message(taken + 1);
+    if (!stream->Push(message)) {
+      // Left alone: it may be tried again.
+      EXPECT_EQ(message.requests_total(), taken + 1);
+      // The transport may still be taking one: only a buffer that stays full counts.
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      if (stream->space() == 0) break;
+      --taken;
+    }
+  }
+  EXPECT_LT(taken, 100);
+  stream->Abort(absl::ResourceExhaustedError("too slow"));
+  v1::ServerLoad load;
+  int read = 0;
+  while (reader->Read(&load)) ++read;
+  EXPECT_LE(read, taken);
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+}
+
+TEST_F(StreamReactorTest, ACancelReachesTheProducer) {
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  v1::ServerLoad message = Message(1);
+  ASSERT_TRUE(stream->Push(message));
+  v1::ServerLoad load;
+  ASSERT_TRUE(reader->Read(&load));
+  context_.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  while (!stream->call().cancel().cancelled()) std::this_thread::yield();
+  while (!stream->ended()) std::this_thread::yield();
+  EXPECT_FALSE(stream->Push(message));
+}
+
+TEST_F(StreamReactorTest, ADeadlineIsACancel) {
+  Start();
+  context_.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(50));
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  EXPECT_LT(stream->call().deadline(), absl::InfiniteDuration());
+  v1::ServerLoad load;
+  EXPECT_FALSE(reader->Read(&load));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  while (!stream->ended()) std::this_thread::yield();
+}
+
+TEST_F(StreamReactorTest, SpaceIsToldWhenTheQueueHasRunEmpty) {
+  std::atomic<int> told{0};
+  service_.on_space = [&] { ++told; };
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  for (int i = 1; i <= 3; ++i) {
+    v1::ServerLoad message = Message(i);
+    ASSERT_TRUE(stream->Push(message));
+  }
+  v1::ServerLoad load;
+  for (int i = 1; i <= 3; ++i) ASSERT_TRUE(reader->Read(&load));
+  while (told == 0) std::this_thread::yield();
+  EXPECT_EQ(stream->space(), 4u);
+  stream->End(absl::OkStatus());
+  EXPECT_FALSE(reader->Read(&load));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+TEST(PumpTest, RunsOnceMoreWhenWokenMeanwhileAndNeverTwiceAtATime) {
+  std::atomic<int> runs{0}, inside{0};
+  bool overlapped = false;
+  {
+    WorkerPool workers(4, 100);
+    auto pump = std::make_shared<Pump>(workers, [&] {
+      if (++inside > 1) overlapped = true;
+      ++runs;
+      --inside;
+    });
+    std::vector<std::thread> wakers;
+    for (int t = 0; t < 4; ++t) {
+      wakers.emplace_back([&] {
+        for (int i = 0; i < 1000; ++i) pump->Wake();
+      });
+    }
+    for (auto& waker : wakers) waker.join();
+    const int before = runs;
+    pump->Wake();
+    while (runs <= before) std::this_thread::yield();
+  }
+  EXPECT_FALSE(overlapped);
+}
+
+}  // namespace
+}  // namespace nibble::rpc
