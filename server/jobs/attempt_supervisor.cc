@@ -75,9 +75,12 @@ absl::Status AttemptSupervisor::Start(const JobRecord& job) {
 
 absl::Status AttemptSupervisor::Launch(const JobRecord& job, Live& live) {
   const std::string attempts = state_.layout.attempts(job.id);
-  // No trainer of this job lives: its attempts' leftovers can go.
-  NIBBLE_RETURN_IF_ERROR(store::PruneAllCheckpoints(state_.files, attempts, job.spec.run.keep_last));
   NIBBLE_ASSIGN_OR_RETURN(const auto checkpoint, store::FindNewestCheckpoint(state_.files, attempts));
+  // Older ones go only while the newest is known to be good.
+  NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, attempts));
+  if (checkpoint.has_value() && all.back().directory == checkpoint->directory) {
+    NIBBLE_RETURN_IF_ERROR(store::PruneAllCheckpoints(state_.files, attempts, job.spec.run.keep_last));
+  }
   AttemptOrder order;
   order.job_id = job.id;
   order.attempt = live.attempt;
