@@ -1,0 +1,21 @@
+// What export writes, loaded by the programs that it is for.
+#include <cstdlib>
+
+#include "tests/server/convert/export_fixture.h"
+
+namespace nibble::convert {
+namespace {
+
+TEST_F(ExportTest, RealTransformersAndPeftLoadThem) {
+  const std::string python = NIBBLE_PYTHON;
+  const std::string probe = python + " -c 'import importlib.util as u, sys; sys.exit(not (u.find_spec(\"peft\") and u.find_spec(\"transformers\")))'";
+  if (python.empty() || std::system(probe.c_str()) != 0) GTEST_SKIP() << "NIBBLE_PYTHON has no peft and transformers";
+  ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("hf")).ok());
+  ASSERT_TRUE(ExportPeft(files_, *lora_, directory_.Path("hf"), directory_.Path("peft")).ok());
+  const std::string command = python + " " NIBBLE_SOURCE_DIR "/tests/server/convert/load_export.py " + directory_.Path("hf") + " " +
+                              directory_.Path("peft");
+  EXPECT_EQ(std::system(command.c_str()), 0);
+}
+
+}  // namespace
+}  // namespace nibble::convert
