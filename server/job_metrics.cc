@@ -19,6 +19,7 @@ std::string DeviceOf(const jobs::JobRecord& job) { return job.spec.device.empty(
 void JobMetrics::OnEvent(const jobs::JobRecord& job, const jobs::Event& event) {
   if (event.type == "state") OnState(job, event);
   if (event.type == "step") OnStep(job, event.body);
+  OnLaunches(job, event.body);
   if (event.type == "checkpoint") {
     metrics_.CheckpointSaved(Number(event.body, "duration_ms") * 1e-3,
                              static_cast<std::int64_t>(Number(event.body, "bytes")), absl::ToDoubleSeconds(event.time - absl::UnixEpoch()));
@@ -40,6 +41,11 @@ void JobMetrics::OnStep(const jobs::JobRecord& job, const base::Json& body) {
                                        .tokens_per_s = Number(body, "tokens_per_s")});
   const std::string device = DeviceOf(job);
   metrics_.RaisePeakMemory("trainer", device, static_cast<std::uint64_t>(std::max(0.0, Number(body, "peak_memory_bytes"))));
+}
+
+// Any event may carry launches by kernel: those since the last event that did.
+void JobMetrics::OnLaunches(const jobs::JobRecord& job, const base::Json& body) {
+  const std::string device = DeviceOf(job);
   const auto launches = body.find("launches");
   if (launches == body.end() || !launches->is_object()) return;
   for (const auto& item : launches->items()) {

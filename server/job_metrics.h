@@ -19,6 +19,7 @@ class JobMetrics : public jobs::JobObserver {
  private:
   void OnState(const jobs::JobRecord& job, const jobs::Event& event);
   void OnStep(const jobs::JobRecord& job, const base::Json& body);
+  void OnLaunches(const jobs::JobRecord& job, const base::Json& body);
 
   telemetry::Metrics& metrics_;
   base::Clock& clock_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "kernels/ops/double_dequantize.h"
@@ -53,16 +52,16 @@ class LoadedModelBuilder {
  private:
   template <typename T>
   absl::StatusOr<T*> Allocate(std::int64_t count) {
-    const auto bytes = (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    void* data = std::aligned_alloc(64, std::max<std::size_t>(bytes, 64));
-    if (data == nullptr) {
+    const std::int64_t bytes = std::max<std::int64_t>(count * static_cast<std::int64_t>(sizeof(T)), 64);
+    kernels::WeightBuffer buffer(bytes);
+    if (buffer.data() == nullptr) {
       return base::WithReason(
           absl::ResourceExhaustedError(base::StrCat("loading ", artifact_.directory(), ": no memory for ", bytes, " bytes")),
           "OUT_OF_DEVICE_MEMORY");
     }
-    model_.memory_.emplace_back(data, [](void* p) { std::free(p); });
-    model_.resident_bytes_ += bytes;
-    return static_cast<T*>(data);
+    model_.resident_bytes_ += static_cast<std::uint64_t>(bytes);
+    model_.memory_.push_back(std::move(buffer));
+    return model_.memory_.back().template As<T>();
   }
 
   absl::StatusOr<TensorView> Tensor(const std::string& name, std::vector<std::int64_t> shape, DType dtype) {

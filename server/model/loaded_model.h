@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
+#include "kernels/weight_buffer.h"
 #include "server/model/artifact.h"
 #include "server/model/decoder_weights.h"
 
@@ -36,7 +37,7 @@ class LoadedModel {
   LoadedModel() = default;
 
   std::unique_ptr<Artifact> artifact_;
-  std::vector<std::shared_ptr<void>> memory_;
+  std::vector<kernels::WeightBuffer> memory_;
   DecoderWeights weights_;
   std::uint64_t resident_bytes_ = 0;
 };

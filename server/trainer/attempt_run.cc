@@ -224,12 +224,6 @@ class AttemptRun {
     progress_.trained_tokens += trained;
     progress_.cursor = loader_->cursor();
     const double took = Seconds() - began;
-    Json launches = Json::object();
-    for (const auto& [kernel, count] : context_.stream.launches->Snapshot()) {
-      const std::uint64_t added = count - reported_launches_[kernel];
-      if (added > 0) launches[kernel] = added;
-      reported_launches_[kernel] = count;
-    }
     NIBBLE_RETURN_IF_ERROR(Write("step", {{"step", progress_.step},
                                           {"loss", loss},
                                           {"lr", lr},
@@ -241,8 +235,19 @@ class AttemptRun {
                                           {"step_ms", took * 1000.0},
                                           {"kernel_launches", context_.stream.launches->total() - launches_before},
                                           {"peak_memory_bytes", PeakMemoryBytes()},
-                                          {"launches", launches}}));
+                                          {"launches", TakeLaunches()}}));
     return true;
+  }
+
+  // Launches by kernel since the last call: every event that carries them carries what came before it, so their sum is all.
+  Json TakeLaunches() {
+    Json launches = Json::object();
+    for (const auto& [kernel, count] : context_.stream.launches->Snapshot()) {
+      const std::uint64_t added = count - reported_launches_[kernel];
+      if (added > 0) launches[kernel] = added;
+      reported_launches_[kernel] = count;
+    }
+    return launches;
   }
 
   absl::Status EvaluateNow() {
@@ -250,10 +255,11 @@ class AttemptRun {
     NIBBLE_ASSIGN_OR_RETURN(const double loss, Evaluate(inputs_.base->config(), model_->ServingWeights(),
                                                         inputs_.eval.examples, context_.stream, [&] { return Stopping(); }));
     last_eval_loss_ = loss;
-    return Write("eval", {{"step", progress_.step}, {"eval_loss", loss}});
+    return Write("eval", {{"step", progress_.step}, {"eval_loss", loss}, {"launches", TakeLaunches()}});
   }
 
   absl::Status Save() {
+    const double began = Seconds();
     NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo saved,
                             SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity,
                                            model_->parameters(), moments_));
@@ -261,6 +267,7 @@ class AttemptRun {
     NIBBLE_RETURN_IF_ERROR(Write("checkpoint", {{"step", saved.step},
                                                 {"directory", relative},
                                                 {"bytes", saved.bytes},
+                                                {"duration_ms", (Seconds() - began) * 1000.0},
                                                 {"digest", saved.digest}}));
     return store::PruneCheckpoints(context_.files, context_.directory, std::max<std::int64_t>(1, spec_.run.keep_last));
   }
@@ -342,6 +349,8 @@ class AttemptRun {
                                                      model::SerializeRecord(record)));
     info.provenance["int8_digest"] = report.info.weights_digest;
     NIBBLE_RETURN_IF_ERROR(model::WriteArtifactInfo(context_.files, lora_directory, info));
+    NIBBLE_RETURN_IF_ERROR(Write("log", {{"message", base::StrCat("made the int8 form: weights ", report.info.weights_digest)},
+                                         {"launches", TakeLaunches()}}));
     return context_.files.RemoveAll(directory);
   }
 
