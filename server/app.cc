@@ -159,6 +159,7 @@ struct App::State {
   absl::Status OpenServing();
   absl::Status StartGrpc();
   absl::Status WriteServerFile();
+  std::string GrpcAddress() const;  // with the port that was taken
   absl::Status CheckJob(const jobs::JobSpec& spec);
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
@@ -216,6 +217,7 @@ absl::Status App::State::OpenJobs() {
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.max_queued = options.max_queued_jobs;
+  control.retry.scale = options.retry_backoff_scale;
   control.trainer_threads = options.threads;
   control.isa = options.isa;
   control.default_device = "cpu";
@@ -298,11 +300,15 @@ absl::Status App::State::StartGrpc() {
   return absl::OkStatus();
 }
 
+std::string App::State::GrpcAddress() const {
+  return StrCat(options.grpc_address.substr(0, options.grpc_address.rfind(':') + 1), grpc_port);
+}
+
 absl::Status App::State::WriteServerFile() {
   base::Json json = base::Json::object();
   json["pid"] = getpid();
-  json["grpc_port"] = grpc_port;
-  json["http_port"] = http->port();
+  json["grpc_address"] = GrpcAddress();
+  json["http_address"] = StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
   json["version"] = kVersion;
   return base::WriteFileAtomically(base::RealFileSystem(), base::JoinPath(state->layout.root(), kServerFile),
                                    base::Dump(json, 2) + "\n");
@@ -325,9 +331,7 @@ void App::State::Collect(telemetry::Metrics& out) {
     out.SetScheduler(resident->name, {.waiting = load.waiting,
                                       .running = load.running,
                                       .kv_blocks_used = load.used_pages,
-                                      .kv_blocks = load.total_pages,
-                                      .prompt_tokens = load.prompt_tokens,
-                                      .generated_tokens = load.generated_tokens});
+                                      .kv_blocks = load.total_pages});
   }
   for (int i = 0; i < jobs::kNumJobStates; ++i) {
     const auto job_state = static_cast<jobs::JobState>(i);
@@ -379,9 +383,7 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.OpenServing());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
   s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });
-  NIBBLE_ASSIGN_OR_RETURN(const http::HostPort host, http::ParseHostPort("--grpc_address", options.grpc_address));
-  const bool v6 = host.host.find(':') != std::string::npos;
-  s.controller->Run(StrCat(v6 ? "[" : "", host.host, v6 ? "]" : "", ":", s.grpc_port));
+  s.controller->Run(s.GrpcAddress());
   NIBBLE_RETURN_IF_ERROR(s.WriteServerFile());
   s.ready = true;
   base::LogInfo("ready", {{"grpc_port", StrCat(s.grpc_port)},

@@ -34,6 +34,7 @@ struct AppOptions {
   std::int64_t max_model_bytes = std::int64_t{64} << 30;
   std::int64_t max_queued_jobs = 1000;
   std::int64_t max_running_jobs = 1;
+  double retry_backoff_scale = 1.0;               // of the waits between attempts of a job
   absl::Duration drain = absl::Seconds(20);       // requests that run
   absl::Duration job_grace = absl::Seconds(20);   // trainers, for a checkpoint
 };

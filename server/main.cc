@@ -72,6 +72,8 @@ void AddFlags(CLI::App& cli, AppOptions& options, double& drain_s, double& job_g
   cli.add_option("--max_model_bytes", options.max_model_bytes, "Of one uploaded model")->check(CLI::PositiveNumber);
   cli.add_option("--max_queued_jobs", options.max_queued_jobs, "")->check(CLI::PositiveNumber);
   cli.add_option("--max_running_jobs", options.max_running_jobs, "")->check(CLI::Range(1, 64));
+  cli.add_option("--retry_backoff_scale", options.retry_backoff_scale, "Of the waits before a job is tried again")
+      ->check(CLI::NonNegativeNumber);
   cli.add_option("--drain_s", drain_s, "At shutdown: for requests that run")->check(CLI::NonNegativeNumber);
   cli.add_option("--job_grace_s", job_grace_s, "At shutdown: for trainers to write a checkpoint")->check(CLI::NonNegativeNumber);
 }

@@ -33,6 +33,7 @@ void AnswerSink::Begin(double queue_ms) {
 
 void AnswerSink::OnDelta(std::string_view text, std::span<const serve::TokenLogprob> tokens) {
   Begin(0);
+  context_.edge.metrics.TokensGenerated(context_.resident->name, tokens.size());
   v1::GenerateReply reply;
   auto* delta = reply.mutable_delta();
   delta->set_text(text.data(), text.size());
@@ -61,6 +62,7 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
   context_.edge.metrics.GenerateEnded(model, status.ok() ? serve::Name(finish.reason) : CodeName(status.code()),
                                       {.ttft_seconds = finish.usage.ttft_ms * 1e-3,
                                        .decode_seconds = finish.usage.decode_ms * 1e-3,
+                                       .prompt_tokens = finish.usage.ttft_ms > 0 ? finish.usage.prompt_tokens : 0,
                                        .completion_tokens = finish.usage.completion_tokens});
   if (status.ok()) {
     Begin(finish.usage.queue_ms);

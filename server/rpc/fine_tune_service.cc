@@ -143,7 +143,12 @@ grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call&) -> absl::Status {
     if (request->has_keep_checkpoint() && request->keep_checkpoint()) return NotBuilt("CancelJobRequest.keep_checkpoint");
     NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord before, jobs_.Get(request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Cancel(request->name()));
+    // A job with a trainer ends later, and is counted then.
+    if (job.state == jobs::JobState::kCancelled && !jobs::IsFinal(before.state) && !jobs::HasTrainer(before.state)) {
+      edge_.metrics.JobFinished(job.spec.method, "CANCELLED", absl::ToDoubleSeconds(edge_.clock.Now() - job.created));
+    }
     *response = ToProto(job);
     return absl::OkStatus();
   });

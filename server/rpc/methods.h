@@ -16,8 +16,7 @@ inline constexpr const char* kUnbuilt[] = {
     "GenerateRequest.json_schema", "GenerateRequest.regex", "GenerateRequest.choice", "GenerateRequest.priority",
     "GenerateRequest.queue_timeout", "Sampling.n", "Sampling.repetition_penalty", "Sampling.presence_penalty",
     "Sampling.frequency_penalty", "Sampling.logit_bias", "OutputOptions.include_special_tokens",
-    "ScoreRequest.chunk_tokens", "ScoreRequest.logits_digests", "ConvertModelRequest.checkpoint",
-    "ConvertModelRequest.calibration_dataset", "CancelJobRequest.keep_checkpoint", "UploadDatasetHeader.field_map",
+    "ConvertModelRequest.checkpoint", "ConvertModelRequest.calibration_dataset", "CancelJobRequest.keep_checkpoint", "UploadDatasetHeader.field_map",
     "UploadDatasetHeader.server_path"};
 
 void RegisterMethods(telemetry::Metrics& metrics);

@@ -26,14 +26,17 @@ class ScoreSink final : public serve::ResponseSink {
 
   void OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) override {
     for (const serve::TokenLogprob& token : logprobs) {
-      *response_->add_tokens() = ToProto(token, num_top_, true);
+      v1::TokenLogprob* added = response_->add_tokens();
+      *added = ToProto(token, num_top_, true);
+      added->set_logits_digest(token.logits_digest);
       sum_ += token.logprob;
       ++count_;
     }
   }
   void OnDelta(std::string_view, std::span<const serve::TokenLogprob>) override {}
   void OnFinish(const serve::Finish& finish) override {
-    edge_.metrics.GenerateEnded(resident_->name, finish.status.ok() ? "score" : CodeName(finish.status.code()), {});
+    edge_.metrics.GenerateEnded(resident_->name, finish.status.ok() ? "score" : CodeName(finish.status.code()),
+                                {.prompt_tokens = finish.status.ok() ? finish.usage.prompt_tokens : 0});
     if (finish.status.ok()) {
       const double loss = count_ > 0 ? -sum_ / static_cast<double>(count_) : 0;
       response_->set_mean_loss(loss);
@@ -71,8 +74,9 @@ absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::Scor
   if (request.top_n() < 0 || request.top_n() > kMaxTop) {
     return base::FieldError("top_n", base::StrCat("is ", request.top_n(), ", wanted 0 to ", kMaxTop));
   }
-  if (request.has_chunk_tokens()) return NotBuilt("ScoreRequest.chunk_tokens");
-  if (request.logits_digests()) return NotBuilt("ScoreRequest.logits_digests");
+  if (request.has_chunk_tokens() && request.chunk_tokens() < 1) {
+    return base::FieldError("chunk_tokens", base::StrCat("is ", request.chunk_tokens(), ", wanted at least 1"));
+  }
   NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(request.model()));
   serve::Request score;
   NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident->text));
@@ -80,6 +84,8 @@ absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::Scor
   response->add_tokens()->set_token_id(score.prompt.front());
   score.prompt_logprobs = true;
   score.top_logprobs = request.top_n();
+  score.logits_digests = request.logits_digests();
+  score.score_chunk = request.chunk_tokens();
   score.cancel = call->call().cancel();
   score.deadline = call->call().deadline();
   serve::Engine& engine = *resident->engine;

@@ -9,6 +9,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/forward.h"
+#include "server/model/record.h"
 #include "server/serve/sequence.h"
 
 namespace nibble::serve {
@@ -190,6 +191,7 @@ void Engine::Plan(Step* step) {
     const bool score = sequence.request.prompt_logprobs && !decoding;
     std::int64_t rows = sequence.unfed();
     if (!decoding) rows = std::min(rows, score ? std::min(prefill_left, score_left) : prefill_left);
+    if (score && sequence.request.score_chunk > 0) rows = std::min(rows, sequence.request.score_chunk);
     if (rows == 0) continue;
     if (!decoding) prefill_left -= rows;
     if (score) score_left -= rows;
@@ -271,6 +273,10 @@ absl::Status Engine::Digest(const Step& step, const kernels::Matrix& logits) {
           slice(0, predicting),
           std::span(sequence.tokens).subspan(static_cast<std::size_t>(first_position + 1), static_cast<std::size_t>(predicting)),
           request.top_logprobs, &scored));
+      for (std::size_t i = 0; request.logits_digests && i < scored.size(); ++i) {
+        const std::int64_t row = part.first_logit + static_cast<std::int64_t>(i);
+        scored[i].logits_digest = model::RowDigest(logits.Row<float>(row), logits.cols);
+      }
       sequence.sink->OnPromptLogprobs(scored);
     }
     if (sequence.unfed() > 0) continue;

@@ -32,6 +32,8 @@ struct Request {
   bool logprobs = false;
   std::int64_t top_logprobs = 0;                // alternatives a token, when logprobs
   bool prompt_logprobs = false;                 // Score: of prompt[1..] given what is before
+  bool logits_digests = false;                  // Score: of the logits behind each of them
+  std::int64_t score_chunk = 0;                 // Score: rows a step; 0: the engine's
   absl::Duration deadline = absl::InfiniteDuration();  // monotonic clock
   base::CancelToken cancel;
 };
@@ -40,6 +42,7 @@ struct TokenLogprob {
   std::int32_t token = 0;
   float logprob = 0;
   std::vector<std::pair<std::int32_t, float>> top;
+  std::string logits_digest{};  // model::RowDigest, where asked for
 };
 
 struct Usage {

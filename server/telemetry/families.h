@@ -135,12 +135,6 @@ struct Metrics::Families {
     if (const double more = value - counter.Value(); more > 0) counter.Increment(more);
   }
 
-  // Engines come and go under one model's name; their figures begin at 0 each time.
-  struct EngineTotals {
-    std::uint64_t prompt = 0;
-    std::uint64_t generated = 0;
-  };
-  std::map<std::string, EngineTotals> engines;  // by raise_mutex
   std::map<std::string, std::pair<double, double>> rates;  // by raise_mutex: generated tokens and time at the last scrape
 };
 

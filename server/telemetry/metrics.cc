@@ -156,29 +156,25 @@ void Metrics::SetScheduler(std::string_view model, const SchedulerState& state) 
   f.running.Add(labels).Set(static_cast<double>(state.running));
   f.kv_used.Add(labels).Set(static_cast<double>(state.kv_blocks_used));
   f.kv_blocks.Add(labels).Set(static_cast<double>(state.kv_blocks));
-  Counter& generated = f.generated_tokens.Add(labels);
-  Counter& prompt = f.prompt_tokens.Add(labels);
+  const double generated = f.generated_tokens.Add(labels).Value();
+  f.prompt_tokens.Add(labels);
   Gauge& rate = f.generate_rate.Add(labels);
   const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   std::lock_guard lock(f.raise_mutex);
-  Families::EngineTotals& last = f.engines[std::string(model)];
-  const auto add = [](Counter& counter, std::uint64_t value, std::uint64_t& before) {
-    counter.Increment(static_cast<double>(value >= before ? value - before : value));
-    before = value;
-  };
-  add(generated, state.generated_tokens, last.generated);
-  add(prompt, state.prompt_tokens, last.prompt);
   auto& [tokens_before, time_before] = f.rates[std::string(model)];
-  if (time_before > 0 && now > time_before) rate.Set((generated.Value() - tokens_before) / (now - time_before));
-  if (time_before == 0 || now > time_before) {
-    tokens_before = generated.Value();
-    time_before = now;
-  }
+  if (time_before > 0 && now > time_before) rate.Set((generated - tokens_before) / (now - time_before));
+  tokens_before = generated;
+  time_before = now;
+}
+
+void Metrics::TokensGenerated(std::string_view model, std::size_t tokens) {
+  if (tokens > 0) families_->generated_tokens.Add({{"model", ModelLabel(model)}}).Increment(static_cast<double>(tokens));
 }
 
 void Metrics::GenerateEnded(std::string_view model, std::string_view result, const GenerateSample& sample) {
   const std::string label = ModelLabel(model);
   families_->generate_requests.Add({{"model", label}, {"result", Text(result)}}).Increment();
+  families_->prompt_tokens.Add({{"model", label}}).Increment(static_cast<double>(sample.prompt_tokens));
   if (sample.ttft_seconds > 0) families_->ttft.Add({{"model", label}}, RequestBuckets()).Observe(sample.ttft_seconds);
   if (sample.completion_tokens > 1) {
     families_->tpot.Add({{"model", label}}, TokenBuckets())

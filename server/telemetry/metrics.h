@@ -29,8 +29,6 @@ struct SchedulerState {
   std::int64_t running = 0;
   std::int64_t kv_blocks_used = 0;
   std::int64_t kv_blocks = 0;
-  std::uint64_t prompt_tokens = 0;     // since the engine began
-  std::uint64_t generated_tokens = 0;
 };
 
 struct StepSample {
@@ -43,6 +41,7 @@ struct StepSample {
 struct GenerateSample {
   double ttft_seconds = 0;        // 0: no token was made
   double decode_seconds = 0;
+  std::int64_t prompt_tokens = 0;  // that were computed
   std::int64_t completion_tokens = 0;
 };
 
@@ -78,6 +77,7 @@ class Metrics {
 
   // Serving.
   void SetScheduler(std::string_view model, const SchedulerState& state);
+  void TokensGenerated(std::string_view model, std::size_t tokens);
   void GenerateEnded(std::string_view model, std::string_view result, const GenerateSample& sample);
   void ModelLoaded(std::string_view model, double seconds);
 

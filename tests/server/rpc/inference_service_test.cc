@@ -112,6 +112,37 @@ TEST_F(InferenceServiceTest, ScoreGivesEveryTokenButTheFirstALogprob) {
   EXPECT_NEAR(response.mean_loss(), -sum / 3, 1e-6);
 }
 
+// The bits of an int8 model do not depend on how many positions go through it at once.
+TEST_F(InferenceServiceTest, Int8LogitsAreTheSameForEveryChunk) {
+  v1::ConvertModelRequest convert;
+  convert.set_model("tiny");
+  convert.set_name("tiny8");
+  convert.set_target(v1::MODEL_FORMAT_INT8);
+  google::longrunning::Operation operation;
+  grpc::ClientContext convert_context;
+  ASSERT_TRUE(models_->ConvertModel(&convert_context, convert, &operation).ok());
+  ASSERT_TRUE(Wait(operation).has_response());
+  std::vector<std::string> digests[3];
+  const int chunks[] = {1, 7, 64};
+  for (std::size_t run = 0; run < 3; ++run) {
+    v1::ScoreRequest request;
+    request.set_model("tiny8");
+    for (int i = 0; i < 40; ++i) request.mutable_token_ids()->add_ids(3 + i * 7 % 100);
+    request.set_logits_digests(true);
+    request.set_chunk_tokens(chunks[run]);
+    v1::ScoreResponse response;
+    grpc::ClientContext context;
+    const auto status = inference_->Score(&context, request, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    ASSERT_EQ(response.tokens_size(), 40);
+    EXPECT_EQ(response.tokens(0).logits_digest(), "");
+    for (int i = 1; i < 40; ++i) digests[run].push_back(response.tokens(i).logits_digest());
+    EXPECT_EQ(digests[run].front().size(), 64u);
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+  EXPECT_EQ(digests[0], digests[2]);
+}
+
 TEST_F(InferenceServiceTest, TokenizeAndDetokenizeAreInverse) {
   v1::TokenizeRequest request;
   request.set_model("tiny");

@@ -63,15 +63,21 @@ TEST(MetricsTest, KernelLaunchesFollowTheCounterAndNeverFall) {
   EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_kernel_launches_total{device=\"cpu\",kernel=\"torch:mm\",phase=\"train\"}"), 11);
 }
 
-TEST(MetricsTest, AModelThatIsLoadedAgainGoesOnCounting) {
+TEST(MetricsTest, TokensAreCountedByModelAndTheSchedulerIsALevel) {
   Metrics metrics({}, {});
-  metrics.SetScheduler("m", {.generated_tokens = 10});
-  metrics.SetScheduler("m", {.generated_tokens = 25});
-  metrics.SetScheduler("m", {});  // unloaded
-  metrics.SetScheduler("m", {.running = 2, .generated_tokens = 4});
-  const auto samples = Samples(metrics.Scrape());
-  EXPECT_EQ(samples.at("nibble_generated_tokens_total{model=\"m\"}"), 29);
+  metrics.TokensGenerated("m", 3);
+  metrics.TokensGenerated("m", 1);
+  metrics.SetScheduler("m", {.running = 2, .kv_blocks_used = 5, .kv_blocks = 8});
+  metrics.GenerateEnded("m", "eos", {.prompt_tokens = 7});
+  auto samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at("nibble_generated_tokens_total{model=\"m\"}"), 4);
+  EXPECT_EQ(samples.at("nibble_prompt_tokens_total{model=\"m\"}"), 7);
   EXPECT_EQ(samples.at("nibble_requests_running{model=\"m\"}"), 2);
+  EXPECT_EQ(samples.at("nibble_kv_cache_used_blocks{model=\"m\"}"), 5);
+  metrics.SetScheduler("m", {});  // unloaded
+  samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at("nibble_requests_running{model=\"m\"}"), 0);
+  EXPECT_EQ(samples.at("nibble_generated_tokens_total{model=\"m\"}"), 4);
 }
 
 TEST(MetricsTest, ModelNamesBeyondTheLimitShareOneSeries) {
