@@ -1,0 +1,128 @@
+// Speed of the NF4 codecs and product, with shapes of SmolLM2-135M (576, 1536) and of larger models (4096). Dequantising
+// writes four bytes for each that it reads, so its rate counts both; products of few rows walk over copies of the weight
+// that no cache holds.
+#include <cstdio>
+#include <memory>
+#include <vector>
+
+#include "kernels/ops/dequantize_nf4.h"
+#include "kernels/ops/matmul_nf4.h"
+#include "kernels/ops/quantize_nf4.h"
+#include "tests/bench/bench.h"
+#include "tests/support/numeric.h"
+#include "tests/support/random.h"
+
+namespace nibble::bench {
+namespace {
+
+using kernels::DType;
+
+constexpr std::int64_t kColdBytes = std::int64_t{192} << 20;  // several times the last-level cache
+
+struct Weight {
+  Weight(std::int64_t n, std::int64_t k, std::int64_t copies) : n(n), k(k), codes(static_cast<std::size_t>(copies)) {
+    absmax.resize(static_cast<std::size_t>(n * kernels::Nf4RowBlocks(k)), 0.05f);
+    for (auto& copy : codes) {
+      copy.resize(static_cast<std::size_t>(n * kernels::Nf4RowBytes(k)));
+      for (std::size_t i = 0; i < copy.size(); ++i) copy[i] = static_cast<std::uint8_t>(support::Bits(1, i));
+    }
+  }
+  kernels::Nf4Weight view(std::int64_t call) const {
+    return {codes[static_cast<std::size_t>(call) % codes.size()].data(), absmax.data(), n, k};
+  }
+  std::int64_t n, k;
+  std::vector<std::vector<std::uint8_t>> codes;
+  std::vector<float> absmax;
+};
+
+kernels::Stream Plain(kernels::Stream stream) {
+  stream.isa = kernels::Isa::kPlain;
+  return stream;
+}
+
+void AddDequantize(Bench& bench, std::int64_t n, std::int64_t k, DType dtype) {
+  const auto w = std::make_shared<Weight>(n, k, 1);
+  const auto out = std::make_shared<std::vector<std::uint8_t>>(static_cast<std::size_t>(n * k * SizeOf(dtype)));
+  const auto run = [=](std::vector<std::uint8_t>* to, const kernels::Stream& stream) {
+    return kernels::DequantizeNf4({w->view(0), kernels::MakeMatrix(to->data(), dtype, n, k)}, stream).ok();
+  };
+  char name[80];
+  std::snprintf(name, sizeof name, "dequantize_nf4 %s N %d K %d", Name(dtype), static_cast<int>(n), static_cast<int>(k));
+  bench.Add({name, Roof::kRead, static_cast<double>(n * k) * (0.5625 + static_cast<double>(SizeOf(dtype))),
+             [=, &bench] {
+               std::vector<std::uint8_t> plain(out->size());
+               return run(out.get(), bench.stream()) && run(&plain, Plain(bench.stream())) && plain == *out;
+             },
+             [=, &bench](std::int64_t) {
+               if (!run(out.get(), bench.stream())) std::abort();
+             }});
+}
+
+void AddQuantize(Bench& bench, std::int64_t n, std::int64_t k) {
+  const auto x = std::make_shared<std::vector<float>>(support::NormalVector(1, n * k));
+  const auto w = std::make_shared<Weight>(n, k, 2);
+  const auto run = [=](std::size_t copy, const kernels::Stream& stream) {
+    return kernels::QuantizeNf4({kernels::MakeConstMatrix(x->data(), DType::kF32, n, k), w->codes[copy].data(),
+                                 w->absmax.data()}, stream).ok();
+  };
+  char name[80];
+  std::snprintf(name, sizeof name, "quantize_nf4 f32 N %d K %d", static_cast<int>(n), static_cast<int>(k));
+  bench.Add({name, Roof::kRead, static_cast<double>(n * k) * 4.5625,
+             [=, &bench] { return run(0, bench.stream()) && run(1, Plain(bench.stream())) && w->codes[0] == w->codes[1]; },
+             [=, &bench](std::int64_t) {
+               if (!run(0, bench.stream())) std::abort();
+             }});
+}
+
+void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype) {
+  struct Problem {
+    std::unique_ptr<Weight> w;
+    std::vector<std::uint8_t> x;
+    std::vector<float> y;
+  };
+  const bool decode = m <= 4;
+  const auto problem = std::make_shared<Problem>();
+  const auto run = [=](std::int64_t call, std::int64_t rows, const kernels::Stream& stream) {
+    if (problem->w == nullptr) {
+      problem->w = std::make_unique<Weight>(n, k, decode ? std::max<std::int64_t>(1, kColdBytes * 2 / (n * k)) : 1);
+      problem->x = support::ToBytes(support::NormalVector(2, m * k), dtype);
+      problem->y.resize(static_cast<std::size_t>(m * n));
+    }
+    return kernels::MatmulNf4({kernels::MakeConstMatrix(problem->x.data(), dtype, rows, k), problem->w->view(call),
+                               nullptr, kernels::MakeMatrix(problem->y.data(), DType::kF32, rows, n)}, stream).ok();
+  };
+  char name[80];
+  std::snprintf(name, sizeof name, "matmul_nf4 %s M %d N %d K %d", Name(dtype), static_cast<int>(m),
+                static_cast<int>(n), static_cast<int>(k));
+  const double weights = static_cast<double>(n * k);
+  bench.Add({name, decode ? Roof::kRead : Roof::kF32, weights * (decode ? 0.5625 : 2.0 * static_cast<double>(m)),
+             [=, &bench] {  // BEST_EFFORT: near the plain loops, not equal to them
+               const std::int64_t rows = std::min<std::int64_t>(m, 5);  // the plain loops are slow
+               if (!run(0, rows, bench.stream())) return false;
+               const std::vector<float> fast = problem->y;
+               if (!run(0, rows, Plain(bench.stream()))) return false;
+               return support::Cosine(fast, problem->y) > 0.999999;
+             },
+             [=, &bench](std::int64_t call) {
+               if (!run(call, m, bench.stream())) std::abort();
+             }});
+}
+
+}  // namespace
+}  // namespace nibble::bench
+
+int main(int argc, char** argv) {
+  using nibble::kernels::DType;
+  nibble::bench::Bench bench(argc, argv);
+  nibble::bench::AddQuantize(bench, 1536, 576);
+  nibble::bench::AddQuantize(bench, 4096, 4096);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    nibble::bench::AddDequantize(bench, 1536, 576, dtype);
+    nibble::bench::AddDequantize(bench, 4096, 4096, dtype);
+    for (const std::int64_t m : {1, 4, 256}) {
+      nibble::bench::AddMatmul(bench, m, 1536, 576, dtype);
+      nibble::bench::AddMatmul(bench, m, 4096, 4096, dtype);
+    }
+  }
+  return bench.Run();
+}
