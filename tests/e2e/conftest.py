@@ -40,7 +40,7 @@ class Server:
             assert self.process.poll() is None, f"nibbled ended with {self.process.returncode}: {self.read_log()}"
             if address_file.exists():
                 addresses = json.loads(address_file.read_text())
-                self.grpc, self.http = (f"127.0.0.1:{addresses[key]}" for key in ("grpc_port", "http_port"))
+                self.grpc, self.http = addresses["grpc_address"], addresses["http_address"]
                 try:
                     with urllib.request.urlopen(f"http://{self.http}/readyz", timeout=2) as answer:
                         if answer.status == 200:

@@ -1,0 +1,89 @@
+"""SmolLM2-135M-Instruct beside transformers on the same GGUF. Needs what `tests/run.sh --full` installs."""
+import math
+import pathlib
+import re
+
+import pytest
+
+from conftest import ROOT, Server
+
+pytestmark = pytest.mark.full
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+
+def gguf_path():
+    text = (ROOT / "build/deps/paths.cmake").read_text()
+    path = re.search(r'NIBBLE_SMOLLM2_GGUF\D*?"([^"]+)"', text).group(1)
+    return pathlib.Path(path.replace("${CMAKE_CURRENT_LIST_DIR}", str(ROOT / "build/deps")))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("real") / "state").start()
+    for dtype in ("f32", "bf16"):
+        server.run("models", "import", gguf_path(), "--name", dtype, "--dtype", dtype)
+    server.run("models", "convert", "f32", "--to", "int8", "--name", "int8")
+    server.run("models", "convert", "bf16", "--to", "nf4", "--name", "nf4")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def text():
+    """About 600 tokens of licence prose that every Debian has."""
+    return pathlib.Path("/usr/share/common-licenses/GPL-3").read_text()[2000:5200]
+
+
+@pytest.fixture(scope="module")
+def reference(text, server):
+    """Token ids as the server has them, and transformers' logprobs and most likely ids for them."""
+    ids = server.json("tokenize", "f32", "--text", text)["token_ids"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(str(gguf_path().parent), gguf_file=gguf_path().name, dtype=torch.float32)
+    model.eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0].double()
+    logprobs = torch.log_softmax(logits, -1)
+    return ids, [logprobs[i - 1, ids[i]].item() for i in range(1, len(ids))], logits.argmax(-1).tolist()
+
+
+def test_f32_agrees_with_transformers(server, text, reference):
+    ids, want, top = reference
+    got = server.json("score", "f32", "--text", text)
+    assert got["token_ids"] == ids and len(ids) >= 512
+    worst = max(abs(a - b) for a, b in zip(got["logprobs"][1:], want))
+    print(f"worst difference of {len(want)} logprobs: {worst:.2e}")
+    assert worst <= 1e-3
+    answer = server.json("generate", "f32", "--prompt", text[:400], "--max-tokens", 1)
+    prompt = server.json("tokenize", "f32", "--text", text[:400])["token_ids"]
+    if ids[:len(prompt)] == prompt:
+        assert answer["token_ids"][0] == top[len(prompt) - 1]
+
+
+def test_int8_stays_near_f32(server, text, reference):
+    ids, _, _ = reference
+    f32 = server.json("score", "f32", "--text", text)["logprobs"][1:513]
+    int8 = server.json("score", "int8", "--text", text)["logprobs"][1:513]
+    rms = math.sqrt(sum((a - b) ** 2 for a, b in zip(int8, f32)) / len(f32))
+    loss = sum(f32) / len(f32) - sum(int8) / len(int8)
+    print(f"int8 against f32 over {len(f32)} logprobs: rms {rms:.4f}, mean loss {loss:+.4f}")
+    assert rms <= 0.13
+    assert loss <= 0.015
+
+
+@pytest.mark.parametrize("model", ["f32", "bf16", "nf4", "int8"])
+def test_paris(server, model):
+    answer = server.json("chat", model, "--message", "What is the capital of France?", "--max-tokens", 32)
+    assert "Paris" in answer["text"]
+
+
+def test_first_load_quantises_and_serving_never_does_again(server):
+    def launches(kernel):
+        return sum(value for name, value in server.metrics().items() if name.startswith("nibble_kernel_launches_total")
+                   and f'kernel="{kernel}"' in name and 'phase="serve"' in name)
+    kernels = ("quantize_nf4", "double_quantize")
+    before = [launches(kernel) for kernel in kernels]
+    for _ in range(100):
+        server.run("generate", "int8", "--prompt", "The tide", "--max-tokens", 2)
+    assert [launches(kernel) for kernel in kernels] == before == [0, 0]
