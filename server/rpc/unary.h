@@ -1,6 +1,5 @@
 // Unary RPCs: the one place that times, counts, logs, maps errors and calls Finish().
 #pragma once
-#include <algorithm>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -58,16 +57,18 @@ grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context
   return call;
 }
 
-// Runs `start(call)` on a worker; it, or what it starts, calls Done once. Not begun after the deadline: the client's, or
-// Edge::default_deadline.
+// Runs `start(call)` on a worker; it, or what it starts, calls Done once. Not begun after the client's deadline or, where it
+// gave none, after `patience`.
 template <typename Start>
-grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, grpc::CallbackServerContext* context, const char* method, Start start) {
+grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, grpc::CallbackServerContext* context, const char* method, Start start,
+                                     absl::Duration patience = absl::InfiniteDuration()) {
   auto* call = new UnaryCall(edge, context, method);
-  const bool taken = edge.workers.TryRun([&edge, call, start = std::move(start)]() mutable {
-    const absl::Duration now = edge.clock.Monotonic();
+  const bool taken = edge.workers.TryRun([&edge, call, patience, start = std::move(start)]() mutable {
+    const absl::Duration given = call->call().deadline();
+    const absl::Duration limit = given == absl::InfiniteDuration() ? call->call().began() + patience : given;
     if (call->call().cancel().cancelled()) {
       call->Done(absl::CancelledError("cancelled before it began"));
-    } else if (now >= std::min(call->call().deadline(), call->call().began() + edge.default_deadline)) {
+    } else if (edge.clock.Monotonic() >= limit) {
       call->Done(absl::DeadlineExceededError("the deadline passed before it began"));
     } else {
       start(call);
@@ -83,7 +84,8 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, grpc::CallbackServerContext* co
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
   return UnaryAsync(edge, context, method,
-                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); });
+                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); },
+                    edge.default_deadline);
 }
 
 inline grpc::ServerUnaryReactor* UnaryNotBuilt(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
