@@ -57,7 +57,8 @@ std::string Key(const std::string& name, std::uint32_t type, const std::string& 
 }
 
 TEST(GgufTest, TheHandWrittenFileIsValid) {
-  const auto file = Parse(Writer().Bytes());
+  const std::string bytes = Writer().Bytes();  // the parsed file borrows them
+  const auto file = Parse(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ((*file)->tensors().size(), 2u);
   EXPECT_EQ((*file)->tensors().find("b")->second.shape, (std::vector<std::int64_t>{2, 32}));
@@ -164,7 +165,8 @@ TEST(GgufTest, GettersAreStrict) {
                 Key("u32s", 9, LittleEndian32(4) + LittleEndian64(1) + LittleEndian32(UINT32_MAX)) +
                 Key("strs", 9, LittleEndian32(8) + LittleEndian64(2) + Text("") + Text("ab"));
   writer.num_keys = 9;
-  const auto file = Parse(writer.Bytes());
+  const std::string bytes = writer.Bytes();
+  const auto file = Parse(bytes);
   ASSERT_TRUE(file.ok()) << file.status();
   const GgufFile& f = **file;
   EXPECT_EQ(*f.Int("u8"), 255);
