@@ -125,8 +125,8 @@ python3 - "$work/events.jsonl" "$work/job.json" "$work/answer.json" <<'END'
 import json, sys
 events = [json.loads(line) for line in open(sys.argv[1])]
 evals = [e for e in events if e["type"] == "eval"]
-trained = [e for e in evals if e.get("what") != "int8"]
-served = [e for e in evals if e.get("what") == "int8"]
+trained = [e for e in evals if e.get("subject") != "int8"]
+served = [e for e in evals if e.get("subject") == "int8"]
 progress = json.load(open(sys.argv[2]))["progress"]
 steps = [e for e in events if e["type"] == "step"]
 usage = json.load(open(sys.argv[3]))["usage"]
