@@ -47,8 +47,8 @@ absl::Status CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
   if (spec.data.max_seq_len > inputs.config.max_positions) {
     return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ", inputs.config.max_positions, " positions"));
   }
-  if (inputs.base_format != "f32" && inputs.base_format != "bf16") {
-    return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32 or bf16"));
+  if (inputs.base_format != "f32" && inputs.base_format != "bf16" && inputs.base_format != "nf4") {
+    return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32, bf16 or nf4"));
   }
   NIBBLE_RETURN_IF_ERROR(CheckData("train_dataset", inputs.train_path, spec.data.format.value_or(inputs.train_format), spec, inputs));
   if (!inputs.eval_path.has_value()) return absl::OkStatus();

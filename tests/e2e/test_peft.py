@@ -1,0 +1,173 @@
+"""Twenty QLoRA steps beside PEFT on the dequantised base: same data, same initial adapters, fp32 compute."""
+import json
+import math
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import small_model
+from conftest import PAGE, Server
+
+pytestmark = pytest.mark.full
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft")
+
+STEPS, RANK, ALPHA, LR, SEQ, SEED = 20, 4, 8, 5e-3, 96, 11
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+# QLoRA, arXiv:2305.14314, appendix E, by scipy's normal quantiles as bitsandbytes lists them.
+BOOK = np.array([-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+                 -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+                 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0], np.float32)
+TEXTS = [PAGE[i * 11: i * 11 + 90] for i in range(4)]
+
+
+def spec(**changes):
+    return {"base_model": "base", "train_dataset": "four",
+            "qlora": {"r": RANK, "alpha": changes.get("alpha", ALPHA), "seed": SEED, "compute_dtype": "COMPUTE_DTYPE_F32"},
+            "data": {"max_seq_len": SEQ, "packing": "PACKING_MODE_NONE"},
+            "optim": {"lr": changes.get("lr", LR), "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0},
+            "run": {"max_steps": STEPS, "micro_batch": len(TEXTS), "save_every": 1, "keep_last": 32},
+            "publish": {"output_model": changes["output"]}}
+
+
+def train(server, tmp_path, **changes):
+    path = tmp_path / f"{changes['output']}.json"
+    path.write_text(json.dumps(spec(**changes)))
+    events = server.lines("jobs", "create", "--spec", path, "--watch")
+    return [event["loss"] for event in events if event.get("type") == "step"]
+
+
+def dequantised(directory):
+    """The NF4 artifact's tensors in f32, by the formulas of docs/formats.md alone."""
+    stored = load_file(directory / "model.safetensors")
+    tensors = {}
+    for name, value in stored.items():
+        if name.endswith(("_absmax", "_absmax_factor", "_absmax_offset")):
+            continue
+        if value.dtype != np.uint8:
+            tensors[name] = value.astype(np.float32)
+            continue
+        factor = np.repeat(stored[name + "_absmax_factor"], 256)
+        absmax = stored[name + "_absmax"]
+        scale = (absmax.astype(np.float32).ravel() / factor[: absmax.size] + stored[name + "_absmax_offset"][0]).reshape(absmax.shape)
+        codes = np.stack([value >> 4, value & 15], -1).reshape(value.shape[0], -1)
+        tensors[name] = BOOK[codes] * np.repeat(scale, 64, 1)[:, : codes.shape[1]]
+    return tensors
+
+
+def philox_uniform(seed, index, stream):
+    """Philox4x32-10 (Salmon et al., SC'11) as the trainer draws adapters: 53 bits of the first two words."""
+    mask = np.uint64(0xFFFFFFFF)
+    index = np.asarray(index, np.uint64)
+    c = [index & mask, index >> np.uint64(32), np.full_like(index, stream & 0xFFFFFFFF), np.full_like(index, stream >> 32)]
+    k = [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [(p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k[0]), p1 & mask, (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k[1]), p0 & mask]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return ((c[0] << np.uint64(32) | c[1]) >> np.uint64(11)).astype(np.float64) * 2.0 ** -53
+
+
+def reference(directory, ids, mask_first=False):
+    """PEFT on transformers: losses, gradients of step 1, final adapters."""
+    config = transformers.LlamaConfig(**{key: value for key, value in small_model.CONFIG.items()
+                                         if key not in ("architectures", "model_type", "torch_dtype")})
+    model = transformers.LlamaForCausalLM(config)
+    tensors = {name: torch.from_numpy(value.copy()) for name, value in dequantised(directory).items()}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    model.load_state_dict(tensors, strict=True)
+    model = peft.get_peft_model(model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=LINEARS, lora_dropout=0.0))
+    parameters = {}
+    for name, parameter in model.named_parameters():
+        if "lora_" not in name:
+            continue
+        parts = name.split(".")
+        layer, module = int(parts[parts.index("layers") + 1]), parts[-4]
+        if "lora_A" in name:
+            values = philox_uniform(SEED, np.arange(parameter.numel()), layer * 7 + LINEARS.index(module))
+            bound = 1.0 / math.sqrt(parameter.shape[1])
+            parameter.data = torch.from_numpy(((2.0 * values - 1.0) * bound).astype(np.float32)).reshape(parameter.shape)
+        parameters[name.replace(".default", "")] = parameter
+    optimizer = torch.optim.AdamW(parameters.values(), lr=LR, weight_decay=0.0)
+    losses, first = [], {}
+    for step in range(STEPS):
+        total = sum(len(row) - 1 for row in ids) - (len(ids) if mask_first else 0)
+        loss = 0
+        for row in ids:
+            tokens = torch.tensor([row])
+            labels = tokens[0, 1:].clone()
+            if mask_first:
+                labels[0] = -100
+            loss = loss + torch.nn.functional.cross_entropy(model(tokens).logits[0, :-1], labels, reduction="sum")
+        loss = loss / total
+        optimizer.zero_grad()
+        loss.backward()
+        losses.append(loss.item())
+        if step == 0:
+            first = {name: parameter.grad.clone().numpy() for name, parameter in parameters.items()}
+        optimizer.step()
+    return losses, first, {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+
+
+def agree(ours, theirs):
+    return all(abs(a - b) <= 1e-3 * abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory, model_directory):
+    path = tmp_path_factory.mktemp("peft")
+    server = Server(path / "state").start()
+    server.run("models", "import", model_directory, "--name", "float", "--dtype", "f32")
+    server.run("models", "convert", "float", "--to", "nf4", "--name", "base")
+    (path / "four.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    server.run("datasets", "upload", path / "four.jsonl", "--name", "four")
+    ours = train(server, path, output="ours")
+    eos = small_model.CONFIG["eos_token_id"]
+    ids = [server.json("tokenize", "base", "--text", text)["token_ids"] + [eos] for text in TEXTS]
+    yield server, path, ours, ids, reference(server.state / "models/base", ids)
+    server.stop()
+
+
+def test_losses(raced):
+    _, _, ours, _, (theirs, _, _) = raced
+    print("worst relative difference of 20 losses:", max(abs(a - b) / b for a, b in zip(ours, theirs)))
+    assert theirs[-1] <= 0.9 * theirs[0]
+    assert agree(ours, theirs)
+
+
+def test_gradients_of_step_1(raced):
+    server, _, _, _, (_, first, _) = raced
+    checkpoint = next(server.state.glob("jobs/*/attempts/1/checkpoints/step-00000001/state.safetensors"))
+    state = load_file(checkpoint)
+    for name, want in first.items():
+        got = state[name + ".exp_avg"].ravel().astype(np.float64) / 0.1  # the first moment after one step
+        want = want.ravel().astype(np.float64)
+        if "lora_A" in name:  # B is 0 at the start, and so is A's gradient
+            assert np.abs(want).max() == 0 and np.abs(got).max() == 0
+            continue
+        cosine = got @ want / (np.linalg.norm(got) * np.linalg.norm(want))
+        assert cosine >= 0.9999, f"{name}: {cosine}"
+
+
+def test_final_adapters(raced):
+    server, path, _, _, (_, _, final) = raced
+    server.run("models", "export", "ours", "--format", "peft", "--out", path / "adapter")
+    ours = load_file(path / "adapter" / "adapter_model.safetensors")
+    assert ours.keys() == final.keys()
+    for name, want in final.items():
+        difference = np.linalg.norm(ours[name] - want) / np.linalg.norm(want)
+        assert difference <= 1e-2, f"{name}: {difference}"
+
+
+@pytest.mark.parametrize("changes", [{"alpha": 2 * ALPHA}, {"lr": 1.1 * LR}], ids=["alpha", "lr"])
+def test_a_wrong_setting_is_seen(raced, tmp_path, changes):
+    server, _, _, _, (theirs, _, _) = raced
+    assert not agree(train(server, tmp_path, output="wrong-" + next(iter(changes)), **changes), theirs)
+
+
+def test_a_wrong_mask_is_seen(raced):
+    server, _, ours, ids, _ = raced
+    assert not agree(ours, reference(server.state / "models/base", ids, mask_first=True)[0])
