@@ -269,10 +269,13 @@ absl::Status Engine::Digest(const Step& step, const kernels::Matrix& logits) {
       // Row r predicts the token after it; the last row of the prompt predicts what would be generated.
       const std::int64_t predicting = std::min(part.num_rows, sequence.prompt_size() - 1 - first_position);
       std::vector<TokenLogprob> scored;
-      NIBBLE_RETURN_IF_ERROR(logprobs(
-          slice(0, predicting),
-          std::span(sequence.tokens).subspan(static_cast<std::size_t>(first_position + 1), static_cast<std::size_t>(predicting)),
-          request.top_logprobs, &scored));
+      // The last row of the prompt may come alone: it predicts none of the prompt's tokens.
+      if (predicting > 0) {
+        NIBBLE_RETURN_IF_ERROR(logprobs(
+            slice(0, predicting),
+            std::span(sequence.tokens).subspan(static_cast<std::size_t>(first_position + 1), static_cast<std::size_t>(predicting)),
+            request.top_logprobs, &scored));
+      }
       for (std::size_t i = 0; request.logits_digests && i < scored.size(); ++i) {
         const std::int64_t row = part.first_logit + static_cast<std::int64_t>(i);
         scored[i].logits_digest = model::RowDigest(logits.Row<float>(row), logits.cols);

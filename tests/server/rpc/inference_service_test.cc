@@ -112,6 +112,19 @@ TEST_F(InferenceServiceTest, ScoreGivesEveryTokenButTheFirstALogprob) {
   EXPECT_NEAR(response.mean_loss(), -sum / 3, 1e-6);
 }
 
+TEST_F(InferenceServiceTest, ScoreOfOneTokenHasNoLogprobAndNoLoss) {
+  v1::ScoreRequest request;
+  request.set_model("tiny");
+  request.mutable_token_ids()->add_ids(5);
+  v1::ScoreResponse response;
+  grpc::ClientContext context;
+  const auto status = inference_->Score(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  ASSERT_EQ(response.tokens_size(), 1);
+  EXPECT_FALSE(response.tokens(0).has_logprob());
+  EXPECT_EQ(response.mean_loss(), 0);
+}
+
 // The bits of an int8 model do not depend on how many positions go through it at once.
 TEST_F(InferenceServiceTest, Int8LogitsAreTheSameForEveryChunk) {
   v1::ConvertModelRequest convert;
