@@ -22,6 +22,12 @@ inline __m128 Sum4(__m512 a, __m512 b, __m512 c, __m512 d) {
   return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
+// Asks for a cache line that may lie past the weight: an address, not a pointer into it.
+inline void Prefetch(const std::uint8_t* from, std::int64_t offset) {
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(offset);
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
+
 // f32 products; T is x's type, to which weights are rounded.
 template <typename T>
 struct Fma {
@@ -60,8 +66,10 @@ struct Fma {
     for (auto& row : sum) {
       for (__m512& s : row) s = _mm512_setzero_ps();
     }
+    const std::int64_t ahead = Nf4PrefetchBytes(row_bytes);
     for (std::int64_t b = 0; b < whole; ++b) {
       for (int r = 0; r < 4; ++r) {
+        if (b % 2 == 0) Prefetch(codes, r * row_bytes + b * 32 + ahead);
         const __m512 values = Values(absmax[r * row_blocks + b]);
         for (int i = 0; i < 2; ++i) {
           const std::uint8_t* at = codes + r * row_bytes + b * 32 + 16 * i;
@@ -147,8 +155,10 @@ struct Dot {
     for (auto& row : sum) {
       for (__m512& s : row) s = _mm512_setzero_ps();
     }
+    const std::int64_t ahead = Nf4PrefetchBytes(row_bytes);
     for (std::int64_t b = 0; b < whole; ++b) {
       for (int r = 0; r < 4; ++r) {
+        if (b % 2 == 0) Prefetch(codes, r * row_bytes + b * 32 + ahead);
         const __m512i values = Values(absmax[r * row_blocks + b]);
         const __m512i byte = Bytes(codes + r * row_bytes + b * 32);
         const __m512i even = _mm512_permutexvar_epi16(_mm512_srli_epi16(byte, 4), values);
