@@ -32,23 +32,35 @@ Client Client::Connect(const std::string& server, const ClientOptions& options) 
 
 Client::Client(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options)
     : options_(options),
-      stubs_(std::make_shared<Stubs>(Stubs{
-          v1::DatasetService::NewStub(channel), v1::FineTuneService::NewStub(channel), v1::ModelService::NewStub(channel),
-          v1::InferenceService::NewStub(channel), v1::ServerService::NewStub(channel),
-          google::longrunning::Operations::NewStub(channel)})) {}
+      stubs_(std::make_shared<Stubs>(Stubs{v1::DatasetService::NewStub(channel), v1::FineTuneService::NewStub(channel),
+                                           v1::ModelService::NewStub(channel), v1::InferenceService::NewStub(channel),
+                                           v1::ServerService::NewStub(channel),
+                                           google::longrunning::Operations::NewStub(channel)})) {}
 
 template <>
-v1::DatasetService::Stub& Client::StubFor() { return *stubs_->datasets; }
+v1::DatasetService::Stub& Client::StubFor() {
+  return *stubs_->datasets;
+}
 template <>
-v1::FineTuneService::Stub& Client::StubFor() { return *stubs_->jobs; }
+v1::FineTuneService::Stub& Client::StubFor() {
+  return *stubs_->jobs;
+}
 template <>
-v1::ModelService::Stub& Client::StubFor() { return *stubs_->models; }
+v1::ModelService::Stub& Client::StubFor() {
+  return *stubs_->models;
+}
 template <>
-v1::InferenceService::Stub& Client::StubFor() { return *stubs_->inference; }
+v1::InferenceService::Stub& Client::StubFor() {
+  return *stubs_->inference;
+}
 template <>
-v1::ServerService::Stub& Client::StubFor() { return *stubs_->server; }
+v1::ServerService::Stub& Client::StubFor() {
+  return *stubs_->server;
+}
 template <>
-google::longrunning::Operations::Stub& Client::StubFor() { return *stubs_->operations; }
+google::longrunning::Operations::Stub& Client::StubFor() {
+  return *stubs_->operations;
+}
 
 void Client::SetDeadline(grpc::ClientContext& context, absl::Duration deadline) {
   if (deadline != absl::InfiniteDuration()) context.set_deadline(absl::ToChronoTime(absl::Now() + deadline));

@@ -23,7 +23,8 @@
 namespace nibble::client {
 
 struct ClientOptions {
-  // Of a call that answers at once. Loads, operations, streams and generation have none of their own: they end when they end.
+  // Of a call that answers at once. Loads, operations, streams and generation have none of their own: they end when
+  // they end.
   absl::Duration deadline = absl::Seconds(60);
   // Of calls that have no deadline above; infinite unless the user asks.
   absl::Duration long_deadline = absl::InfiniteDuration();
@@ -64,11 +65,10 @@ class Client {
   // Streams the files (client/files_to_send.h) of a model; the id is for ImportModelRequest.
   absl::StatusOr<v1::UploadModelResponse> UploadModel(const std::string& name, const std::vector<FileToSend>& files,
                                                       const OnProgress& progress);
-  // Writes the files of an export under `directory`, which is made; each appears whole or not at all. Paths, sizes and digests
-  // are checked: DataLoss, InvalidArgument. Returns the files, with digests.
+  // Writes the files of an export under `directory`, which is made; each appears whole or not at all. Paths, sizes and
+  // digests are checked: DataLoss, InvalidArgument. Returns the files, with digests.
   absl::StatusOr<std::vector<v1::FileEntry>> DownloadArtifact(const std::string& artifact_id,
-                                                              const std::string& directory,
-                                                              const OnProgress& progress);
+                                                              const std::string& directory, const OnProgress& progress);
 
   // Waits for the end of an operation and unpacks its response. The operation's own error comes back as the status.
   template <typename Response>
@@ -79,14 +79,14 @@ class Client {
     return response;
   }
 
-  // Every event of the job with a sequence above `after_sequence`, once and in order, over as many connections as that takes;
-  // gaps that a slow reader got are filled from the log. The Snapshot that opens each stream is not passed on. Ends with the
-  // job as it is at the end; when `on_event` says so, with its status.
+  // Every event of the job with a sequence above `after_sequence`, once and in order, over as many connections as that
+  // takes; gaps that a slow reader got are filled from the log. The Snapshot that opens each stream is not passed on.
+  // Ends with the job as it is at the end; when `on_event` says so, with its status.
   absl::StatusOr<v1::Job> WatchJob(const std::string& name, std::int64_t after_sequence,
                                    const std::function<absl::Status(const v1::JobEvent&)>& on_event);
 
-  // Passes on every message of a stream that keeps the order start, deltas, finishes, usage; DataLoss otherwise. An error of
-  // `on_reply` cancels the call and is returned.
+  // Passes on every message of a stream that keeps the order start, deltas, finishes, usage; DataLoss otherwise. An
+  // error of `on_reply` cancels the call and is returned.
   absl::Status GenerateStream(const v1::GenerateRequest& request, bool chat,
                               const std::function<absl::Status(const v1::GenerateReply&)>& on_reply);
 

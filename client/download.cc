@@ -28,9 +28,7 @@ bool SafePath(const std::string& path) {
   return true;
 }
 
-absl::Status Broken(std::string_view what) {
-  return absl::DataLossError(base::StrCat("malformed answer: ", what));
-}
+absl::Status Broken(std::string_view what) { return absl::DataLossError(base::StrCat("malformed answer: ", what)); }
 
 // Writes one file after the other: beside its name first, renamed when its digest fits.
 class Receiver {
@@ -63,7 +61,8 @@ class Receiver {
 
   absl::Status Finish(const std::string& sha256) {
     NIBBLE_RETURN_IF_ERROR(End());
-    if (all_.HexDigest() != sha256) return absl::DataLossError("the files' SHA-256 is not the one that the server gave");
+    if (all_.HexDigest() != sha256)
+      return absl::DataLossError("the files' SHA-256 is not the one that the server gave");
     return absl::OkStatus();
   }
 

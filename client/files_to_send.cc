@@ -19,7 +19,8 @@ constexpr std::uint64_t kMaxIndexBytes = 64u << 20;
 
 bool EndsWith(const std::string& text, std::string_view end) { return text.ends_with(end); }
 
-// The shards that an index names. An index that cannot be read names none: the server is sent everything and says what is wrong.
+// The shards that an index names. An index that cannot be read names none: the server is sent everything and says what
+// is wrong.
 std::set<std::string> ShardsOf(const std::string& index_path) {
   std::set<std::string> shards;
   const auto text = base::RealFileSystem().Read(index_path, kMaxIndexBytes);
@@ -36,8 +37,7 @@ std::set<std::string> ShardsOf(const std::string& index_path) {
 
 bool IsText(const std::string& name) {
   return name == "config.json" || name == "generation_config.json" || name == "chat_template.jinja" ||
-         name == "adapter_config.json" || name == kIndex ||
-         (name.starts_with("tokenizer") && EndsWith(name, ".json"));
+         name == "adapter_config.json" || name == kIndex || (name.starts_with("tokenizer") && EndsWith(name, ".json"));
 }
 
 absl::StatusOr<FileToSend> Entry(const std::filesystem::path& path) {
@@ -78,7 +78,8 @@ absl::StatusOr<std::vector<FileToSend>> FilesToImport(const std::string& path) {
 
   const auto has = [&](std::string_view name) { return std::binary_search(names.begin(), names.end(), name); };
   const bool directory_model = has("config.json") || has("adapter_config.json");
-  const std::set<std::string> shards = has(kIndex) ? ShardsOf((fs::path(path) / kIndex).string()) : std::set<std::string>();
+  const std::set<std::string> shards =
+      has(kIndex) ? ShardsOf((fs::path(path) / kIndex).string()) : std::set<std::string>();
   for (const std::string& name : names) {
     const bool shard = EndsWith(name, ".safetensors") && (shards.empty() || shards.contains(name));
     const bool wanted = directory_model ? IsText(name) || shard : EndsWith(name, ".gguf");

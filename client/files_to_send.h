@@ -14,9 +14,9 @@ struct FileToSend {
   std::int64_t size_bytes = 0;
 };
 
-// `path` is a .gguf file, or a directory: then its config.json, weights (*.safetensors; where there is an index, those that it
-// names), tokenizer*.json, chat_template.jinja, generation_config.json and adapter_config.json, or, without a config, its one
-// .gguf. Nothing else leaves the machine. NotFound, InvalidArgument.
+// `path` is a .gguf file, or a directory: then its config.json, weights (*.safetensors; where there is an index, those
+// that it names), tokenizer*.json, chat_template.jinja, generation_config.json and adapter_config.json, or, without a
+// config, its one .gguf. Nothing else leaves the machine. NotFound, InvalidArgument.
 absl::StatusOr<std::vector<FileToSend>> FilesToImport(const std::string& path);
 
 }  // namespace nibble::client

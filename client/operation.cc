@@ -57,8 +57,8 @@ absl::Status Client::WaitInto(google::longrunning::Operation operation, const On
     return absl::DataLossError("malformed answer: an operation failed with code OK");
   }
   if (!operation.has_response() || !operation.response().UnpackTo(&response)) {
-    return absl::DataLossError(base::StrCat("malformed answer: operation ", operation.name(), " ended without a ",
-                                            response.GetTypeName()));
+    return absl::DataLossError(
+        base::StrCat("malformed answer: operation ", operation.name(), " ended without a ", response.GetTypeName()));
   }
   return absl::OkStatus();
 }

@@ -20,9 +20,8 @@ absl::Status Make(int code, const std::string& message, const google::rpc::Statu
   absl::Status status(known, message);
   for (const auto& any : details.details()) {
     if (google::rpc::ErrorInfo info; any.UnpackTo(&info)) {
-      status = base::WithReason(
-          status, info.reason(),
-          std::map<std::string, std::string>(info.metadata().begin(), info.metadata().end()));
+      status = base::WithReason(status, info.reason(),
+                                std::map<std::string, std::string>(info.metadata().begin(), info.metadata().end()));
     } else if (google::rpc::BadRequest bad; any.UnpackTo(&bad)) {
       status.SetPayload(kBadRequestUrl, absl::Cord(bad.SerializeAsString()));
     } else if (google::rpc::RetryInfo retry; any.UnpackTo(&retry)) {

@@ -12,8 +12,8 @@
 
 namespace nibble::client {
 
-// Reason and metadata are read back by base::Reason and base::ReasonMetadata. Details that cannot be parsed are left out; code
-// and message stay.
+// Reason and metadata are read back by base::Reason and base::ReasonMetadata. Details that cannot be parsed are left
+// out; code and message stay.
 absl::Status FromGrpc(const grpc::Status& status);
 absl::Status FromProto(const google::rpc::Status& status);
 

@@ -40,7 +40,8 @@ absl::Status Read(std::FILE* file, const std::string& path, std::string& chunk) 
   return absl::OkStatus();
 }
 
-// Sends one file's chunks. False from `send` means that the server ended the call: its status tells more than we know here.
+// Sends one file's chunks. False from `send` means that the server ended the call: its status tells more than we know
+// here.
 absl::Status SendFile(const std::string& path, std::int64_t size, base::Sha256& digest, bool& ended,
                       const std::function<bool(std::string&&)>& send, const std::function<void(std::int64_t)>& sent) {
   NIBBLE_ASSIGN_OR_RETURN(File file, Open(path));
@@ -75,7 +76,8 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
     NIBBLE_ASSIGN_OR_RETURN(File file, Open(path));
     if (std::fseek(file.get(), 0, SEEK_END) != 0 || (size = std::ftell(file.get())) < 0 ||
         size == std::numeric_limits<long>::max()) {  // A directory "ends" there.
-      return base::WithReason(absl::InvalidArgumentError(base::StrCat(path, " is not a file that can be read")), "FILE");
+      return base::WithReason(absl::InvalidArgumentError(base::StrCat(path, " is not a file that can be read")),
+                              "FILE");
     }
   }
   header.set_size_bytes(size);

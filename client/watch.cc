@@ -19,7 +19,8 @@ bool IsFinal(v1::JobState state) {
 
 using OnEvent = std::function<absl::Status(const v1::JobEvent&)>;
 
-// The connection went, not the job. A stream that loses its transport may also end UNKNOWN, which servers give no reason to.
+// The connection went, not the job. A stream that loses its transport may also end UNKNOWN, which servers give no
+// reason to.
 bool IsLost(const absl::Status& status) {
   return absl::IsUnavailable(status) || (absl::IsUnknown(status) && base::Reason(status).empty());
 }

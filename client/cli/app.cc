@@ -41,7 +41,8 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   app.fallthrough();  // Global options may also follow the command.
   app.add_option("--server", session.server, "HOST:PORT of nibbled")->capture_default_str();
   app.add_flag("--json", session.json, "Print JSON, and nothing else, on stdout");
-  app.add_option("--timeout", session.timeout_s, "Seconds that a call may take (default 60, or no limit where work is long)")
+  app.add_option("--timeout", session.timeout_s,
+                 "Seconds that a call may take (default 60, or no limit where work is long)")
       ->check(CLI::PositiveNumber);
   AddModelCommands(app, session);
   AddDatasetCommands(app, session);

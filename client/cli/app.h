@@ -13,14 +13,14 @@ namespace nibble::cli {
 
 // Exit codes, part of the contract with scripts.
 inline constexpr int kExitOk = 0;
-inline constexpr int kExitOther = 1;               // also: not equal (verify), a watched job that failed
-inline constexpr int kExitUsage = 2;               // the command line itself
+inline constexpr int kExitOther = 1;  // also: not equal (verify), a watched job that failed
+inline constexpr int kExitUsage = 2;  // the command line itself
 inline constexpr int kExitNotFound = 3;
 inline constexpr int kExitBadInput = 4;            // INVALID_ARGUMENT, OUT_OF_RANGE
 inline constexpr int kExitUnavailable = 5;         // no server, or one that drains
 inline constexpr int kExitFailedPrecondition = 6;  // also ALREADY_EXISTS, ABORTED
 inline constexpr int kExitResourceExhausted = 7;
-inline constexpr int kExitCancelled = 8;           // also DEADLINE_EXCEEDED, a watched job that was cancelled
+inline constexpr int kExitCancelled = 8;  // also DEADLINE_EXCEEDED, a watched job that was cancelled
 
 int ExitCode(const absl::Status& status);
 

@@ -46,7 +46,8 @@ absl::Status Preview(Session& session, const std::string& name, const std::strin
   request.set_dataset(name);
   request.set_model(model);
   request.set_n(rows);
-  NIBBLE_ASSIGN_OR_RETURN(const auto preview, session.client().LongCall(&DatasetService::Stub::PreviewDataset, request));
+  NIBBLE_ASSIGN_OR_RETURN(const auto preview,
+                          session.client().LongCall(&DatasetService::Stub::PreviewDataset, request));
   if (session.json) {
     session.Print(PreviewJson(preview));
     return absl::OkStatus();
@@ -114,7 +115,8 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
     sub->add_option("--name", o->name, "Name of the new dataset")->required();
     sub->add_option("--format", o->format, "Shape of the rows (default: found from the first)")
         ->check(CLI::IsMember({"text", "prompt_completion", "chat"}));
-    sub->callback([&session, o] { session.command = [&session, o] { return Upload(session, o->file, o->name, o->format); }; });
+    sub->callback(
+        [&session, o] { session.command = [&session, o] { return Upload(session, o->file, o->name, o->format); }; });
   }
   {
     CLI::App* sub = datasets.add_subcommand("preview", "The first rows as training would see them");
@@ -126,7 +128,8 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
     sub->add_option("NAME", o->name, "Dataset")->required();
     sub->add_option("--model", o->model, "Whose tokenizer and template are used")->required();
     sub->add_option("-n", o->rows, "Rows")->capture_default_str();
-    sub->callback([&session, o] { session.command = [&session, o] { return Preview(session, o->name, o->model, o->rows); }; });
+    sub->callback(
+        [&session, o] { session.command = [&session, o] { return Preview(session, o->name, o->model, o->rows); }; });
   }
   datasets.add_subcommand("list", "All datasets")->callback([&session] {
     session.command = [&session] { return List(session); };

@@ -63,7 +63,8 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
     if (reply.has_delta()) {
       text += reply.delta().text();
       // What a terminal shows must not steer it; a pipe gets the bytes.
-      session.out() << (session.terminal.out_is_tty ? Printable(reply.delta().text()) : reply.delta().text()) << std::flush;
+      session.out() << (session.terminal.out_is_tty ? Printable(reply.delta().text()) : reply.delta().text())
+                    << std::flush;
       for (const auto& token : reply.delta().logprobs()) {
         session.terminal.err << token.token_id() << '\t' << token.logprob() << '\n';
       }
@@ -75,8 +76,8 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
   session.out() << '\n' << std::flush;
   if (session.terminal.err_is_tty) {
     const int decoded = usage.completion_tokens() - 1;
-    session.terminal.err << "[" << usage.prompt_tokens() << " + " << usage.completion_tokens() << " tokens, first after "
-                         << HumanNumber(usage.ttft_ms(), 4) << " ms";
+    session.terminal.err << "[" << usage.prompt_tokens() << " + " << usage.completion_tokens()
+                         << " tokens, first after " << HumanNumber(usage.ttft_ms(), 4) << " ms";
     if (decoded > 0 && usage.decode_ms() > 0) {
       session.terminal.err << ", then " << HumanNumber(decoded * 1e3 / usage.decode_ms(), 4) << " tokens/s";
     }
@@ -181,7 +182,8 @@ absl::Status Tokenize(Session& session, const std::string& model, const std::str
     return absl::OkStatus();
   }
   for (int i = 0; i < answer.token_ids_size(); ++i) {
-    session.out() << answer.token_ids(i) << '\t' << (i < answer.tokens_size() ? Printable(answer.tokens(i)) : "") << '\n';
+    session.out() << answer.token_ids(i) << '\t' << (i < answer.tokens_size() ? Printable(answer.tokens(i)) : "")
+                  << '\n';
   }
   return absl::OkStatus();
 }

@@ -31,7 +31,8 @@ void PrintJob(Session& session, const v1::Job& job) {
   table.Add({"peak memory", HumanBytes(job.progress().peak_memory_bytes())});
   if (job.has_latest_step()) table.Add({"loss", HumanNumber(job.latest_step().loss(), 6)});
   if (job.has_latest_eval()) {
-    table.Add({"eval loss", base::StrCat(HumanNumber(job.latest_eval().eval_loss(), 6), " at step ", job.latest_eval().step())});
+    table.Add({"eval loss",
+               base::StrCat(HumanNumber(job.latest_eval().eval_loss(), 6), " at step ", job.latest_eval().step())});
   }
   if (job.has_int8_eval()) table.Add({"eval loss, int8", HumanNumber(job.int8_eval().eval_loss(), 6)});
   table.Add({"output", job.output_model()});
@@ -42,13 +43,14 @@ void PrintJob(Session& session, const v1::Job& job) {
 // The end of a watched job as the program's own.
 absl::Status Outcome(const v1::Job& job) {
   if (job.state() == v1::JOB_STATE_SUCCEEDED) return absl::OkStatus();
-  if (job.state() == v1::JOB_STATE_CANCELLED) return absl::CancelledError(base::StrCat("job ", job.name(), " was cancelled"));
+  if (job.state() == v1::JOB_STATE_CANCELLED)
+    return absl::CancelledError(base::StrCat("job ", job.name(), " was cancelled"));
   const absl::Status error = client::FromProto(job.error());
   // A failed job is not a failed call: its own code would read as the client's fault.
-  return base::WithReason(absl::InternalError(base::StrCat("job ", job.name(), " ended ", Upper(job.state()), ": ",
-                                                           error.message().empty() ? job.state_reason().message()
-                                                                                   : job.error().message())),
-                          base::Reason(error), base::ReasonMetadata(error));
+  return base::WithReason(
+      absl::InternalError(base::StrCat("job ", job.name(), " ended ", Upper(job.state()), ": ",
+                                       error.message().empty() ? job.state_reason().message() : job.error().message())),
+      base::Reason(error), base::ReasonMetadata(error));
 }
 
 absl::Status Watch(Session& session, const std::string& id) {
@@ -88,8 +90,8 @@ absl::Status List(Session& session) {
     NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&FineTuneService::Stub::ListJobs, request));
     for (const v1::Job& job : page.jobs()) {
       list.push_back(JobJson(job));
-      table.Add({job.name(), Upper(job.state()), MethodName(job.spec()), job.spec().base_model(), StepsText(job.progress()),
-                 HumanNumber(job.progress().tokens_per_s(), 4), job.output_model()});
+      table.Add({job.name(), Upper(job.state()), MethodName(job.spec()), job.spec().base_model(),
+                 StepsText(job.progress()), HumanNumber(job.progress().tokens_per_s(), 4), job.output_model()});
     }
     if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
       return absl::DataLossError("malformed answer: the pages do not end");
@@ -199,12 +201,16 @@ void AddJobCommands(CLI::App& app, Session& session) {
       session.command = [&session, o] { return Create(session, o->flags, o->request_id, o->watch); };
     });
   }
-  jobs.add_subcommand("list", "All jobs")->callback([&session] { session.command = [&session] { return List(session); }; });
+  jobs.add_subcommand("list", "All jobs")->callback([&session] {
+    session.command = [&session] { return List(session); };
+  });
   AddWithId(jobs, session, "get", "One job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
   AddWithId(jobs, session, "watch", "Print every event from the first until the job ends", &Watch);
   AddWithId(jobs, session, "cancel", "Stop a job", &One<v1::CancelJobRequest, &FineTuneService::Stub::CancelJob>);
-  AddWithId(jobs, session, "pause", "Checkpoint a job and stop it", &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
-  AddWithId(jobs, session, "resume", "Queue a paused job again", &One<v1::ResumeJobRequest, &FineTuneService::Stub::ResumeJob>);
+  AddWithId(jobs, session, "pause", "Checkpoint a job and stop it",
+            &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
+  AddWithId(jobs, session, "resume", "Queue a paused job again",
+            &One<v1::ResumeJobRequest, &FineTuneService::Stub::ResumeJob>);
   AddWithId(jobs, session, "checkpoints", "The checkpoints of a job", &Checkpoints);
   AddWithId(jobs, session, "delete", "Delete a job that has ended", &Delete);
 }

@@ -66,7 +66,8 @@ absl::StatusOr<v1::JobSpec> BuildSpec(const JobFlags& flags) {
   if (flags.eval_every.has_value()) spec.mutable_run()->set_eval_every(*flags.eval_every);
 
   // What no server can do without; the rest is for it to judge.
-  if (spec.method_case() == v1::JobSpec::METHOD_NOT_SET) return base::FieldError("method", "is missing: --method, or in --spec");
+  if (spec.method_case() == v1::JobSpec::METHOD_NOT_SET)
+    return base::FieldError("method", "is missing: --method, or in --spec");
   if (spec.base_model().empty()) return base::FieldError("base_model", "is missing: --base, or in --spec");
   if (spec.train_dataset().empty()) return base::FieldError("train_dataset", "is missing: --dataset, or in --spec");
   return spec;

@@ -6,7 +6,11 @@
 
 int main(int argc, char** argv) {
   std::ios::sync_with_stdio(false);
-  nibble::cli::Terminal terminal{std::cin, std::cout, std::cerr, isatty(STDIN_FILENO) != 0, isatty(STDOUT_FILENO) != 0,
+  nibble::cli::Terminal terminal{std::cin,
+                                 std::cout,
+                                 std::cerr,
+                                 isatty(STDIN_FILENO) != 0,
+                                 isatty(STDOUT_FILENO) != 0,
                                  isatty(STDERR_FILENO) != 0};
   return nibble::cli::Run(std::vector<std::string>(argv + 1, argv + argc), terminal, &nibble::client::Client::Connect);
 }

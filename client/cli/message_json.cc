@@ -18,13 +18,13 @@
 namespace nibble::cli {
 namespace {
 
+using base::Json;
 using google::protobuf::Descriptor;
 using google::protobuf::EnumDescriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 using google::protobuf::util::TimeUtil;
-using base::Json;
 
 constexpr std::int64_t kMaxDurationSeconds = 315'576'000'000;  // protobuf's own limit: 10,000 years
 
@@ -54,8 +54,8 @@ Json ValueJson(const Message& message, const FieldDescriptor& field, int index) 
     case FieldDescriptor::CPPTYPE_BOOL:
       return many ? r.GetRepeatedBool(message, &field, index) : r.GetBool(message, &field);
     case FieldDescriptor::CPPTYPE_ENUM:
-      return LowerEnumName(*field.enum_type(), many ? r.GetRepeatedEnumValue(message, &field, index)
-                                                    : r.GetEnumValue(message, &field));
+      return LowerEnumName(*field.enum_type(),
+                           many ? r.GetRepeatedEnumValue(message, &field, index) : r.GetEnumValue(message, &field));
     case FieldDescriptor::CPPTYPE_STRING:
       return many ? r.GetRepeatedString(message, &field, index) : r.GetString(message, &field);
     case FieldDescriptor::CPPTYPE_MESSAGE:
@@ -86,12 +86,14 @@ class Setter {
     // 1e3 is an integer too.
     const bool whole = value.is_number_float() && std::trunc(value.get<double>()) == value.get<double>() &&
                        std::abs(value.get<double>()) < 9e15;
-    const bool fits = value.is_number_unsigned()
-                          ? value.get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())
-                          : value.is_number_integer() || whole;
+    const bool fits =
+        value.is_number_unsigned()
+            ? value.get<std::uint64_t>() <= static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())
+            : value.is_number_integer() || whole;
     if (!fits) return WrongType(path_, value, "a whole number");
     const std::int64_t number = whole ? static_cast<std::int64_t>(value.get<double>()) : value.get<std::int64_t>();
-    if (number < low || number > high) return WrongType(path_, value, base::StrCat("a number from ", low, " to ", high));
+    if (number < low || number > high)
+      return WrongType(path_, value, base::StrCat("a number from ", low, " to ", high));
     put(number);
     return absl::OkStatus();
   }
@@ -134,10 +136,9 @@ absl::Status Setter::Set(const Json& value) {
                           many ? r_.AddInt32(&message_, &field_, number) : r_.SetInt32(&message_, &field_, number);
                         });
     case FieldDescriptor::CPPTYPE_INT64:
-      return SetInteger(value, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max(),
-                        [&](std::int64_t v) {
-                          many ? r_.AddInt64(&message_, &field_, v) : r_.SetInt64(&message_, &field_, v);
-                        });
+      return SetInteger(
+          value, std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max(),
+          [&](std::int64_t v) { many ? r_.AddInt64(&message_, &field_, v) : r_.SetInt64(&message_, &field_, v); });
     case FieldDescriptor::CPPTYPE_DOUBLE:
       if (!value.is_number()) return WrongType(path_, value, "a number");
       many ? r_.AddDouble(&message_, &field_, value.get<double>())

@@ -159,10 +159,9 @@ absl::Status Verify(Session& session, const std::string& name) {
   }
   if (answer.rows() < 1) return absl::DataLossError(base::StrCat(name, ": nothing was compared"));
   const auto& first = answer.first_difference();
-  return absl::DataLossError(base::StrCat(name, ": ", answer.differing_rows(), " of ", answer.rows(),
-                                          " rows differ, the first is row ", first.row(), " (token ", first.token_id(),
-                                          "): recorded ", first.recorded_digest(), ", computed ",
-                                          first.computed_digest()));
+  return absl::DataLossError(base::StrCat(
+      name, ": ", answer.differing_rows(), " of ", answer.rows(), " rows differ, the first is row ", first.row(),
+      " (token ", first.token_id(), "): recorded ", first.recorded_digest(), ", computed ", first.computed_digest()));
 }
 
 struct ConvertOptions {
@@ -192,8 +191,8 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ConvertModel, request));
   Progress progress(session.terminal);
-  NIBBLE_ASSIGN_OR_RETURN(
-      const auto answer, session.client().Wait<v1::ConvertModelResponse>(std::move(operation), Show(progress)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer,
+                          session.client().Wait<v1::ConvertModelResponse>(std::move(operation), Show(progress)));
   progress.End();
   if (session.json) {
     base::Json json = ModelJson(answer.model());
@@ -215,23 +214,23 @@ absl::Status Export(Session& session, const std::string& name, const std::string
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ExportModel, request));
   Progress progress(session.terminal);
-  NIBBLE_ASSIGN_OR_RETURN(
-      const auto answer, session.client().Wait<v1::ExportModelResponse>(std::move(operation), Show(progress)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer,
+                          session.client().Wait<v1::ExportModelResponse>(std::move(operation), Show(progress)));
   std::int64_t total = 0;
   for (const auto& file : answer.files()) total += file.size_bytes();
-  NIBBLE_ASSIGN_OR_RETURN(const auto files,
-                          session.client().DownloadArtifact(
-                              answer.artifact_id(), out,
-                              [&](const std::string& stage, std::int64_t done, std::int64_t) {
-                                progress.Update(stage, done, total);
-                              }));
+  NIBBLE_ASSIGN_OR_RETURN(
+      const auto files, session.client().DownloadArtifact(
+                            answer.artifact_id(), out, [&](const std::string& stage, std::int64_t done, std::int64_t) {
+                              progress.Update(stage, done, total);
+                            }));
   progress.End();
   if (session.json) {
     session.Print({{"model", name}, {"format", format}, {"out", out}, {"files", FilesJson(files)}});
     return absl::OkStatus();
   }
   Table table({"FILE", "SIZE"});
-  for (const auto& file : files) table.Add({(std::filesystem::path(out) / file.path()).string(), HumanBytes(file.size_bytes())});
+  for (const auto& file : files)
+    table.Add({(std::filesystem::path(out) / file.path()).string(), HumanBytes(file.size_bytes())});
   table.Print(session.out());
   return absl::OkStatus();
 }
@@ -260,10 +259,14 @@ void AddModelCommands(CLI::App& app, Session& session) {
     auto o = std::make_shared<Options>();
     sub->add_option("PATH", o->path, "Directory, or .gguf file")->required();
     sub->add_option("--name", o->name, "Name of the new model")->required();
-    sub->add_option("--dtype", o->dtype, "What the weights are stored as (default bf16)")->check(CLI::IsMember({"bf16", "f32"}));
-    sub->callback([&session, o] { session.command = [&session, o] { return Import(session, o->path, o->name, o->dtype); }; });
+    sub->add_option("--dtype", o->dtype, "What the weights are stored as (default bf16)")
+        ->check(CLI::IsMember({"bf16", "f32"}));
+    sub->callback(
+        [&session, o] { session.command = [&session, o] { return Import(session, o->path, o->name, o->dtype); }; });
   }
-  models.add_subcommand("list", "All models")->callback([&session] { session.command = [&session] { return List(session); }; });
+  models.add_subcommand("list", "All models")->callback([&session] {
+    session.command = [&session] { return List(session); };
+  });
   AddNamed(models, session, "get", "One model", &Get);
   AddNamed(models, session, "delete", "Delete a model", &Delete);
   {
@@ -272,10 +275,13 @@ void AddModelCommands(CLI::App& app, Session& session) {
     auto device = std::make_shared<std::optional<std::string>>();
     sub->add_option("NAME", *name, "Model")->required();
     sub->add_option("--device", *device, "auto, cpu or cuda:N (default: the server's)");
-    sub->callback([&session, name, device] { session.command = [&session, name, device] { return Load(session, *name, *device); }; });
+    sub->callback([&session, name, device] {
+      session.command = [&session, name, device] { return Load(session, *name, *device); };
+    });
   }
   AddNamed(models, session, "unload", "Unload a model", &Unload);
-  AddNamed(models, session, "verify", "Replay the model's record: exit 0 only when every row has the recorded bits", &Verify);
+  AddNamed(models, session, "verify", "Replay the model's record: exit 0 only when every row has the recorded bits",
+           &Verify);
   {
     CLI::App* sub = models.add_subcommand("convert", "Make an int8, ternary or nf4 model of another");
     auto o = std::make_shared<ConvertOptions>();
@@ -296,7 +302,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
     sub->add_option("NAME", o->name, "Model or adapter")->required();
     sub->add_option("--format", o->format, "Format of the files")->required()->check(CLI::IsMember({"peft", "hf"}));
     sub->add_option("--out", o->out, "Directory; it is made")->required();
-    sub->callback([&session, o] { session.command = [&session, o] { return Export(session, o->name, o->format, o->out); }; });
+    sub->callback(
+        [&session, o] { session.command = [&session, o] { return Export(session, o->name, o->format, o->out); }; });
   }
 }
 

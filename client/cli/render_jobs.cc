@@ -22,9 +22,10 @@ Json ProgressJson(const v1::Progress& progress) {
   json["tokens"] = progress.tokens();
   json["trainable_tokens"] = progress.trainable_tokens();
   json["percent"] = progress.percent();
-  json["eta_s"] = progress.has_eta()
-                      ? Json(static_cast<double>(google::protobuf::util::TimeUtil::DurationToMilliseconds(progress.eta())) / 1e3)
-                      : Json(nullptr);
+  json["eta_s"] =
+      progress.has_eta()
+          ? Json(static_cast<double>(google::protobuf::util::TimeUtil::DurationToMilliseconds(progress.eta())) / 1e3)
+          : Json(nullptr);
   json["tokens_per_s"] = progress.tokens_per_s();
   json["peak_memory_bytes"] = progress.peak_memory_bytes();
   json["queue_position"] = progress.queue_position();
@@ -77,16 +78,24 @@ Json ErrorJson(const google::rpc::Status& error) {
 
 const char* EventType(const v1::JobEvent& event) {
   switch (event.event_case()) {
-    case v1::JobEvent::kState: return "state";
-    case v1::JobEvent::kStep: return "step";
-    case v1::JobEvent::kEval: return "eval";
-    case v1::JobEvent::kCheckpoint: return "checkpoint";
-    case v1::JobEvent::kModel: return "model";
-    case v1::JobEvent::kWarning: return "warning";
-    case v1::JobEvent::kSnapshot: return "snapshot";
+    case v1::JobEvent::kState:
+      return "state";
+    case v1::JobEvent::kStep:
+      return "step";
+    case v1::JobEvent::kEval:
+      return "eval";
+    case v1::JobEvent::kCheckpoint:
+      return "checkpoint";
+    case v1::JobEvent::kModel:
+      return "model";
+    case v1::JobEvent::kWarning:
+      return "warning";
+    case v1::JobEvent::kSnapshot:
+      return "snapshot";
     // An event of a newer server shows as a line of log.
     case v1::JobEvent::kLog:
-    case v1::JobEvent::EVENT_NOT_SET: break;
+    case v1::JobEvent::EVENT_NOT_SET:
+      break;
   }
   return "log";
 }
@@ -155,7 +164,8 @@ Json EventJson(const std::string& job, const v1::JobEvent& event) {
   switch (event.event_case()) {
     case v1::JobEvent::kState:
       json["state"] = Upper(event.state().to());
-      json["from"] = event.state().from() == v1::JOB_STATE_UNSPECIFIED ? Json(nullptr) : Json(Upper(event.state().from()));
+      json["from"] =
+          event.state().from() == v1::JOB_STATE_UNSPECIFIED ? Json(nullptr) : Json(Upper(event.state().from()));
       json["reason"] = event.state().reason().reason();
       json["message"] = event.state().reason().message();
       json["resumed_step"] = event.state().resumed_step();
@@ -181,7 +191,8 @@ Json EventJson(const std::string& job, const v1::JobEvent& event) {
     case v1::JobEvent::kWarning:
       json["reason"] = event.warning().reason();
       json["message"] = event.warning().message();
-      json["row_ids"] = Json(std::vector<std::int64_t>(event.warning().row_ids().begin(), event.warning().row_ids().end()));
+      json["row_ids"] =
+          Json(std::vector<std::int64_t>(event.warning().row_ids().begin(), event.warning().row_ids().end()));
       break;
     case v1::JobEvent::kLog:
       json["text"] = event.log().text();

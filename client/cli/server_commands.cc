@@ -45,7 +45,8 @@ absl::Status Load(Session& session) {
   table.Add({"jobs", base::StrCat(load.jobs_running(), " running, ", load.jobs_queued(), " queued")});
   table.Add({"memory", HumanBytes(load.rss_bytes())});
   for (const auto& model : load.residents().models()) {
-    table.Add({"loaded", base::StrCat(model.name(), " (", Lower(model.format()), ", ", HumanBytes(model.bytes()), ")")});
+    table.Add(
+        {"loaded", base::StrCat(model.name(), " (", Lower(model.format()), ", ", HumanBytes(model.bytes()), ")")});
   }
   table.Print(session.out());
   return absl::OkStatus();

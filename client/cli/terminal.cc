@@ -20,9 +20,7 @@ std::size_t Width(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
 }
 
-double Seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double Seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // Bytes of the character that starts with `first`; 0 for none. Checks the ranges of RFC 3629.
 int Utf8Length(std::string_view text) {
@@ -35,7 +33,8 @@ int Utf8Length(std::string_view text) {
     if ((at(static_cast<std::size_t>(i)) & 0xC0) != 0x80) return 0;
   }
   const unsigned char b = at(1);
-  if ((a == 0xE0 && b < 0xA0) || (a == 0xED && b > 0x9F) || (a == 0xF0 && b < 0x90) || (a == 0xF4 && b > 0x8F)) return 0;
+  if ((a == 0xE0 && b < 0xA0) || (a == 0xED && b > 0x9F) || (a == 0xF0 && b < 0x90) || (a == 0xF4 && b > 0x8F))
+    return 0;
   return length;
 }
 
@@ -71,7 +70,8 @@ void Progress::Update(const std::string& stage, std::int64_t done, std::int64_t 
 }
 
 void Progress::Draw(bool now) {
-  const double share = total_ > 0 ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0.0;
+  const double share =
+      total_ > 0 ? std::clamp(static_cast<double>(done_) / static_cast<double>(total_), 0.0, 1.0) : 0.0;
   const int percent = static_cast<int>(share * 100);
   if (!terminal_.err_is_tty) {
     const int tenth = percent / 10;

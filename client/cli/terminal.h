@@ -28,8 +28,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// How far long work is. On a terminal one line that is drawn again at most ten times a second; else a line a stage and a line
-// a tenth of it. One thread.
+// How far long work is. On a terminal one line that is drawn again at most ten times a second; else a line a stage and
+// a line a tenth of it. One thread.
 class Progress {
  public:
   explicit Progress(Terminal& terminal) : terminal_(terminal) {}
@@ -50,7 +50,7 @@ class Progress {
   bool open_ = false;
 };
 
-std::string HumanBytes(std::int64_t bytes);                      // "1.2 GiB"
+std::string HumanBytes(std::int64_t bytes);                     // "1.2 GiB"
 std::string HumanNumber(double value, int significant_digits);  // "0.000125", "1234", "-" for NaN
 // The text without what could steer a terminal: control characters other than line ends and tabs.
 std::string Printable(std::string_view text);

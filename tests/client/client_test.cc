@@ -32,7 +32,8 @@ TEST_F(ClientTest, OnlyUnavailableIsTriedAgain) {
   const auto model = client_.Call(&ModelService::Stub::GetModel, v1::GetModelRequest());
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(calls, 3);
-  for (const auto code : {grpc::StatusCode::INTERNAL, grpc::StatusCode::RESOURCE_EXHAUSTED, grpc::StatusCode::ABORTED}) {
+  for (const auto code :
+       {grpc::StatusCode::INTERNAL, grpc::StatusCode::RESOURCE_EXHAUSTED, grpc::StatusCode::ABORTED}) {
     server_.get_model.asked.clear();
     server_.get_model.Fails(grpc::Status(code, "no"));
     EXPECT_FALSE(client_.Call(&ModelService::Stub::GetModel, v1::GetModelRequest()).ok());
@@ -85,11 +86,12 @@ TEST_F(ClientTest, WaitsForAnOperationAndReportsItsProgress) {
     return grpc::Status::OK;
   };
   std::vector<std::int64_t> seen;
-  const auto model = client_.Wait<v1::Model>(Running(0), [&](const std::string& stage, std::int64_t done, std::int64_t total) {
-    EXPECT_EQ(stage, "quantize");
-    EXPECT_EQ(total, 4);
-    seen.push_back(done);
-  });
+  const auto model =
+      client_.Wait<v1::Model>(Running(0), [&](const std::string& stage, std::int64_t done, std::int64_t total) {
+        EXPECT_EQ(stage, "quantize");
+        EXPECT_EQ(total, 4);
+        seen.push_back(done);
+      });
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_EQ(model->name(), "new");
   EXPECT_THAT(seen, ElementsAre(0, 1, 2));
@@ -140,8 +142,14 @@ TEST_F(StreamTest, PassesOnTheTextInOrder) {
 
 TEST_F(StreamTest, RefusesMessagesOutOfOrder) {
   const auto good = Replies({"a", "b"});  // start, delta, delta, finish, usage
-  for (const std::vector<int>& order : std::vector<std::vector<int>>{
-           {1, 0, 2, 3, 4}, {0, 0, 1, 3, 4}, {0, 1, 3, 2, 4}, {0, 1, 4}, {0, 1, 3, 4, 4}, {0, 1, 3}, {0, 3, 3, 4}, {}}) {
+  for (const std::vector<int>& order : std::vector<std::vector<int>>{{1, 0, 2, 3, 4},
+                                                                     {0, 0, 1, 3, 4},
+                                                                     {0, 1, 3, 2, 4},
+                                                                     {0, 1, 4},
+                                                                     {0, 1, 3, 4, 4},
+                                                                     {0, 1, 3},
+                                                                     {0, 3, 3, 4},
+                                                                     {}}) {
     std::vector<v1::GenerateReply> replies;
     for (const int i : order) replies.push_back(good[static_cast<std::size_t>(i)]);
     EXPECT_EQ(Stream(replies).code(), absl::StatusCode::kDataLoss) << ::testing::PrintToString(order);

@@ -10,12 +10,21 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST(ExitCodeTest, FollowsTheStatus) {
-  const std::vector<std::pair<grpc::StatusCode, int>> codes = {
-      {grpc::StatusCode::NOT_FOUND, 3},         {grpc::StatusCode::INVALID_ARGUMENT, 4}, {grpc::StatusCode::OUT_OF_RANGE, 4},
-      {grpc::StatusCode::UNAVAILABLE, 5},       {grpc::StatusCode::FAILED_PRECONDITION, 6}, {grpc::StatusCode::ALREADY_EXISTS, 6},
-      {grpc::StatusCode::ABORTED, 6},           {grpc::StatusCode::RESOURCE_EXHAUSTED, 7}, {grpc::StatusCode::CANCELLED, 8},
-      {grpc::StatusCode::DEADLINE_EXCEEDED, 8}, {grpc::StatusCode::INTERNAL, 1},           {grpc::StatusCode::DATA_LOSS, 1},
-      {grpc::StatusCode::UNIMPLEMENTED, 1},     {grpc::StatusCode::PERMISSION_DENIED, 1},  {grpc::StatusCode::UNAUTHENTICATED, 1}};
+  const std::vector<std::pair<grpc::StatusCode, int>> codes = {{grpc::StatusCode::NOT_FOUND, 3},
+                                                               {grpc::StatusCode::INVALID_ARGUMENT, 4},
+                                                               {grpc::StatusCode::OUT_OF_RANGE, 4},
+                                                               {grpc::StatusCode::UNAVAILABLE, 5},
+                                                               {grpc::StatusCode::FAILED_PRECONDITION, 6},
+                                                               {grpc::StatusCode::ALREADY_EXISTS, 6},
+                                                               {grpc::StatusCode::ABORTED, 6},
+                                                               {grpc::StatusCode::RESOURCE_EXHAUSTED, 7},
+                                                               {grpc::StatusCode::CANCELLED, 8},
+                                                               {grpc::StatusCode::DEADLINE_EXCEEDED, 8},
+                                                               {grpc::StatusCode::INTERNAL, 1},
+                                                               {grpc::StatusCode::DATA_LOSS, 1},
+                                                               {grpc::StatusCode::UNIMPLEMENTED, 1},
+                                                               {grpc::StatusCode::PERMISSION_DENIED, 1},
+                                                               {grpc::StatusCode::UNAUTHENTICATED, 1}};
   for (const auto& [code, exit] : codes) {
     FakeServer server;
     server.get_model.Fails(Error(code, "why it failed", "SOME_REASON"));
@@ -28,8 +37,10 @@ TEST(ExitCodeTest, FollowsTheStatus) {
 
 TEST(ExitCodeTest, ErrorsNameReasonAndField) {
   FakeServer server;
-  server.create_job.Fails(Error(grpc::StatusCode::INVALID_ARGUMENT, "got 0, want 1 to 1024", "FIELD_VIOLATION", "qlora.r"));
-  const Result result = RunNibble(server, {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--rank", "0"});
+  server.create_job.Fails(
+      Error(grpc::StatusCode::INVALID_ARGUMENT, "got 0, want 1 to 1024", "FIELD_VIOLATION", "qlora.r"));
+  const Result result =
+      RunNibble(server, {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--rank", "0"});
   EXPECT_EQ(result.exit, 4);
   EXPECT_EQ(result.err,
             "error: INVALID_ARGUMENT (FIELD_VIOLATION): got 0, want 1 to 1024\n"
@@ -51,13 +62,25 @@ TEST(ExitCodeTest, WhatIsNotBuiltYetIsSaidAsSuch) {
 
 TEST(ExitCodeTest, UsageIsTwo) {
   FakeServer server;
-  const std::vector<std::vector<std::string>> wrong = {
-      {}, {"models"}, {"nothing"}, {"models", "get"}, {"models", "get", "a", "b"}, {"models", "import", "x"},
-      {"models", "convert", "a", "--to", "int7", "--name", "b"}, {"models", "export", "a", "--format", "zip", "--out", "d"},
-      {"datasets", "upload", "f", "--name", "d", "--format", "csv"}, {"generate", "m"}, {"score", "m"},
-      {"generate", "m", "--prompt", "a", "--prompt-file", "b"}, {"score", "m", "--text", "a", "--file", "b"},
-      {"jobs", "create", "--lr", "fast"}, {"jobs", "create", "--max-steps", "1.5"}, {"jobs", "create", "--rank", "99999999999"},
-      {"jobs", "create", "--method", "dpo"}, {"--timeout", "-1", "server", "info"}, {"server", "info", "--unknown"}};
+  const std::vector<std::vector<std::string>> wrong = {{},
+                                                       {"models"},
+                                                       {"nothing"},
+                                                       {"models", "get"},
+                                                       {"models", "get", "a", "b"},
+                                                       {"models", "import", "x"},
+                                                       {"models", "convert", "a", "--to", "int7", "--name", "b"},
+                                                       {"models", "export", "a", "--format", "zip", "--out", "d"},
+                                                       {"datasets", "upload", "f", "--name", "d", "--format", "csv"},
+                                                       {"generate", "m"},
+                                                       {"score", "m"},
+                                                       {"generate", "m", "--prompt", "a", "--prompt-file", "b"},
+                                                       {"score", "m", "--text", "a", "--file", "b"},
+                                                       {"jobs", "create", "--lr", "fast"},
+                                                       {"jobs", "create", "--max-steps", "1.5"},
+                                                       {"jobs", "create", "--rank", "99999999999"},
+                                                       {"jobs", "create", "--method", "dpo"},
+                                                       {"--timeout", "-1", "server", "info"},
+                                                       {"server", "info", "--unknown"}};
   for (const auto& arguments : wrong) {
     const Result result = RunNibble(server, arguments);
     EXPECT_EQ(result.exit, 2) << ::testing::PrintToString(arguments) << result.err;
@@ -71,8 +94,9 @@ TEST(ExitCodeTest, NoServerIsFive) {
   std::istringstream in;
   std::ostringstream out, err;
   cli::Terminal terminal{in, out, err};
-  const int exit = cli::Run({"--server", "unix:" + TemporaryFolder() + "/none", "server", "info"}, terminal,
-                            [](const std::string& server, const ClientOptions&) { return Client::Connect(server, FastOptions()); });
+  const int exit =
+      cli::Run({"--server", "unix:" + TemporaryFolder() + "/none", "server", "info"}, terminal,
+               [](const std::string& server, const ClientOptions&) { return Client::Connect(server, FastOptions()); });
   EXPECT_EQ(exit, 5);
   EXPECT_THAT(err.str(), HasSubstr("is nibbled running there?"));
 }
@@ -83,7 +107,9 @@ TEST(ExitCodeTest, VerifyIsZeroOnlyWhenAllRowsAreEqual) {
       {"equal: true rows: 0", 1},
       {"equal: false rows: 0", 1},
       {"equal: true rows: 8 differing_rows: 1", 1},
-      {"equal: false rows: 8 differing_rows: 2 first_difference { row: 3 token_id: 17 recorded_digest: 'aa' computed_digest: 'bb' }", 1}};
+      {"equal: false rows: 8 differing_rows: 2 first_difference { row: 3 token_id: 17 recorded_digest: 'aa' "
+       "computed_digest: 'bb' }",
+       1}};
   for (const auto& [answer, exit] : answers) {
     FakeServer server;
     server.verify_model.Answers(Proto<v1::VerifyModelResponse>(answer));
@@ -99,14 +125,15 @@ TEST(ExitCodeTest, AWatchedJobsEndIsTheProgramsEnd) {
   for (const auto& [state, exit] : ends) {
     FakeServer server;
     server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_QUEUED"));
-    server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_" + state + " error { code: 3 message: 'the loss is NaN' }"));
+    server.get_job.Answers(
+        Proto<v1::Job>("name: 'job-1' state: JOB_STATE_" + state + " error { code: 3 message: 'the loss is NaN' }"));
     server.watch_job.answer = [state = state](const auto&, const std::function<bool(const v1::JobEvent&)>& write) {
       write(Proto<v1::JobEvent>("sequence: 1 state { to: JOB_STATE_" + state + " }"));
       return grpc::Status::OK;
     };
     EXPECT_EQ(RunNibble(server, {"jobs", "watch", "job-1"}).exit, exit);
-    const Result result =
-        RunNibble(server, {"--json", "jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--watch"});
+    const Result result = RunNibble(
+        server, {"--json", "jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--watch"});
     EXPECT_EQ(result.exit, exit) << state;
     if (state == "FAILED") {
       EXPECT_THAT(result.err, HasSubstr("the loss is NaN"));
@@ -118,9 +145,11 @@ TEST(ExitCodeTest, MalformedAnswersAreErrors) {
   FakeServer server;
   server.generate.Answers({});
   EXPECT_EQ(RunNibble(server, {"--json", "generate", "m", "--prompt", "p"}).exit, 1);
-  server.generate.Answers(Proto<v1::GenerateResponse>("outputs { text: 'a' token_ids: 1 finish { reason: FINISH_REASON_EOS } } usage { }"));
+  server.generate.Answers(
+      Proto<v1::GenerateResponse>("outputs { text: 'a' token_ids: 1 finish { reason: FINISH_REASON_EOS } } usage { }"));
   EXPECT_EQ(RunNibble(server, {"--json", "generate", "m", "--prompt", "p", "--logprobs", "1"}).exit, 1);
-  server.score.Answers(Proto<v1::ScoreResponse>("tokens { token_id: 1 logprob: -1 } tokens { token_id: 1 logprob: -1 }"));
+  server.score.Answers(
+      Proto<v1::ScoreResponse>("tokens { token_id: 1 logprob: -1 } tokens { token_id: 1 logprob: -1 }"));
   EXPECT_EQ(RunNibble(server, {"--json", "score", "m", "--text", "p"}).exit, 1);
   server.tokenize.Answers(Proto<v1::TokenizeResponse>("token_ids: 1 token_ids: 2 tokens: 'a'"));
   EXPECT_EQ(RunNibble(server, {"--json", "tokenize", "m", "--text", "p"}).exit, 1);
@@ -137,10 +166,16 @@ TEST(ExitCodeTest, MalformedAnswersAreErrors) {
 TEST(ExitCodeTest, TextThatIsNotUtf8NeverLeaves) {
   FakeServer server;
   const std::string bad = "\xff\xfe";
-  for (const std::vector<std::string>& arguments : std::vector<std::vector<std::string>>{
-           {"generate", "m", "--prompt", bad}, {"generate", "m", "--prompt-file", WriteFile("p", bad)}, {"chat", "m", "--message", bad},
-           {"score", "m", "--text", bad}, {"score", "m", "--file", WriteFile("p", bad)}, {"tokenize", "m", "--text", bad},
-           {"models", "get", bad}, {"jobs", "get", bad}, {"jobs", "watch", bad}}) {
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"generate", "m", "--prompt", bad},
+                                             {"generate", "m", "--prompt-file", WriteFile("p", bad)},
+                                             {"chat", "m", "--message", bad},
+                                             {"score", "m", "--text", bad},
+                                             {"score", "m", "--file", WriteFile("p", bad)},
+                                             {"tokenize", "m", "--text", bad},
+                                             {"models", "get", bad},
+                                             {"jobs", "get", bad},
+                                             {"jobs", "watch", bad}}) {
     const Result result = RunNibble(server, arguments);
     EXPECT_EQ(result.exit, 4) << ::testing::PrintToString(arguments);
     EXPECT_THAT(result.err, HasSubstr("UTF-8"));

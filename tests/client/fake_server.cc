@@ -11,9 +11,9 @@
 namespace nibble::client {
 namespace {
 
+using google::longrunning::Operation;
 using grpc::ServerContext;
 using grpc::Status;
-using google::longrunning::Operation;
 
 template <typename Request, typename Response>
 Status Do(std::mutex& mutex, Unary<Request, Response>& method, const Request& request, Response* response) {
@@ -39,21 +39,24 @@ Status Do(std::mutex& mutex, Streaming<Request, Response>& method, const Request
   return answer(request, [writer](const Response& message) { return writer->Write(message); });
 }
 
-Status BadOrder() { return Error(grpc::StatusCode::INVALID_ARGUMENT, "order of messages", "FIELD_VIOLATION", "message"); }
+Status BadOrder() {
+  return Error(grpc::StatusCode::INVALID_ARGUMENT, "order of messages", "FIELD_VIOLATION", "message");
+}
 
 }  // namespace
 
-#define NIBBLE_FAKE_UNARY(Method, Request, Response, member)                                       \
-  Status Method(ServerContext*, const Request* request, Response* response) override {            \
-    return Do(fake.mutex, fake.member, *request, response);                                       \
+#define NIBBLE_FAKE_UNARY(Method, Request, Response, member)                           \
+  Status Method(ServerContext*, const Request* request, Response* response) override { \
+    return Do(fake.mutex, fake.member, *request, response);                            \
   }
-#define NIBBLE_FAKE_STREAM(Method, Request, Response, member)                                              \
-  Status Method(ServerContext*, const Request* request, grpc::ServerWriter<Response>* writer) override {   \
-    return Do(fake.mutex, fake.member, *request, writer);                                                 \
+#define NIBBLE_FAKE_STREAM(Method, Request, Response, member)                                            \
+  Status Method(ServerContext*, const Request* request, grpc::ServerWriter<Response>* writer) override { \
+    return Do(fake.mutex, fake.member, *request, writer);                                                \
   }
 
 struct FakeServer::Services {
-  explicit Services(FakeServer& owner) : datasets{owner}, jobs{owner}, models{owner}, inference{owner}, info{owner}, operations{owner} {}
+  explicit Services(FakeServer& owner)
+      : datasets{owner}, jobs{owner}, models{owner}, inference{owner}, info{owner}, operations{owner} {}
 
   struct Datasets final : v1::DatasetService::Service {
     explicit Datasets(FakeServer& owner) : fake(owner) {}
@@ -62,7 +65,8 @@ struct FakeServer::Services {
     NIBBLE_FAKE_UNARY(ListDatasets, v1::ListDatasetsRequest, v1::ListDatasetsResponse, list_datasets)
     NIBBLE_FAKE_UNARY(DeleteDataset, v1::DeleteDatasetRequest, v1::DeleteDatasetResponse, delete_dataset)
     NIBBLE_FAKE_UNARY(PreviewDataset, v1::PreviewDatasetRequest, v1::PreviewDatasetResponse, preview_dataset)
-    Status UploadDataset(ServerContext*, grpc::ServerReader<v1::UploadDatasetRequest>* reader, v1::Dataset* response) override {
+    Status UploadDataset(ServerContext*, grpc::ServerReader<v1::UploadDatasetRequest>* reader,
+                         v1::Dataset* response) override {
       v1::UploadDatasetRequest message;
       if (!reader->Read(&message) || !message.has_header()) return BadOrder();
       Upload upload;

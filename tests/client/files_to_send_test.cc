@@ -30,18 +30,28 @@ std::vector<std::string> Names(const std::string& path) {
 }
 
 TEST(FilesToImportTest, SendsWhatAnImportNeedsAndNothingElse) {
-  const std::string folder = Folder({{"config.json", "{}"}, {"model.safetensors", "w"}, {"tokenizer.json", "t"},
-                                     {"tokenizer_config.json", "t"}, {"chat_template.jinja", "j"},
-                                     {"generation_config.json", "{}"}, {"pytorch_model.bin", "pickle"}, {"README.md", "r"},
-                                     {"id_rsa", "secret"}, {"model.gguf", "g"}, {".env", "secret"}});
+  const std::string folder = Folder({{"config.json", "{}"},
+                                     {"model.safetensors", "w"},
+                                     {"tokenizer.json", "t"},
+                                     {"tokenizer_config.json", "t"},
+                                     {"chat_template.jinja", "j"},
+                                     {"generation_config.json", "{}"},
+                                     {"pytorch_model.bin", "pickle"},
+                                     {"README.md", "r"},
+                                     {"id_rsa", "secret"},
+                                     {"model.gguf", "g"},
+                                     {".env", "secret"}});
   std::filesystem::create_directory(folder + "/x.safetensors");
-  EXPECT_THAT(Names(folder), ElementsAre("chat_template.jinja", "config.json", "generation_config.json", "model.safetensors",
-                                         "tokenizer.json", "tokenizer_config.json"));
+  EXPECT_THAT(Names(folder), ElementsAre("chat_template.jinja", "config.json", "generation_config.json",
+                                         "model.safetensors", "tokenizer.json", "tokenizer_config.json"));
 }
 
 TEST(FilesToImportTest, AnIndexNamesTheShards) {
   const std::string folder =
-      Folder({{"config.json", "{}"}, {"a-1.safetensors", "w"}, {"a-2.safetensors", "w"}, {"consolidated.safetensors", "w"},
+      Folder({{"config.json", "{}"},
+              {"a-1.safetensors", "w"},
+              {"a-2.safetensors", "w"},
+              {"consolidated.safetensors", "w"},
               {"model.safetensors.index.json", R"({"weight_map": {"x": "a-1.safetensors", "y": "a-2.safetensors"}})"}});
   EXPECT_THAT(Names(folder),
               ElementsAre("a-1.safetensors", "a-2.safetensors", "config.json", "model.safetensors.index.json"));
@@ -69,7 +79,8 @@ TEST(FilesToImportTest, TakesAGgufFileOrAFolderWithOne) {
 TEST(FilesToImportTest, RefusesWhatIsNoModel) {
   EXPECT_EQ(FilesToImport("/nowhere/at/all").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(FilesToImport(Folder({})).status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(FilesToImport(Folder({{"a.gguf", "g"}, {"b.gguf", "g"}})).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(FilesToImport(Folder({{"a.gguf", "g"}, {"b.gguf", "g"}})).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(FilesToImport(Folder({{"a.bin", "g"}}) + "/a.bin").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(FilesToImport(Folder({{"a.gguf", ""}}) + "/a.gguf").status().code(), absl::StatusCode::kInvalidArgument);
 }

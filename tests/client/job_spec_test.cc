@@ -34,9 +34,7 @@ std::string FieldOf(const JobFlags& flags) {
   return base::ReasonMetadata(spec.status())["field"];
 }
 
-TEST(JobSpecTest, SendsOnlyWhatWasGiven) {
-  ExpectSpec(Least(), "base_model: 'smol' qlora { } train_dataset: 'd'");
-}
+TEST(JobSpecTest, SendsOnlyWhatWasGiven) { ExpectSpec(Least(), "base_model: 'smol' qlora { } train_dataset: 'd'"); }
 
 TEST(JobSpecTest, EveryFlagHasItsField) {
   JobFlags flags = Least();

@@ -1,4 +1,6 @@
 // Every command with --json against the transcript in golden/json.txt: keys, numbers, zeros, nulls, one object a line.
+#include "server/base/json.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +9,6 @@
 #include <sstream>
 
 #include "server/base/files.h"
-#include "server/base/json.h"
 #include "server/base/sha256.h"
 #include "tests/client/fake_server.h"
 
@@ -72,8 +73,10 @@ void Fill(FakeServer& server) {
     report { source_format: MODEL_FORMAT_LORA target_format: MODEL_FORMAT_INT8 source_digest: "s" target_digest: "ab12"
              layers { layer: "model.layers.0.mlp.down_proj" rms_error: 0.0001 relative_error: 0.005 max_abs_error: 0 }
              eval_loss_before: 2.5 eval_loss_after: 2.5078125 eval_tokens: 4096 })"));
-  server.export_model.Answers(Done<v1::ExportModelResponse>("artifact_id: 'a-1' files { path: 'adapter_config.json' size_bytes: 2 }"));
-  server.download_artifact.answer = [](const auto&, const std::function<bool(const v1::DownloadArtifactResponse&)>& write) {
+  server.export_model.Answers(
+      Done<v1::ExportModelResponse>("artifact_id: 'a-1' files { path: 'adapter_config.json' size_bytes: 2 }"));
+  server.download_artifact.answer = [](const auto&,
+                                       const std::function<bool(const v1::DownloadArtifactResponse&)>& write) {
     write(Proto<v1::DownloadArtifactResponse>("file { path: 'adapter_config.json' size_bytes: 2 }"));
     write(Proto<v1::DownloadArtifactResponse>("chunk: '{}'"));
     write(Proto<v1::DownloadArtifactResponse>("finish { sha256: '" + base::Sha256Hex("{}") + "' }"));
@@ -82,14 +85,16 @@ void Fill(FakeServer& server) {
   server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(R"(
     rows { row: 1 text: "ab" token_ids: 1 token_ids: 2 trained: false trained: true token_texts: "a" token_texts: "b" }
     total_rows: 12 tokens: 2 trainable_tokens: 1)"));
-  server.list_datasets.Answers(Proto<v1::ListDatasetsResponse>(
-      "datasets { name: 'd' format: DATASET_FORMAT_PROMPT_COMPLETION rows: 3 bytes: 99 sha256: 'ef' create_time { seconds: 1700000000 } }"));
+  server.list_datasets.Answers(
+      Proto<v1::ListDatasetsResponse>("datasets { name: 'd' format: DATASET_FORMAT_PROMPT_COMPLETION rows: 3 bytes: 99 "
+                                      "sha256: 'ef' create_time { seconds: 1700000000 } }"));
   server.delete_dataset.Answers({});
   server.create_job.Answers(Proto<v1::Job>(kJob));
   server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_SUCCEEDED"));
-  server.list_jobs.Answers(Proto<v1::ListJobsResponse>("jobs { name: 'job-1' state: JOB_STATE_QUEUED progress { queue_position: 1 } }"));
-  server.cancel_job.Answers(Proto<v1::Job>(
-      "name: 'job-1' state: JOB_STATE_CANCELLING error { code: 1 message: 'cancelled by the user' }"));
+  server.list_jobs.Answers(
+      Proto<v1::ListJobsResponse>("jobs { name: 'job-1' state: JOB_STATE_QUEUED progress { queue_position: 1 } }"));
+  server.cancel_job.Answers(
+      Proto<v1::Job>("name: 'job-1' state: JOB_STATE_CANCELLING error { code: 1 message: 'cancelled by the user' }"));
   server.delete_job.Answers({});
   server.list_checkpoints.Answers(Proto<v1::ListCheckpointsResponse>(R"(checkpoints { name: "job-1/5" step: 5
     metrics { key: "loss" value: 2.5 } resumable: true digest: "aa" bytes: 42 create_time { seconds: 1700000000 } attempt: 1 })"));
@@ -100,9 +105,11 @@ void Fill(FakeServer& server) {
         "state { to: JOB_STATE_QUEUED }",
         "attempt: 1 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING }",
         "attempt: 1 eval { eval_loss: 4.5 tokens: 100 subject: EVAL_SUBJECT_TRAINED best: true }",
-        "attempt: 1 step { step: 1 loss: 4.25 lr: 0.0001 grad_norm: 1.5 tokens: 512 launches { kernel: 'rms_norm' phase: 'train' count: 61 } }",
+        "attempt: 1 step { step: 1 loss: 4.25 lr: 0.0001 grad_norm: 1.5 tokens: 512 launches { kernel: 'rms_norm' "
+        "phase: 'train' count: 61 } }",
         "attempt: 1 checkpoint { checkpoint { name: 'job-1/1' step: 1 resumable: true } }",
-        "attempt: 2 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING resumed_step: 1 reason { reason: 'RESUMED' message: 'from job-1/1' } }",
+        "attempt: 2 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING resumed_step: 1 reason { reason: 'RESUMED' "
+        "message: 'from job-1/1' } }",
         "attempt: 2 warning { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 }",
         "attempt: 2 log { text: 'a \"quoted\" line' }",
         "attempt: 2 model { model: 'tuned' format: MODEL_FORMAT_LORA digest: 'ab12' bytes: 1000 }",
@@ -206,8 +213,8 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   RunNibble(server, {"models", "load", "a", "--device", "cuda:1"});
   EXPECT_EQ(server.load_model.asked.at(0).device().ordinal(), 1);
 
-  RunNibble(server, {"--json", "generate", "m", "--prompt", "p", "--max-tokens", "7", "--temperature", "0.5", "--seed", "0",
-                     "--logprobs", "1", "--ignore-eos"});
+  RunNibble(server, {"--json", "generate", "m", "--prompt", "p", "--max-tokens", "7", "--temperature", "0.5", "--seed",
+                     "0", "--logprobs", "1", "--ignore-eos"});
   const v1::GenerateRequest& generate = server.generate.asked.at(0);
   EXPECT_EQ(generate.text(), "p");
   EXPECT_EQ(generate.stopping().max_tokens(), 7);

@@ -11,11 +11,16 @@ namespace {
 
 TEST(TableTest, AlignsColumnsByCharacters) {
   Table table({"NAME", "SIZE"});
-  table.Add({"n\xC3\xA4""chste", "1 B"});
+  table.Add(
+      {"n\xC3\xA4"
+       "chste",
+       "1 B"});
   table.Add({"b", "20 B"});
   std::ostringstream out;
   table.Print(out);
-  EXPECT_EQ(out.str(), "NAME     SIZE\nn\xC3\xA4""chste  1 B\nb        20 B\n");
+  EXPECT_EQ(out.str(),
+            "NAME     SIZE\nn\xC3\xA4"
+            "chste  1 B\nb        20 B\n");
 }
 
 TEST(ProgressTest, WithoutATerminalIsPlainLines) {
@@ -28,9 +33,10 @@ TEST(ProgressTest, WithoutATerminalIsPlainLines) {
     progress.Update("quantize", 1, 0);
     progress.Update("", 0, 0);
   }
-  EXPECT_EQ(err.str(),
-            "upload 0%\nupload 10%\nupload 20%\nupload 30%\nupload 40%\nupload 50%\nupload 60%\nupload 70%\nupload 80%\n"
-            "upload 90%\nupload 100%\nquantize\n");
+  EXPECT_EQ(
+      err.str(),
+      "upload 0%\nupload 10%\nupload 20%\nupload 30%\nupload 40%\nupload 50%\nupload 60%\nupload 70%\nupload 80%\n"
+      "upload 90%\nupload 100%\nquantize\n");
   EXPECT_EQ(out.str(), "");
 }
 
@@ -47,11 +53,12 @@ TEST(ProgressTest, OnATerminalIsOneLineThatEndsFull) {
 }
 
 TEST(TextTest, Utf8IsCheckedByRfc3629) {
-  for (const char* good : {"", "abc", "\xC3\xA4", "\xE2\x98\x83", "\xF0\x9F\x98\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"}) {
+  for (const char* good :
+       {"", "abc", "\xC3\xA4", "\xE2\x98\x83", "\xF0\x9F\x98\x80", "\xED\x9F\xBF", "\xF4\x8F\xBF\xBF"}) {
     EXPECT_TRUE(IsUtf8(good)) << good;
   }
-  for (const char* bad : {"\x80", "\xC3", "\xC0\x80", "\xC1\xBF", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80", "\xF4\x90\x80\x80",
-                          "\xF5\x80\x80\x80", "\xE2\x98", "\xFF"}) {
+  for (const char* bad : {"\x80", "\xC3", "\xC0\x80", "\xC1\xBF", "\xE0\x80\x80", "\xED\xA0\x80", "\xF0\x80\x80\x80",
+                          "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xE2\x98", "\xFF"}) {
     EXPECT_FALSE(IsUtf8(bad)) << bad;
   }
   EXPECT_TRUE(IsUtf8(std::string_view("a\0b", 3)));

@@ -38,7 +38,8 @@ TEST(TextTest, AnErrorAfterTheFirstWordsIsStillAnError) {
 TEST(TextTest, AConversationSendsWhatWasSaidBefore) {
   FakeServer server;
   server.chat_stream.answer = [](const v1::ChatStreamRequest& request, const ReplyWrite& write) {
-    for (const auto& reply : Replies({"answer ", std::to_string(request.request().chat().messages_size())})) write(reply);
+    for (const auto& reply : Replies({"answer ", std::to_string(request.request().chat().messages_size())}))
+      write(reply);
     return grpc::Status::OK;
   };
   const Result result = RunNibble(server, {"chat", "m"}, "one\ntwo\n\nafter the end\n");
@@ -54,8 +55,9 @@ TEST(TextTest, AConversationSendsWhatWasSaidBefore) {
 
 TEST(TextTest, ListsAreTables) {
   FakeServer server;
-  server.list_models.Answers(Proto<v1::ListModelsResponse>(
-      "models { name: 'smol' format: MODEL_FORMAT_BF16 bytes: 269030400 parameters: 134515008 loaded: true digest: '0123456789abcdef' }"));
+  server.list_models.Answers(
+      Proto<v1::ListModelsResponse>("models { name: 'smol' format: MODEL_FORMAT_BF16 bytes: 269030400 parameters: "
+                                    "134515008 loaded: true digest: '0123456789abcdef' }"));
   const Result result = RunNibble(server, {"models", "list"});
   EXPECT_EQ(result.out,
             "NAME  FORMAT  SIZE       PARAMETERS  BASE  LOADED  DIGEST\n"
@@ -64,7 +66,8 @@ TEST(TextTest, ListsAreTables) {
 
 TEST(TextTest, AJobOfAnotherServerCannotSteerTheTerminal) {
   FakeServer server;
-  server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED error { code: 13 message: 'a\\033[2Jb' }"));
+  server.get_job.Answers(
+      Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED error { code: 13 message: 'a\\033[2Jb' }"));
   const Result result = RunNibble(server, {"jobs", "get", "job-1"});
   EXPECT_EQ(result.exit, 0);
   EXPECT_THAT(result.out, HasSubstr("a[2Jb"));

@@ -78,7 +78,8 @@ TEST(UploadDatasetTest, NoFileAndADirectoryAreSaid) {
   FakeServer server;
   Client client(server.Channel(), FastOptions());
   EXPECT_EQ(client.UploadDataset("/nowhere/at/all", Header(), nullptr).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(client.UploadDataset(TemporaryFolder(), Header(), nullptr).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(client.UploadDataset(TemporaryFolder(), Header(), nullptr).status().code(),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(server.uploads.empty());
 }
 
@@ -132,8 +133,9 @@ class DownloadTest : public ::testing::Test {
 };
 
 TEST_F(DownloadTest, WritesTheFilesAndChecksThem) {
-  const auto files = Download({"file { path: 'a.json' size_bytes: 5 sha256: '" + base::Sha256Hex("hello") + "' }", "chunk: 'hel'",
-                               "chunk: 'lo'", "file { path: 'sub/b' size_bytes: 6 }", "chunk: ' world'", finish_});
+  const auto files =
+      Download({"file { path: 'a.json' size_bytes: 5 sha256: '" + base::Sha256Hex("hello") + "' }", "chunk: 'hel'",
+                "chunk: 'lo'", "file { path: 'sub/b' size_bytes: 6 }", "chunk: ' world'", finish_});
   ASSERT_TRUE(files.ok()) << files.status();
   ASSERT_EQ(files->size(), 2u);
   EXPECT_EQ((*files)[1].sha256(), base::Sha256Hex(" world"));
@@ -151,11 +153,11 @@ TEST_F(DownloadTest, RefusesPathsThatLeaveTheFolder) {
 TEST_F(DownloadTest, AWrongSizeOrDigestLeavesNoFile) {
   const std::string chunk = "chunk: 'hello world'";
   const std::vector<std::vector<std::string>> bad = {
-      {"file { path: 'a' size_bytes: 10 }", chunk, finish_},                                    // longer
-      {"file { path: 'a' size_bytes: 12 }", chunk, finish_},                                    // shorter
-      {"file { path: 'a' size_bytes: 11 sha256: 'ab' }", chunk, finish_},                       // the file's digest
-      {"file { path: 'a' size_bytes: 11 }", chunk},                                             // no end
-      {chunk, finish_},                                                                         // no file
+      {"file { path: 'a' size_bytes: 10 }", chunk, finish_},               // longer
+      {"file { path: 'a' size_bytes: 12 }", chunk, finish_},               // shorter
+      {"file { path: 'a' size_bytes: 11 sha256: 'ab' }", chunk, finish_},  // the file's digest
+      {"file { path: 'a' size_bytes: 11 }", chunk},                        // no end
+      {chunk, finish_},                                                    // no file
       {"file { path: 'a' size_bytes: -1 }", finish_}};
   for (const auto& messages : bad) {
     const auto files = Download(messages);
@@ -165,7 +167,9 @@ TEST_F(DownloadTest, AWrongSizeOrDigestLeavesNoFile) {
   }
   EXPECT_EQ(Download({"file { path: 'a' size_bytes: 11 }", chunk, "finish { sha256: 'ab' }"}).status().code(),
             absl::StatusCode::kDataLoss);
-  EXPECT_EQ(Download({"file { path: 'a' size_bytes: 0 }", "file { path: 'a' size_bytes: 11 }", chunk, finish_}).status().code(),
+  EXPECT_EQ(Download({"file { path: 'a' size_bytes: 0 }", "file { path: 'a' size_bytes: 11 }", chunk, finish_})
+                .status()
+                .code(),
             absl::StatusCode::kDataLoss);
 }
 

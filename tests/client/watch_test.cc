@@ -173,9 +173,8 @@ TEST_F(WatchTest, TheCallersErrorEndsTheWatch) {
   };
   Client client(server_.Channel(), FastOptions());
   int seen = 0;
-  const auto job = client.WatchJob("job-1", 0, [&](const v1::JobEvent&) {
-    return ++seen == 3 ? absl::CancelledError("enough") : absl::OkStatus();
-  });
+  const auto job = client.WatchJob(
+      "job-1", 0, [&](const v1::JobEvent&) { return ++seen == 3 ? absl::CancelledError("enough") : absl::OkStatus(); });
   EXPECT_EQ(job.status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(seen, 3);
 }
