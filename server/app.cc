@@ -4,7 +4,6 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -17,6 +16,7 @@
 #include "kernels/isa.h"
 #include "kernels/launch_counter.h"
 #include "kernels/thread_pool.h"
+#include "server/app_flags.h"
 #include "server/app_info.h"
 #include "server/base/clock.h"
 #include "server/base/error.h"
@@ -49,42 +49,6 @@ using base::StrCat;
 namespace {
 
 constexpr char kServerFile[] = "server.json";
-constexpr int kFilesPerConnection = 2;  // a socket, and what its calls open
-
-absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag) {
-  const kernels::Isa best = kernels::DetectIsa();
-  if (flag == "auto") return best;
-  const auto wanted = kernels::ParseIsa(flag);
-  if (!wanted.has_value()) return absl::InvalidArgumentError(StrCat("--isa: \"", flag, "\", wanted auto, plain, avx2 or avx512"));
-  if (*wanted > best) return absl::InvalidArgumentError(StrCat("--isa: this machine has no ", flag, ", only ", kernels::Name(best)));
-  return *wanted;
-}
-
-absl::Status CheckFlags(const AppOptions& options) {
-  if (options.device != "auto" && options.device != "cpu") {
-    return absl::InvalidArgumentError(StrCat("--device: \"", options.device, "\" is not there, wanted auto or cpu"));
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const http::HostPort grpc, http::ParseHostPort("--grpc_address", options.grpc_address));
-  if (!http::IsLoopback(grpc.host)) {
-    return absl::InvalidArgumentError(StrCat("--grpc_address: ", grpc.host, " is not a loopback address; without TLS and tokens, "
-                                             "which are not built yet, the API is for this machine alone"));
-  }
-  if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(StrCat("--import_root: ", options.import_root, " cannot be read"));
-}
-
-// An accept flood must not take the files that jobs need (CVE-2023-4785).
-void CheckOpenFiles(int max_connections) {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const auto wanted = static_cast<rlim_t>(max_connections * kFilesPerConnection + 256);
-  if (limit.rlim_cur >= wanted) return;
-  limit.rlim_cur = std::min(limit.rlim_max, wanted);
-  setrlimit(RLIMIT_NOFILE, &limit);
-  if (limit.rlim_cur < wanted) {
-    base::LogWarning("few open files are allowed", {{"limit", StrCat(limit.rlim_cur)}, {"wanted", StrCat(wanted)}});
-  }
-}
 
 std::vector<std::string> Environment() {
   std::vector<std::string> all;
@@ -372,7 +336,7 @@ App::App(std::unique_ptr<State> state) : state_(std::move(state)) {}
 absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(CheckFlags(options));
   NIBBLE_ASSIGN_OR_RETURN(const kernels::Isa isa, PickIsa(options.isa));
-  CheckOpenFiles(options.max_connections);
+  RaiseOpenFiles(options.max_connections);
   auto state = std::make_unique<State>(options);
   State& s = *state;
   s.serve_stream = {.isa = isa, .pool = &s.pool, .launches = &s.serve_launches, .library = s.library.get()};

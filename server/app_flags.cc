@@ -1,0 +1,56 @@
+#include "server/app_flags.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/http/http_server.h"
+
+namespace nibble {
+
+using base::StrCat;
+
+namespace {
+constexpr int kFilesPerConnection = 2;  // a socket, and what its calls open
+}  // namespace
+
+absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag) {
+  const kernels::Isa best = kernels::DetectIsa();
+  if (flag == "auto") return best;
+  const auto wanted = kernels::ParseIsa(flag);
+  if (!wanted.has_value()) return absl::InvalidArgumentError(StrCat("--isa: \"", flag, "\", wanted auto, plain, avx2 or avx512"));
+  if (*wanted > best) return absl::InvalidArgumentError(StrCat("--isa: this machine has no ", flag, ", only ", kernels::Name(best)));
+  return *wanted;
+}
+
+absl::Status CheckFlags(const AppOptions& options) {
+  if (options.device != "auto" && options.device != "cpu") {
+    return absl::InvalidArgumentError(StrCat("--device: \"", options.device, "\" is not there, wanted auto or cpu"));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const http::HostPort grpc, http::ParseHostPort("--grpc_address", options.grpc_address));
+  if (!http::IsLoopback(grpc.host)) {
+    return absl::InvalidArgumentError(StrCat("--grpc_address: ", grpc.host, " is not a loopback address; without TLS and tokens, "
+                                             "which are not built yet, the API is for this machine alone"));
+  }
+  if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(StrCat("--import_root: ", options.import_root, " cannot be read"));
+}
+
+// An accept flood must not take the files that jobs need (CVE-2023-4785).
+void RaiseOpenFiles(int max_connections) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const auto wanted = static_cast<rlim_t>(max_connections * kFilesPerConnection + 256);
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = std::min(limit.rlim_max, wanted);
+  setrlimit(RLIMIT_NOFILE, &limit);
+  if (limit.rlim_cur < wanted) {
+    base::LogWarning("few open files are allowed", {{"limit", StrCat(limit.rlim_cur)}, {"wanted", StrCat(wanted)}});
+  }
+}
+
+}  // namespace nibble
