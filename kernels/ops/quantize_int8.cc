@@ -5,13 +5,28 @@
 
 namespace nibble::kernels {
 
-absl::Status QuantizeInt8(const QuantizeInt8Args& args, const Stream& stream) {
+namespace {
+
+absl::Status Quantize(const KernelTable<QuantizeInt8Kernel>& table, const QuantizeInt8Args& args, const Stream& stream) {
   constexpr const char* kOp = "quantize_int8";
   NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0 && args.x.cols >= 1, kOp, "x with at least one column"));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "out", args.out, args.x.rows, args.x.cols));
   NIBBLE_KERNEL_CHECK(CheckMaxOutliers(kOp, args.out, args.max_outliers));
-  return Launch(kQuantizeInt8Table, args, stream);
+  return Launch(table, args, stream);
+}
+
+}  // namespace
+
+absl::Status QuantizeInt8(const QuantizeInt8Args& args, const Stream& stream) {
+  return Quantize(kQuantizeInt8Table, args, stream);
+}
+
+absl::Status QuantizeActivations(const QuantizeInt8Args& args, const Stream& stream) {
+  static constexpr KernelTable<QuantizeInt8Kernel> kTable = {"quantize_activations", kQuantizeInt8Table.plain,
+                                                             kQuantizeInt8Table.avx2, kQuantizeInt8Table.avx512,
+                                                             kQuantizeInt8Table.cuda};
+  return Quantize(kTable, args, stream);
 }
 
 }  // namespace nibble::kernels

@@ -14,4 +14,8 @@ namespace nibble::kernels {
 // Source: LLM.int8(), arXiv:2208.07339, a row at a time; numerics.md, Decided 1. Golden: tests/golden/kernels.
 absl::Status QuantizeInt8(const QuantizeInt8Args& args, const Stream& stream);
 
+// The same, counted as "quantize_activations": rows of a running model, so that "quantize_int8" counts weights alone and
+// stays 0 while serving.
+absl::Status QuantizeActivations(const QuantizeInt8Args& args, const Stream& stream);
+
 }  // namespace nibble::kernels

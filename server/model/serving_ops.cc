@@ -82,7 +82,7 @@ ServingOps::Input ServingOps::NormInput(const Tensor& h, std::int64_t layer, Nor
 ServingOps::Input ServingOps::Quantize(const Tensor& x) {
   Input input;
   input.quantized = AllocateQuantized(x.rows, x.cols);
-  Ok(kernels::QuantizeInt8({.x = x, .out = input.quantized, .max_outliers = weights_.act_outliers}, stream_));
+  Ok(kernels::QuantizeActivations({.x = x, .out = input.quantized, .max_outliers = weights_.act_outliers}, stream_));
   return input;
 }
 

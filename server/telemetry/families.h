@@ -59,7 +59,8 @@ inline const Buckets& ByteBuckets() {
 
 // Kernels whose launches show as 0 before the first: a weight that is never quantised again while serving is seen as a 0, not
 // as a missing series.
-inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "quantize_int8",
+inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "quantize_activations",
+                                         "quantize_int8",
                                          "quantize_nf4", "double_quantize", "rms_norm", "rms_norm_quantize"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 

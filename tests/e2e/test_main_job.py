@@ -76,7 +76,7 @@ def test_launches_appear_under_both_phases_and_weights_are_quantised_once(traine
         return sum(value for name, value in server.metrics().items()
                    if name.startswith("nibble_kernel_launches_total") and f'kernel="{kernel}"' in name and f'phase="{phase}"' in name)
     server.run("generate", "tuned-int8", "--prompt", "x", "--max-tokens", 1)
-    quantisers = ("quantize_nf4", "double_quantize")
+    quantisers = ("quantize_int8", "quantize_nf4", "double_quantize")
     before = {kernel: launches(kernel, "serve") for kernel in quantisers}
     served = launches("matmul_int8", "serve")
     for _ in range(5):

@@ -11,9 +11,9 @@ from conftest import PAGE, Server
 
 pytestmark = pytest.mark.full
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+torch = pytest.importorskip("torch", exc_type=ImportError)
+transformers = pytest.importorskip("transformers", exc_type=ImportError)
+peft = pytest.importorskip("peft", exc_type=ImportError)
 
 STEPS, RANK, ALPHA, LR, SEQ, SEED = 20, 4, 8, 5e-3, 96, 11
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

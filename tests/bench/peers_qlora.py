@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""QLoRA on SmolLM2-135M, 4 x 256 tokens, bf16, rank 16 on all linears, 2 threads: nibble-trainer beside PEFT + bitsandbytes.
+
+usage: peers_qlora.py MODEL.gguf [--bin build/release/bin] [--steps 8] [--json OUT.json]
+Needs torch, transformers, peft, bitsandbytes. The two take turns, ours first; tokens/s are medians over the steps after the second,
+peak memory is VmHWM of the training process. The check: both losses are finite and ours falls.
+"""
+import argparse
+import json
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+PEER = """
+import json, resource, sys, time, torch, bitsandbytes as bnb
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+torch.set_num_threads(2)
+torch.manual_seed(0)
+steps = int(sys.argv[1])
+model = LlamaForCausalLM(LlamaConfig(hidden_size=576, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+    intermediate_size=1536, vocab_size=49152, tie_word_embeddings=True, max_position_embeddings=2048)).to(torch.bfloat16)
+for layer in model.model.layers:
+    for block in (layer.self_attn, layer.mlp):
+        for name, linear in list(block.named_children()):
+            if not isinstance(linear, torch.nn.Linear):
+                continue
+            packed = bnb.nn.Linear4bit(linear.in_features, linear.out_features, bias=False, compute_dtype=torch.bfloat16,
+                                       compress_statistics=True, quant_type="nf4")
+            packed.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True)
+            setattr(block, name, packed.to("cpu"))
+model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj",
+                                                                               "up_proj", "down_proj"]))
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
+ids = torch.randint(0, 49152, (4, 256))
+rates = []
+for _ in range(steps):
+    began = time.perf_counter()
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    rates.append(1024 / (time.perf_counter() - began))
+print(json.dumps({"rates": rates, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "loss": loss.item()}))
+"""
+
+
+def ours(args, state, name):
+    nibble = [str(args.bin / "nibble"), "--server", state["grpc_address"], "--json"]
+    events = subprocess.run(nibble + ["jobs", "create", "--method", "qlora", "--base", "base", "--dataset", "prose", "--output", name,
+                                      "--max-steps", str(args.steps), "--micro-batch", "4", "--seq-len", "256", "--lr", "1e-4", "--rank", "16",
+                                      "--alpha", "32", "--save-every", "0", "--watch"], check=True, capture_output=True, text=True).stdout
+    steps = [e for e in map(json.loads, events.splitlines()) if e.get("type") == "step"]
+    assert all(e["tokens"] == 1024 for e in steps), "a step had not 4 x 256 tokens"
+    assert steps[-1]["loss"] < steps[0]["loss"] * 1.05
+    return {"rates": [e["tokens_per_s"] for e in steps], "peak": steps[-1]["peak_memory_bytes"], "loss": steps[-1]["loss"]}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("gguf")
+    parser.add_argument("--bin", type=pathlib.Path, default=pathlib.Path("build/release/bin"))
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--json", type=pathlib.Path)
+    args = parser.parse_args()
+    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    with tempfile.TemporaryDirectory() as directory:
+        directory = pathlib.Path(directory)
+        prose = pathlib.Path("/usr/share/common-licenses/GPL-3").read_text() * 12
+        (directory / "prose.jsonl").write_text(json.dumps({"text": prose}) + "\n")
+        server = subprocess.Popen([args.bin / "nibbled", "--state_dir", directory / "state", "--grpc_address", "127.0.0.1:0",
+                                   "--http_address", "127.0.0.1:0", "--threads", "2"], stderr=subprocess.DEVNULL)
+        try:
+            for _ in range(200):
+                if (directory / "state/server.json").exists():
+                    break
+                time.sleep(0.1)
+            state = json.loads((directory / "state/server.json").read_text())
+            run = [args.bin / "nibble", "--server", state["grpc_address"]]
+            subprocess.run(run + ["models", "import", args.gguf, "--name", "base", "--dtype", "bf16"], check=True, capture_output=True)
+            subprocess.run(run + ["datasets", "upload", directory / "prose.jsonl", "--name", "prose"], check=True, capture_output=True)
+            result = {"cpu": cpu, "ours": [], "peer": []}
+            for turn in range(args.turns):
+                result["ours"].append(ours(args, state, f"turn{turn}"))
+                output = subprocess.run([sys.executable, "-c", PEER, str(args.steps)], check=True, capture_output=True, text=True, cwd=directory).stdout
+                result["peer"].append(json.loads(output.splitlines()[-1]))
+        finally:
+            server.terminate()
+            server.wait()
+    for side in ("ours", "peer"):
+        rates = [rate for turn in result[side] for rate in turn["rates"][2:]]
+        result[side + "_tokens_per_s"] = statistics.median(rates)
+        result[side + "_peak_bytes"] = max(turn["peak"] for turn in result[side])
+        print(f"{side}: {result[side + '_tokens_per_s']:.0f} tokens/s (median of {len(rates)}, {min(rates):.0f}-{max(rates):.0f}), "
+              f"peak {result[side + '_peak_bytes'] / 2**20:.0f} MiB")
+    print(f"{cpu}: {result['ours_tokens_per_s'] / result['peer_tokens_per_s']:.2f}x the tokens/s at "
+          f"{result['ours_peak_bytes'] / result['peer_peak_bytes']:.2f} of the peak memory of PEFT + bitsandbytes")
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
