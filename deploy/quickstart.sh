@@ -56,7 +56,9 @@ say "Set-up"
 "$root/deploy/setup.sh"
 
 say "Build"
-cmake --preset release -S "$root" >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
+cuda=OFF
+if [[ -e /dev/nvidia0 ]]; then cuda=ON; fi
+cmake --preset release -S "$root" -DNIBBLE_CUDA=$cuda >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
 cmake --build --preset release --target nibbled nibble nibble-trainer
 
 say "Server"

@@ -24,7 +24,7 @@ cmake --preset release -DNIBBLE_CUDA=ON -DNIBBLE_BENCH=ON >build/configure.log |
 cmake --build --preset release
 
 say "Unit tests"
-ctest --preset release -j 2 -LE "full"
+ctest --preset release -j 2 -LE "full|slow"
 
 say "End-to-end tests"
 python=build/deps/venv/bin/python
@@ -36,7 +36,7 @@ fi
 
 if $full; then
   say "Long tests"
-  ctest --preset release -L "full"
+  ctest --preset release -L "full|slow"
   for preset in asan ubsan; do
     say "Sanitizer: $preset"
     cmake --preset "$preset" >build/configure-$preset.log
