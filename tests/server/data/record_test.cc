@@ -1,0 +1,79 @@
+#include "server/data/record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "server/base/error.h"
+
+namespace nibble::data {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::StatusOr<FileSummary> Validate(const std::string& text, std::size_t chunk, std::optional<Format> format = {}) {
+  FileValidator validator(format);
+  for (std::size_t i = 0; i < text.size(); i += chunk) validator.Feed(std::string_view(text).substr(i, chunk));
+  return validator.Finish();
+}
+
+TEST(FileValidatorTest, CountsRowsOfEachFormatInChunksOfAnySize) {
+  const std::pair<std::string, Format> files[] = {
+      {"{\"text\": \"a\"}\n\n{\"text\": \"\\u00e9\"}\r\n{\"text\": \"no line end\"}", Format::kText},
+      {"{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"\", \"completion\": \"c\"}\n{\"prompt\": \"x\", \"completion\": \"y\"}\n",
+       Format::kPromptCompletion},
+      {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n"
+       "{\"messages\": [{\"role\": \"assistant\", \"content\": \"b\"}]}\n{\"messages\": [{\"role\": \"assistant\", \"content\": \"\"}]}\n",
+       Format::kChat}};
+  for (const auto& [text, format] : files) {
+    for (const std::size_t chunk : {std::size_t{1}, std::size_t{3}, std::size_t{7}, text.size()}) {
+      const auto summary = Validate(text, chunk);
+      ASSERT_TRUE(summary.ok()) << summary.status();
+      EXPECT_EQ(summary->num_rows, 3) << chunk;
+      EXPECT_EQ(summary->format, format);
+      EXPECT_EQ(summary->num_bytes, static_cast<std::int64_t>(text.size()));
+    }
+  }
+}
+
+TEST(FileValidatorTest, NamesTheLinesThatAreBad) {
+  const auto summary = Validate("{\"text\": \"a\"}\nnot json\n{\"text\": 3}\n{\"prompt\": \"x\"}\n", 5);
+  ASSERT_FALSE(summary.ok());
+  EXPECT_EQ(base::Reason(summary.status()), "DATASET_FORMAT");
+  const std::string message(summary.status().message());
+  EXPECT_THAT(message, HasSubstr("line 2"));
+  EXPECT_THAT(message, HasSubstr("line 3: \"text\" is not a string"));
+  EXPECT_THAT(message, HasSubstr("line 4: no \"text\""));
+}
+
+TEST(FileValidatorTest, ReportsTwentyLinesAndHowManyMore) {
+  std::string text = "{\"text\": \"a\"}\n";
+  for (int i = 0; i < 25; ++i) text += "bad\n";
+  const auto summary = Validate(text, 1000);
+  EXPECT_THAT(std::string(summary.status().message()), HasSubstr("line 21"));
+  EXPECT_THAT(std::string(summary.status().message()), HasSubstr("and 5 more lines"));
+}
+
+TEST(FileValidatorTest, EmptyFilesAndLinesWithoutEndAreRefused) {
+  for (const char* text : {"", "\n \n\t\n"}) {
+    EXPECT_THAT(std::string(Validate(text, 10).status().message()), HasSubstr("no rows"));
+  }
+  const std::string endless = "{\"text\": \"" + std::string(kMaxLineBytes + 10, 'x') + "\"}";
+  EXPECT_THAT(std::string(Validate(endless, 4096).status().message()), HasSubstr("line 1: is longer than"));
+  EXPECT_THAT(std::string(Validate(endless + "\nbad\n", 4096, Format::kText).status().message()), HasSubstr("line 2"));
+}
+
+TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {
+  EXPECT_FALSE(ParseRecord("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}", Format::kChat).ok());
+  EXPECT_FALSE(ParseRecord("{\"messages\": []}", Format::kChat).ok());
+  EXPECT_FALSE(ParseRecord("{\"messages\": [{\"role\": \"assistant\"}]}", Format::kChat).ok());
+  const auto record = ParseRecord("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 1}]}", Format::kChat);
+  ASSERT_TRUE(record.ok());
+  EXPECT_THAT(record->messages_json, HasSubstr("\"weight\":1"));
+}
+
+TEST(RecordTest, CompletionMustNotBeEmpty) {
+  EXPECT_FALSE(ParseRecord("{\"prompt\": \"a\", \"completion\": \"\"}", Format::kPromptCompletion).ok());
+}
+
+}  // namespace
+}  // namespace nibble::data

@@ -1,0 +1,73 @@
+#include "server/trainer/adamw.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "server/trainer/schedule.h"
+
+namespace nibble::trainer {
+namespace {
+
+// tests/golden/trainer/make_adamw_golden.py: torch.optim.AdamW.
+TEST(AdamWTest, FollowsTorch) {
+  std::ifstream golden(NIBBLE_SOURCE_DIR "/tests/golden/trainer/adamw.txt");
+  const AdamWConfig config = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  std::vector<float> parameter;
+  for (int i = 0; i < 5; ++i) parameter.push_back(static_cast<float>(std::cos(i)));
+  Moments moments = {std::vector<float>(5), std::vector<float>(5)};
+  int compared = 0;
+  int wanted_step = 0;
+  golden >> wanted_step;
+  for (int step = 1; step <= 10; ++step) {
+    std::vector<float> gradient;
+    for (int i = 0; i < 5; ++i) gradient.push_back(static_cast<float>(std::sin(i + step)));
+    AdamWStep(config, step, 1e-2, parameter, gradient, moments);
+    if (step != wanted_step) continue;
+    for (int i = 0; i < 5; ++i) {
+      float want = 0;
+      golden >> want;
+      // A step rounds about ten times in f32; parameters are at most 1.
+      EXPECT_NEAR(parameter[static_cast<std::size_t>(i)], want, 10 * step * 1.2e-7) << "step " << step << " element " << i;
+      ++compared;
+    }
+    golden >> wanted_step;
+  }
+  EXPECT_EQ(compared, 15);
+}
+
+TEST(GlobalNormTest, IsTheNormOverAllTensors) {
+  const std::vector<float> a = {3.0f};
+  const std::vector<float> b = {0.0f, 4.0f};
+  EXPECT_DOUBLE_EQ(GlobalNorm({a, b, {}}), 5.0);
+}
+
+TEST(ScheduleTest, WarmsUpThenFalls) {
+  jobs::OptimConfig config;
+  config.lr = 1.0;
+  config.warmup_steps = 4;
+  config.schedule = "linear";
+  config.min_lr_ratio = 0.1;
+  EXPECT_DOUBLE_EQ(LearningRate(config, 0, 14), 0.25);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 3, 14), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 4, 14), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 9, 14), 0.1 + 0.9 * 0.5);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 14, 14), 0.1);
+  config.schedule = "cosine";
+  EXPECT_NEAR(LearningRate(config, 9, 14), 0.1 + 0.9 * 0.5, 1e-12);
+  config.schedule = "constant";
+  EXPECT_DOUBLE_EQ(LearningRate(config, 13, 14), 1.0);
+}
+
+TEST(ScheduleTest, WarmUpRatioIsOfAllSteps) {
+  jobs::OptimConfig config;
+  config.lr = 2.0;
+  config.warmup_ratio = 0.1;
+  config.schedule = "constant";
+  EXPECT_DOUBLE_EQ(LearningRate(config, 0, 20), 1.0);
+  EXPECT_DOUBLE_EQ(LearningRate(config, 1, 20), 2.0);
+}
+
+}  // namespace
+}  // namespace nibble::trainer
