@@ -6,7 +6,7 @@ set -euo pipefail
 usage() {
   cat <<'END'
 usage: deploy/quickstart.sh [--steps N] [--grpc_address HOST:PORT] [--http_address HOST:PORT] | --stop
-  --steps N   optimiser steps of the fine-tuning (default 60)
+  --steps N   optimiser steps of the fine-tuning (default 40)
   --stop      stop the server that an earlier run left
 END
 }
@@ -15,7 +15,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$root/build/quickstart
 state=$work/state
 bin=$root/build/release/bin
-steps=60 grpc=127.0.0.1:50051 http=127.0.0.1:9464 stop=false
+steps=40 grpc=127.0.0.1:50051 http=127.0.0.1:9464 stop=false
 while (($#)); do
   case $1 in
     --steps) steps=${2:?--steps wants a number}; shift ;;
