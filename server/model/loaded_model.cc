@@ -1,7 +1,6 @@
 #include "server/model/loaded_model.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "kernels/ops/double_dequantize.h"
@@ -29,7 +28,6 @@ class LoadedModelBuilder {
     if (info_.format == Format::kTernary) {
       return absl::UnimplementedError("format ternary: this build has no product for it");
     }
-    if (info_.format == Format::kLora) NIBBLE_RETURN_IF_ERROR(ReadAdapterConfig());
     NIBBLE_RETURN_IF_ERROR(Embedding());
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
       LayerWeights layer_weights;
@@ -128,26 +126,13 @@ class LoadedModelBuilder {
     return kernels::Nf4Weight{reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), widened, rows, cols};
   }
 
-  absl::Status ReadAdapterConfig() {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string text,
-                            base::RealFileSystem().Read(artifact_.directory() + "/adapter_config.json", 1 << 20));
-    NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
-    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rank, base::GetInt(json, "r", "adapter_config.json"));
-    NIBBLE_ASSIGN_OR_RETURN(const double alpha, base::GetNumber(json, "lora_alpha", "adapter_config.json"));
-    NIBBLE_ASSIGN_OR_RETURN(const bool rslora, base::GetBool(json, "use_rslora", "adapter_config.json", false));
-    if (rank < 1) return absl::InvalidArgumentError(base::StrCat("adapter_config.json: r is ", rank, ", wanted 1 or more"));
-    rank_ = rank;
-    lora_scaling_ = static_cast<float>(rslora ? alpha / std::sqrt(static_cast<double>(rank)) : alpha / static_cast<double>(rank));
-    return absl::OkStatus();
-  }
-
   absl::Status Lora(const std::string& path, std::int64_t rows, std::int64_t cols, LinearWeight* weight) {
     const std::string prefix = base::StrCat("base_model.model.", path);
     if (!artifact_.tensors().contains(prefix + ".lora_A.weight")) return absl::OkStatus();  // not a target module
     LoraWeight lora;
-    NIBBLE_ASSIGN_OR_RETURN(lora.a, FloatMatrix(prefix + ".lora_A.weight", rank_, cols));
-    NIBBLE_ASSIGN_OR_RETURN(lora.b, FloatMatrix(prefix + ".lora_B.weight", rows, rank_));
-    lora.scaling = lora_scaling_;
+    NIBBLE_ASSIGN_OR_RETURN(lora.a, FloatMatrix(prefix + ".lora_A.weight", artifact_.adapter()->rank, cols));
+    NIBBLE_ASSIGN_OR_RETURN(lora.b, FloatMatrix(prefix + ".lora_B.weight", rows, artifact_.adapter()->rank));
+    lora.scaling = static_cast<float>(artifact_.adapter()->scaling());
     weight->lora = lora;
     return absl::OkStatus();
   }
@@ -239,8 +224,6 @@ class LoadedModelBuilder {
   const ModelConfig& config_;
   const ArtifactInfo& info_;
   const kernels::Stream& stream_;
-  std::int64_t rank_ = 0;
-  float lora_scaling_ = 0;
 };
 
 absl::StatusOr<std::shared_ptr<const LoadedModel>> LoadedModel::Load(const std::string& directory, const Options& options,

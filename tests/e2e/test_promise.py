@@ -1,6 +1,9 @@
 """The bits of an int8 model: alone and in company, whole and in pieces, on every instruction set, thread count and restart."""
 import concurrent.futures
+import hashlib
 import json
+import shutil
+import struct
 
 import pytest
 
@@ -42,7 +45,6 @@ def test_another_server_on_the_same_state_answers_alike(shared, tmp_path, flags)
     # A state directory has one server: the model goes there by import of the same files.
     other = Server(tmp_path / "state", *flags)
     other.state.mkdir(parents=True)
-    import shutil
     shutil.copytree(shared.state / "models", other.state / "models")
     other.start()
     try:
@@ -52,30 +54,48 @@ def test_another_server_on_the_same_state_answers_alike(shared, tmp_path, flags)
         assert other.stop() == 0
 
 
-def test_verify_catches_one_ulp_and_one_token(shared, tmp_path):
-    import shutil
-    import struct
-    other = Server(tmp_path / "state")
-    other.state.mkdir(parents=True)
-    shutil.copytree(shared.state / "models", other.state / "models")
-    other.start()
-    try:
-        result = other.run("--json", "models", "verify", "small-int8")
-        assert json.loads(result.stdout)["equal"] is True
-    finally:
-        other.stop()
-    path = other.state / "models" / "small-int8" / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    header_size = struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:8 + header_size])
-    name = next(key for key in header if key.endswith("q_proj.weight_scale"))
-    at = 8 + header_size + header[name]["data_offsets"][0]
-    data[at:at + 4] = struct.pack("<I", struct.unpack("<I", data[at:at + 4])[0] + 1)
-    path.write_bytes(data)
-    other.start()
-    try:
-        result = other.run("--json", "models", "verify", "small-int8", check=False)
-        assert result.returncode != 0
-        assert not (result.stdout and json.loads(result.stdout).get("equal"))
-    finally:
-        other.stop()
+@pytest.fixture
+def spoilt(shared, tmp_path):
+    """Runs verify on a copy of the int8 model whose named file was changed by `change(bytearray)`."""
+    def verify(file, change):
+        other = Server(tmp_path / "state")
+        shutil.copytree(shared.state / "models", other.state / "models")
+        path = other.state / "models" / "small-int8" / file
+        data = bytearray(path.read_bytes())
+        change(data)
+        path.write_bytes(data)
+        other.start()
+        try:
+            return other.run("--json", "models", "verify", "small-int8", check=False)
+        finally:
+            other.stop()
+    return verify
+
+
+def test_verify_says_equal_of_an_honest_copy(spoilt):
+    result = spoilt("record.bin", lambda data: None)
+    assert result.returncode == 0 and json.loads(result.stdout)["equal"] is True
+
+
+def test_verify_catches_a_scale_changed_by_one_ulp(spoilt):
+    def change(data):
+        header_size = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:8 + header_size])
+        name = next(key for key in header if key.endswith("q_proj.weight_scale"))
+        at = 8 + header_size + header[name]["data_offsets"][0]
+        data[at:at + 4] = struct.pack("<I", struct.unpack("<I", data[at:at + 4])[0] + 1)
+    result = spoilt("model.safetensors", change)
+    assert result.returncode != 0
+    assert not (result.stdout and json.loads(result.stdout).get("equal"))
+
+
+def test_verify_catches_one_token_id_changed_in_the_record(spoilt):
+    def change(data):
+        first_id = 8 + 4 + 64 + 4 + 4  # magic, device, digest, number of sequences, tokens of the first (server/model/record.h)
+        token = struct.unpack("<i", data[first_id:first_id + 4])[0]
+        data[first_id:first_id + 4] = struct.pack("<i", (token + 1) % 256)
+        data[-64:] = hashlib.sha256(bytes(data[:-64])).hexdigest().encode()
+    result = spoilt("record.bin", change)
+    assert result.returncode != 0
+    verdict = json.loads(result.stdout)
+    assert verdict["equal"] is False and verdict["rows"] >= 1 and verdict["differing_rows"] >= 1
