@@ -12,6 +12,7 @@ function(nibble_system_library name header library)
 endfunction()
 
 nibble_system_library(soci_core soci/soci.h soci_core)
+nibble_system_library(sqlite3 sqlite3.h sqlite3)
 nibble_system_library(soci_sqlite3 soci/sqlite3/soci-sqlite3.h soci_sqlite3 nibble::soci_core)
 nibble_system_library(httplib httplib.h cpp-httplib)
 nibble_system_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)
