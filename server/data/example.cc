@@ -74,6 +74,11 @@ absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAsse
 
 }  // namespace
 
+Overlong ParseOverlong(std::string_view name) {
+  if (name == "drop") return Overlong::kDrop;
+  return name == "error" ? Overlong::kError : Overlong::kTruncate;
+}
+
 std::int64_t Example::num_trained() const {
   return trained.empty() ? 0 : std::accumulate(trained.begin() + 1, trained.end(), std::int64_t{0});
 }

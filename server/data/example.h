@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -12,6 +13,8 @@
 namespace nibble::data {
 
 enum class Overlong { kTruncate, kDrop, kError };
+// "truncate", "drop", "error" of a job's spec; "split", which all text is, and anything else is kTruncate.
+Overlong ParseOverlong(std::string_view name);
 
 struct TokeniseOptions {
   std::int64_t max_seq_len = 0;

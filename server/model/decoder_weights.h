@@ -14,10 +14,11 @@
 
 namespace nibble::model {
 
-// y += scaling * (x * a^T) * b^T
+// y += scaling * (x * a^T) * b^T. Fixed-order products: a last bit that differed here would turn roundings to bf16 in all layers
+// behind it, and the trainer and nibbled would give other losses.
 struct LoraWeight {
-  kernels::ConstMatrix a;  // [r, K] f32
-  kernels::ConstMatrix b;  // [N, r] f32
+  kernels::PackedDenseWeight a;  // [r, K] f32
+  kernels::PackedDenseWeight b;  // [N, r] f32
   float scaling = 0;
 };
 

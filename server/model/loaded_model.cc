@@ -126,12 +126,21 @@ class LoadedModelBuilder {
     return kernels::Nf4Weight{reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), widened, rows, cols};
   }
 
+  absl::StatusOr<kernels::PackedDenseWeight> Panels(const ConstMatrix& matrix) {
+    const std::int64_t elements = kernels::PackedDenseElements(matrix.rows, matrix.cols);
+    NIBBLE_ASSIGN_OR_RETURN(auto* panels, Allocate<std::byte>(elements * kernels::SizeOf(matrix.dtype)));
+    kernels::PackDenseWeight(matrix.data, matrix.dtype, matrix.rows, matrix.cols, panels);
+    return kernels::PackedDenseWeight{panels, matrix.dtype, matrix.rows, matrix.cols};
+  }
+
   absl::Status Lora(const std::string& path, std::int64_t rows, std::int64_t cols, LinearWeight* weight) {
     const std::string prefix = base::StrCat("base_model.model.", path);
     if (!artifact_.tensors().contains(prefix + ".lora_A.weight")) return absl::OkStatus();  // not a target module
     LoraWeight lora;
-    NIBBLE_ASSIGN_OR_RETURN(lora.a, FloatMatrix(prefix + ".lora_A.weight", artifact_.adapter()->rank, cols));
-    NIBBLE_ASSIGN_OR_RETURN(lora.b, FloatMatrix(prefix + ".lora_B.weight", rows, artifact_.adapter()->rank));
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix a, FloatMatrix(prefix + ".lora_A.weight", artifact_.adapter()->rank, cols));
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix b, FloatMatrix(prefix + ".lora_B.weight", rows, artifact_.adapter()->rank));
+    NIBBLE_ASSIGN_OR_RETURN(lora.a, Panels(a));
+    NIBBLE_ASSIGN_OR_RETURN(lora.b, Panels(b));
     lora.scaling = static_cast<float>(artifact_.adapter()->scaling());
     weight->lora = lora;
     return absl::OkStatus();
@@ -194,11 +203,8 @@ class LoadedModelBuilder {
     }
     NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix matrix, FloatMatrix(name, rows, cols));
     if (info_.determinism() == Determinism::kBitwise) {
-      const std::int64_t elements = kernels::PackedDenseElements(rows, cols);
-      NIBBLE_ASSIGN_OR_RETURN(auto* panels, Allocate<std::byte>(elements * kernels::SizeOf(matrix.dtype)));
-      kernels::PackDenseWeight(matrix.data, matrix.dtype, rows, cols, panels);
       head.kind = LinearWeight::Kind::kDense;
-      head.dense = {panels, matrix.dtype, rows, cols};
+      NIBBLE_ASSIGN_OR_RETURN(head.dense, Panels(matrix));
     } else {
       head.kind = LinearWeight::Kind::kLibrary;
       head.library = matrix;

@@ -97,11 +97,11 @@ void ServingOps::ApplyLora(const Matrix& x, const LoraWeight& lora, const Tensor
   const std::int64_t rank = lora.a.rows;
   Matrix down = arena_.AllocateMatrix(DType::kF32, x.rows, rank);
   Matrix up = arena_.AllocateMatrix(DType::kF32, x.rows, y.cols);
-  if (!Ok(kernels::MatmulLibrary({.x = x, .w = lora.a, .y = down}, stream_))) return;
+  if (!Ok(kernels::MatmulDense({.x = x, .w = lora.a, .y = down}, stream_))) return;
   for (std::int64_t r = 0; r < down.rows; ++r) {
     for (std::int64_t i = 0; i < rank; ++i) down.Row<float>(r)[i] *= lora.scaling;
   }
-  if (!Ok(kernels::MatmulLibrary({.x = down, .w = lora.b, .y = up}, stream_))) return;
+  if (!Ok(kernels::MatmulDense({.x = down, .w = lora.b, .y = up}, stream_))) return;
   Ok(kernels::Add({.x = y, .y = up}, stream_));
 }
 

@@ -33,13 +33,9 @@ absl::Status CheckData(const char* field, const std::string& path, const std::st
 }  // namespace
 
 data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec) {
-  data::TokeniseOptions options;
-  options.max_seq_len = spec.data.max_seq_len;
-  options.train_on_prompt = spec.data.train_on_prompt;
-  const std::string overlong = spec.data.overlong.value_or("truncate");
-  if (overlong == "drop") options.overlong = data::Overlong::kDrop;
-  if (overlong == "error") options.overlong = data::Overlong::kError;
-  return options;
+  return {.max_seq_len = spec.data.max_seq_len,
+          .overlong = data::ParseOverlong(spec.data.overlong.value_or("truncate")),
+          .train_on_prompt = spec.data.train_on_prompt};
 }
 
 absl::Status CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {

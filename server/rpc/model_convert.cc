@@ -10,9 +10,9 @@
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
 #include "server/convert/export.h"
+#include "server/data/evaluate.h"
 #include "server/data/example.h"
 #include "server/model/replay.h"
-#include "server/plan/evaluate.h"
 #include "server/plan/record_tokens.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_proto.h"
@@ -115,18 +115,27 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const std::string format_name, base::GetString(stored.meta, "format", "meta.json"));
   NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+  // A model of a job is evaluated on the tokens that the job evaluated: its split and its mask.
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));
+  const base::Json cut = info.provenance.value("eval_data", base::Json::object());
   data::TokeniseOptions tokenise;
-  tokenise.max_seq_len = std::min(kEvalSeqLen, text->config.max_positions);
+  NIBBLE_ASSIGN_OR_RETURN(tokenise.max_seq_len, base::GetInt(cut, "max_seq_len", "nibble.json", kEvalSeqLen));
+  tokenise.max_seq_len = std::clamp<std::int64_t>(tokenise.max_seq_len, 2, text->config.max_positions);
+  NIBBLE_ASSIGN_OR_RETURN(tokenise.train_on_prompt, base::GetBool(cut, "train_on_prompt", "nibble.json", false));
+  tokenise.overlong = data::ParseOverlong(Text(cut, "overlong"));
+  if (tokenise.overlong == data::Overlong::kError) tokenise.overlong = data::Overlong::kTruncate;  // the job has judged
   NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded,
                           data::LoadDataset(stored.data_path, format, text->assets, text->config, tokenise));
-  std::vector<plan::Evaluation> results;
+  std::vector<data::Evaluation> results;
   for (const std::string& directory : {source, target}) {
     NIBBLE_ASSIGN_OR_RETURN(const auto model,
                             model::LoadedModel::Load(directory, {.max_positions = tokenise.max_seq_len}, convert_stream_));
     const std::int64_t total = 2 * std::min(options_.max_eval_tokens, loaded.num_trained);
     const auto before = static_cast<std::int64_t>(results.size()) * total / 2;
-    NIBBLE_ASSIGN_OR_RETURN(plan::Evaluation result,
-                            plan::Evaluate(*model, loaded.examples, options_.max_eval_tokens, convert_stream_,
+    NIBBLE_ASSIGN_OR_RETURN(data::Evaluation result,
+                            data::Evaluate(model->config(), model->weights(), loaded.examples,
+                                           {.max_tokens = options_.max_eval_tokens, .top_tokens = true}, convert_stream_,
                                            [&](std::int64_t done) {
                                              scope.Progress("evaluate", before + done, total);
                                              return !scope.cancelled();

@@ -10,13 +10,13 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
+#include "server/data/evaluate.h"
 #include "server/data/example.h"
 #include "server/model/forward.h"
 #include "server/model/replay.h"
 #include "server/model/text_assets.h"
 #include "server/store/published_directory.h"
 #include "server/trainer/checkpoint.h"
-#include "server/trainer/evaluate.h"
 #include "server/trainer/process_memory.h"
 #include "server/trainer/schedule.h"
 
@@ -78,11 +78,10 @@ class AttemptRun {
 
   absl::StatusOr<data::Dataset> LoadData(const std::string& path, const model::TextAssets& text) {
     NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(spec_.data.format.value_or("text")));
-    const std::string overlong = spec_.data.overlong.value_or("truncate");
-    data::TokeniseOptions options = {.max_seq_len = spec_.data.max_seq_len, .train_on_prompt = spec_.data.train_on_prompt};
-    if (overlong == "drop") options.overlong = data::Overlong::kDrop;
-    if (overlong == "error") options.overlong = data::Overlong::kError;
-    return data::LoadDataset(path, format, text, inputs_.base->config(), options);
+    return data::LoadDataset(path, format, text, inputs_.base->config(),
+                             {.max_seq_len = spec_.data.max_seq_len,
+                              .overlong = data::ParseOverlong(spec_.data.overlong.value_or("truncate")),
+                              .train_on_prompt = spec_.data.train_on_prompt});
   }
 
   absl::Status LoadInputs() {
@@ -250,10 +249,16 @@ class AttemptRun {
     return launches;
   }
 
+  absl::StatusOr<double> EvaluationLoss(const model::DecoderWeights& weights) {
+    NIBBLE_ASSIGN_OR_RETURN(const data::Evaluation result,
+                            data::Evaluate(inputs_.base->config(), weights, inputs_.eval.examples, {}, context_.stream,
+                                           [&](std::int64_t) { return !Stopping(); }));
+    return result.loss;
+  }
+
   absl::Status EvaluateNow() {
     if (!inputs_.has_eval) return absl::OkStatus();
-    NIBBLE_ASSIGN_OR_RETURN(const double loss, Evaluate(inputs_.base->config(), model_->ServingWeights(),
-                                                        inputs_.eval.examples, context_.stream, [&] { return Stopping(); }));
+    NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluationLoss(model_->ServingWeights()));
     last_eval_loss_ = loss;
     return Write("eval", {{"step", progress_.step}, {"eval_loss", loss}, {"launches", TakeLaunches()}});
   }
@@ -291,6 +296,13 @@ class AttemptRun {
 
   // The lora artifact, and beside it what it will answer as int8: the loss that will be served, and the record of the logits
   // that nibbled must give again after `models convert` (numerics.md, Decided 10).
+  // How the evaluation set was cut: a conversion evaluates the same tokens again.
+  Json EvalData() const {
+    return {{"max_seq_len", spec_.data.max_seq_len},
+            {"train_on_prompt", spec_.data.train_on_prompt},
+            {"overlong", spec_.data.overlong.value_or("truncate")}};
+  }
+
   absl::StatusOr<jobs::Outcome> Publish() {
     NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
                             store::PendingDirectory::Create(context_.files, context_.order.output_directory));
@@ -302,6 +314,7 @@ class AttemptRun {
                              {"dataset_digest", inputs_.identity.data_digest},
                              {"spec_digest", inputs_.identity.spec_digest},
                              {"step", progress_.step},
+                             {"eval_data", EvalData()},
                              {"isa", inputs_.identity.isa},
                              {"threads", inputs_.identity.threads},
                              {"code_version", context_.order.nibble_version}};
@@ -332,8 +345,7 @@ class AttemptRun {
     NIBBLE_ASSIGN_OR_RETURN(const auto int8, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len},
                                                                       context_.stream));
     if (inputs_.has_eval) {
-      NIBBLE_ASSIGN_OR_RETURN(const double loss, Evaluate(int8->config(), int8->weights(), inputs_.eval.examples,
-                                                          context_.stream, [&] { return Stopping(); }));
+      NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluationLoss(int8->weights()));
       final["eval_loss_int8"] = loss;
       NIBBLE_RETURN_IF_ERROR(Write("eval", {{"step", progress_.step}, {"eval_loss", loss}, {"what", "int8"}}));
     }

@@ -211,15 +211,17 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
     for (std::int64_t begin = 0; begin < total; begin += kLossChunk) {
       const std::int64_t count = std::min(kLossChunk, total - begin);
       const Tensor chunk_index = index.narrow(0, begin, count);
-      Tensor logits = torch::mm(hidden.index_select(0, chunk_index), head.t());
+      Tensor chunk = torch::zeros({PadRows(count), hidden.size(1)}, hidden.options());
+      chunk.narrow(0, 0, count).copy_(hidden.index_select(0, chunk_index));
+      Tensor logits = torch::mm(chunk, head.t());
       std::vector<float> losses(static_cast<std::size_t>(count));
-      Check(kernels::CrossEntropy({.logits = ViewOf(logits),
+      Check(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
                                    .target = wanted.data() + begin,
                                    .grad_scale = static_cast<float>(scale),
                                    .loss = losses.data()},
                                   context->stream));
       for (const float loss : losses) *loss_sum += loss;
-      gradient.index_copy_(0, chunk_index, torch::mm(logits, head));
+      gradient.index_copy_(0, chunk_index, torch::mm(logits, head).narrow(0, 0, count));
     }
     ctx->save_for_backward({gradient});
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
@@ -251,7 +253,7 @@ Tensor ApplySiluMul(const Tensor& gate, const Tensor& up, Context& context) {
 }
 
 AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std::vector<std::int64_t>& rows,
-                            torch::ScalarType dtype) {
+                            std::int64_t num_tokens, torch::ScalarType dtype) {
   AttentionPlan plan;
   const auto size_of = [](const std::vector<std::int64_t>& starts, std::size_t i) { return starts[i + 1] - starts[i]; };
   const auto all_equal = [&](const std::vector<std::int64_t>& starts) {
@@ -260,18 +262,20 @@ AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std
     }
     return true;
   };
-  if (all_equal(segments)) {  // nothing to mask but the future
+  const bool filled = num_tokens > rows.back();
+  if (all_equal(segments) && !filled) {  // nothing to mask but the future
     plan.num_rows = static_cast<std::int64_t>(segments.size()) - 1;
     plan.row_size = size_of(segments, 0);
     return plan;
   }
   plan.num_rows = static_cast<std::int64_t>(rows.size()) - 1;
   for (std::size_t r = 0; r + 1 < rows.size(); ++r) plan.row_size = std::max(plan.row_size, size_of(rows, r));
-  plan.padded = !all_equal(rows);
+  plan.padded = filled || !all_equal(rows);
+  if (plan.padded) plan.row_size = PadRows(plan.row_size);
   const std::int64_t size = plan.row_size;
   Tensor mask = torch::full({plan.num_rows, 1, size, size}, -std::numeric_limits<float>::infinity());
   Tensor gather = torch::zeros({plan.num_rows * size}, torch::kInt64);
-  Tensor scatter = torch::empty({rows.back()}, torch::kInt64);
+  Tensor scatter = torch::zeros({num_tokens}, torch::kInt64);
   std::size_t segment = 0;
   for (std::int64_t r = 0; r < plan.num_rows; ++r) {
     const std::int64_t begin = rows[static_cast<std::size_t>(r)];

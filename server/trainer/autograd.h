@@ -39,17 +39,23 @@ torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const float* weight, double e
 torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
                         const float* sin, std::int64_t table_positions, AutogradContext& context);
 torch::Tensor ApplySiluMul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context);
+// Rows of a product are padded to a multiple of this. oneDNN, under torch's bf16 products, builds and keeps a primitive for every
+// shape that it meets: ragged batches made new ones each step, slowly, and memory grew by some 25 MiB a step.
+inline constexpr std::int64_t kRowQuantum = 64;
+constexpr std::int64_t PadRows(std::int64_t rows) { return (rows + kRowQuantum - 1) / kRowQuantum * kRowQuantum; }
+
 // Which tokens may attend to which, made once a micro-batch for all layers.
 struct AttentionPlan {
   std::int64_t num_rows = 0;
   std::int64_t row_size = 0;
   bool padded = false;
   torch::Tensor gather;   // padded: [num_rows * row_size], token of each place (0 where there is none)
-  torch::Tensor scatter;  // padded: [T], place of each token
+  torch::Tensor scatter;  // padded: [T], place of each token (0 for tokens that fill up T: nothing flows back from them)
   torch::Tensor mask;     // undefined: plain causal; else [num_rows, 1, row_size, row_size] of the compute type, 0 or -inf
 };
+// `num_tokens` is T, at least rows.back(): what lies past it only fills up.
 AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std::vector<std::int64_t>& rows,
-                            torch::ScalarType dtype);
+                            std::int64_t num_tokens, torch::ScalarType dtype);
 // Causal attention within each segment; q [T, H*d], k and v [T, KV*d].
 torch::Tensor ApplyAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v, const AttentionPlan& plan,
                              std::int64_t num_heads, std::int64_t num_kv_heads);

@@ -26,7 +26,7 @@ struct LayerLinears {
 
 // What one forward pass reads beside the weights.
 struct Pass {
-  const data::MicroBatch* batch = nullptr;
+  std::vector<std::int32_t> tokens;    // those of the batch, then zeros up to a multiple of kRowQuantum
   std::vector<std::int32_t> position;
   std::uint64_t draw = 0;
   AttentionPlan attention;
@@ -51,9 +51,8 @@ class TrainingOps {
   TrainingOps(TrainingState& state, const Pass& pass) : state_(state), pass_(pass) {}
 
   Tensor Embed() {
-    Tensor h = torch::empty({static_cast<std::int64_t>(pass_.batch->tokens.size()), state_.config->hidden_size},
-                            state_.compute);
-    const absl::Status status = kernels::Embedding({.ids = pass_.batch->tokens.data(),
+    Tensor h = torch::empty({static_cast<std::int64_t>(pass_.tokens.size()), state_.config->hidden_size}, state_.compute);
+    const absl::Status status = kernels::Embedding({.ids = pass_.tokens.data(),
                                                     .num_ids = h.size(0),
                                                     .table = state_.weights->embedding,
                                                     .packed = state_.weights->embedding_int8,
@@ -167,14 +166,17 @@ class TorchQLoraModel : public QLoraModel {
   }
 
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
-    Pass pass = {&batch, {}, draw, {}};
+    Pass pass = {batch.tokens, {}, draw, {}};
+    const std::int64_t num_tokens = PadRows(static_cast<std::int64_t>(batch.tokens.size()));
+    pass.tokens.resize(static_cast<std::size_t>(num_tokens), 0);
     for (std::size_t s = 0; s + 1 < batch.segments.size(); ++s) {
       for (std::int64_t i = batch.segments[s]; i < batch.segments[s + 1]; ++i) {
         pass.position.push_back(static_cast<std::int32_t>(i - batch.segments[s]));
       }
     }
+    pass.position.resize(pass.tokens.size(), 0);
     try {
-      pass.attention = PlanAttention(batch.segments, batch.rows, state_.compute);
+      pass.attention = PlanAttention(batch.segments, batch.rows, num_tokens, state_.compute);
       TrainingOps ops(state_, pass);
       const Tensor hidden = model::RunDecoder(ops, *state_.config);
       double loss_sum = 0;
@@ -190,9 +192,34 @@ class TorchQLoraModel : public QLoraModel {
     }
   }
 
-  const model::DecoderWeights& ServingWeights() override { return serving_; }
+  const model::DecoderWeights& ServingWeights() override {
+    for (ServedAdapter& served : served_) {
+      served.Pack();
+      serving_.layers[served.layer].linears[served.kind].lora = served.weight;
+    }
+    return serving_;
+  }
 
  private:
+  // An adapter as serving reads it; made anew from the parameters whenever it is asked for.
+  struct ServedAdapter {
+    std::size_t layer = 0;
+    std::size_t kind = 0;
+    Tensor a, b;
+    std::vector<float> panels_a, panels_b;
+    model::LoraWeight weight;
+
+    static kernels::PackedDenseWeight PackInto(const Tensor& tensor, std::vector<float>& panels) {
+      panels.resize(static_cast<std::size_t>(kernels::PackedDenseElements(tensor.size(0), tensor.size(1))));
+      kernels::PackDenseWeight(tensor.data_ptr<float>(), kernels::DType::kF32, tensor.size(0), tensor.size(1), panels.data());
+      return {panels.data(), kernels::DType::kF32, tensor.size(0), tensor.size(1)};
+    }
+    void Pack() {
+      weight.a = PackInto(a, panels_a);
+      weight.b = PackInto(b, panels_b);
+    }
+  };
+
   void AddLayer(std::int64_t layer, const QLoraOptions& options) {
     const model::LayerWeights& weights = base_->weights().layers[static_cast<std::size_t>(layer)];
     LayerLinears made;
@@ -217,8 +244,13 @@ class TorchQLoraModel : public QLoraModel {
         a[i] = static_cast<float>(
             (2.0 * kernels::PhiloxUniform(options.init_seed, static_cast<std::uint64_t>(i), stream) - 1.0) * bound);
       }
-      model::LinearWeight& served = serving_.layers[static_cast<std::size_t>(layer)].linears[index];
-      served.lora = model::LoraWeight{ViewOf(linear.lora_a), ViewOf(linear.lora_b), static_cast<float>(linear.scaling)};
+      served_.push_back({.layer = static_cast<std::size_t>(layer),
+                         .kind = index,
+                         .a = linear.lora_a,
+                         .b = linear.lora_b,
+                         .panels_a = {},
+                         .panels_b = {},
+                         .weight = {.a = {}, .b = {}, .scaling = static_cast<float>(linear.scaling)}});
     }
     state_.layers.push_back(std::move(made));
   }
@@ -232,6 +264,7 @@ class TorchQLoraModel : public QLoraModel {
 
   const std::shared_ptr<const model::LoadedModel> base_;
   model::DecoderWeights serving_;
+  std::vector<ServedAdapter> served_;
   TrainingState state_;
   Tensor head_;
   std::vector<Tensor> tensors_;

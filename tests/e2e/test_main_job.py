@@ -50,6 +50,16 @@ def test_int8_of_the_trained_model_is_what_the_trainer_recorded(trained):
     assert sum(after["logprobs"][1:]) > sum(before["logprobs"][1:])
 
 
+def test_a_conversion_evaluates_what_the_trainer_evaluated(trained):
+    server, events = trained
+    losses = {event["subject"]: event["eval_loss"] for event in events if event["type"] == "eval"}  # the last of each
+    server.run("models", "convert", "tuned", "--to", "int8", "--name", "tuned-again")
+    report = server.json("models", "get", "tuned-again")["conversion"]
+    assert report["eval_loss_after"] == losses["int8"]
+    # nf4 with its adapter is best effort, but only the head's product differs between the two programs.
+    assert abs(report["eval_loss_before"] - losses["trained"]) < 1e-5
+
+
 def test_generate_and_chat(trained):
     server, _ = trained
     answer = server.json("generate", "tuned", "--prompt", "The keeper of", "--max-tokens", 16, "--ignore-eos")

@@ -1,0 +1,276 @@
+// Gradients of the functions over kernels against torch's autograd of the formulas, and what their graph keeps.
+#include "server/trainer/autograd.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <set>
+
+#include "kernels/ops/dequantize_nf4.h"
+#include "kernels/ops/quantize_nf4.h"
+#include "kernels/ops/rope.h"
+#include "server/trainer/torch_bridge.h"
+#include "tests/support/torch_memory.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+
+Tensor Random(std::initializer_list<std::int64_t> shape, std::uint64_t seed) {
+  torch::manual_seed(seed);
+  return torch::randn(shape);
+}
+
+// Worst |got - want| over the largest |want|: f32 against the formula in f64.
+double Distance(const Tensor& got, const Tensor& want) {
+  const Tensor w = want.to(torch::kFloat64);
+  return ((got.to(torch::kFloat64) - w).abs().max() / w.abs().max().clamp_min(1e-30)).item<double>();
+}
+
+class AutogradTest : public ::testing::Test {
+ protected:
+  AutogradTest() { context_.scratch = torch::empty({1 << 16}); }
+
+  // The gradients of sum(y * weights) to the leaves.
+  static std::vector<Tensor> Gradients(const Tensor& y, const Tensor& weights, const std::vector<Tensor>& leaves) {
+    return torch::autograd::grad({(y * weights.to(y.scalar_type())).sum()}, leaves);
+  }
+
+  AutogradContext context_;
+};
+
+constexpr double kF32 = 2e-5;  // some hundred roundings in f32 at most lie between the two
+
+TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
+  const Tensor x = Random({5, 48}, 1).requires_grad_();
+  const Tensor weight = Random({48}, 2);
+  const Tensor g = Random({5, 48}, 3);
+  const Tensor y = ApplyRmsNorm(x, weight.data_ptr<float>(), 1e-5, context_);
+  const Tensor x64 = x.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor y64 = x64 * torch::rsqrt(x64.pow(2).mean(-1, true) + 1e-5) * weight.to(torch::kFloat64);
+  EXPECT_LT(Distance(y, y64), kF32);
+  EXPECT_LT(Distance(Gradients(y, g, {x})[0], Gradients(y64, g, {x64})[0]), kF32);
+}
+
+TEST_F(AutogradTest, RopeTurnsBackInTheBackwardPass) {
+  const std::int64_t positions = 9;
+  const std::vector<float> frequencies = {1.0f, 0.3f, 0.1f, 0.01f};
+  std::vector<float> cos(positions * 4), sin(positions * 4);
+  kernels::FillRopeTable(frequencies.data(), 4, 0, positions, cos.data(), sin.data());
+  const std::vector<std::int32_t> position = {0, 1, 2, 0, 8};
+  const Tensor leaf = Random({5, 16}, 4).requires_grad_();
+  const Tensor g = Random({5, 16}, 5);
+  const Tensor y = ApplyRope(leaf * 1.0, 2, position.data(), cos.data(), sin.data(), positions, context_);
+  const Tensor leaf64 = leaf.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor index = torch::tensor(std::vector<std::int64_t>(position.begin(), position.end()));
+  const auto table = [&](std::vector<float>& values) {
+    return torch::from_blob(values.data(), {positions, 4}).to(torch::kFloat64).index_select(0, index).unsqueeze(1);
+  };
+  const Tensor heads = leaf64.view({5, 2, 8});
+  const Tensor a = heads.narrow(2, 0, 4), b = heads.narrow(2, 4, 4);
+  const Tensor y64 = torch::cat({a * table(cos) - b * table(sin), b * table(cos) + a * table(sin)}, 2).view({5, 16});
+  EXPECT_LT(Distance(y, y64), kF32);
+  EXPECT_LT(Distance(Gradients(y, g, {leaf})[0], Gradients(y64, g, {leaf64})[0]), kF32);
+}
+
+TEST_F(AutogradTest, SiluMulHasTheGradientOfItsFormula) {
+  const Tensor gate = Random({3, 33}, 6).requires_grad_(), up = Random({3, 33}, 7).requires_grad_();
+  const Tensor g = Random({3, 33}, 8);
+  const Tensor y = ApplySiluMul(gate, up, context_);
+  const Tensor gate64 = gate.detach().to(torch::kFloat64).requires_grad_(), up64 = up.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor y64 = torch::silu(gate64) * up64;
+  EXPECT_LT(Distance(y, y64), kF32);
+  const auto got = Gradients(y, g, {gate, up}), want = Gradients(y64, g, {gate64, up64});
+  EXPECT_LT(Distance(got[0], want[0]), kF32);
+  EXPECT_LT(Distance(got[1], want[1]), kF32);
+}
+
+class Nf4LinearTest : public AutogradTest {
+ protected:
+  static constexpr std::int64_t kIn = 128, kOut = 48, kRank = 4;
+
+  Nf4LinearTest() {
+    codes_ = torch::empty({kOut, kIn / 2}, torch::kUInt8);
+    absmax_ = torch::empty({kOut * kIn / 64});
+    const Tensor weight = Random({kOut, kIn}, 10);
+    const absl::Status status = kernels::QuantizeNf4(
+        {.x = ViewOf(weight), .codes = codes_.data_ptr<std::uint8_t>(), .absmax = absmax_.data_ptr<float>()}, context_.stream);
+    EXPECT_TRUE(status.ok()) << status;
+    linear_.weight = {codes_.data_ptr<std::uint8_t>(), absmax_.data_ptr<float>(), kOut, kIn};
+    linear_.bias = Random({kOut}, 11);
+    linear_.lora_a = Random({kRank, kIn}, 12).mul_(0.1).requires_grad_();
+    linear_.lora_b = Random({kOut, kRank}, 13).requires_grad_();
+    linear_.scaling = 2.0;
+    x_ = Random({7, kIn}, 14).requires_grad_();
+    g_ = Random({7, kOut}, 15);
+  }
+
+  Tensor Weight64() {
+    const Tensor weight = torch::empty({kOut, kIn});
+    EXPECT_TRUE(kernels::DequantizeNf4({.w = linear_.weight, .out = ViewOf(weight)}, context_.stream).ok());
+    return weight.to(torch::kFloat64);
+  }
+
+  Tensor codes_, absmax_, x_, g_;
+  Nf4Linear linear_;
+};
+
+TEST_F(Nf4LinearTest, HasTheGradientsOfTheDequantisedFormula) {
+  const Tensor y = ApplyNf4Linear(x_, linear_, {}, context_);
+  const Tensor x = x_.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor a = linear_.lora_a.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor b = linear_.lora_b.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor want = x.mm(Weight64().t()) + linear_.bias.to(torch::kFloat64) + 2.0 * x.mm(a.t()).mm(b.t());
+  EXPECT_LT(Distance(y, want), kF32);
+  const auto got = Gradients(y, g_, {x_, linear_.lora_a, linear_.lora_b}), wanted = Gradients(want, g_, {x, a, b});
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
+}
+
+TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndItsGradientsUseIt) {
+  linear_.dropout = 0.5;
+  const DropoutKey key = {3, 4};
+  const Tensor y = ApplyNf4Linear(x_, linear_, key, context_);
+  EXPECT_TRUE(torch::equal(y, ApplyNf4Linear(x_, linear_, key, context_)));
+  EXPECT_FALSE(torch::equal(y, ApplyNf4Linear(x_, linear_, {3, 5}, context_)));
+  // With A the identity and B the identity's first columns, ones as x show the mask of those columns: 0 or 1 / (1 - p).
+  linear_.lora_a = torch::eye(kIn).requires_grad_();
+  linear_.lora_b = Random({kOut, kIn}, 16).requires_grad_();
+  const auto got = Gradients(ApplyNf4Linear(x_, linear_, key, context_), g_, {x_, linear_.lora_a, linear_.lora_b});
+  const Tensor ones = torch::ones({7, kIn});
+  Nf4Linear probe = linear_;
+  probe.bias = Tensor();
+  probe.lora_b = torch::zeros({kOut, kIn});
+  const Tensor base = ApplyNf4Linear(ones, probe, key, context_);
+  probe.lora_b = torch::cat({torch::eye(kOut), torch::zeros({kOut, kIn - kOut})}, 1);
+  const Tensor mask = (ApplyNf4Linear(ones, probe, key, context_) - base) / 2.0;  // of the first kOut columns: 0 or 2
+  const Tensor kept = (mask > 1).to(torch::kFloat64) * 2.0;
+  EXPECT_LT((mask - kept).abs().max().item<double>(), 1e-4);
+  EXPECT_GT(kept.sum().item<double>(), 0);
+  EXPECT_LT(kept.sum().item<double>(), 2.0 * 7 * kOut);
+  // dB = scaling * g^T (x * mask), of the columns whose mask is known.
+  const Tensor want = 2.0 * g_.to(torch::kFloat64).t().mm(x_.detach().to(torch::kFloat64).narrow(1, 0, kOut) * kept);
+  EXPECT_LT(Distance(got[2].narrow(1, 0, kOut), want), kF32);
+}
+
+// Nodes of a graph by name.
+std::multiset<std::string> NodeNames(const Tensor& y) {
+  std::multiset<std::string> names;
+  std::set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open = {y.grad_fn().get()};
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    names.insert(node->name());
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  return names;
+}
+
+TEST_F(Nf4LinearTest, IsOneNodeOfTheGraph) {
+  const Tensor y = ApplyNf4Linear(x_, linear_, {}, context_);
+  std::size_t ours = 0, leaves = 0, others = 0;
+  for (const std::string& name : NodeNames(y)) {
+    if (name.find("Nf4LinearFunction") != std::string::npos) {
+      ++ours;
+    } else if (name.find("AccumulateGrad") != std::string::npos) {
+      ++leaves;
+    } else {
+      ++others;
+    }
+  }
+  EXPECT_EQ(ours, 1u);
+  EXPECT_EQ(leaves, 3u);
+  EXPECT_EQ(others, 0u);
+}
+
+// Through 32 layers, gradients on cost what is saved for them: x, A and B by reference, x A^T; no weight.
+TEST_F(Nf4LinearTest, GradientsKeepNoDequantisedWeightThrough32Layers) {
+  constexpr std::int64_t kSize = 256, kTokens = 8, kLayers = 32;
+  const Tensor codes = torch::zeros({kSize, kSize / 2}, torch::kUInt8), absmax = torch::ones({kSize * kSize / 64});
+  Nf4Linear layer;
+  layer.weight = {codes.data_ptr<std::uint8_t>(), absmax.data_ptr<float>(), kSize, kSize};
+  layer.lora_a = torch::zeros({kRank, kSize}).requires_grad_();
+  layer.lora_b = torch::zeros({kSize, kRank}).requires_grad_();
+  layer.scaling = 1.0;
+  const auto peak = [&](bool gradients) {
+    support::TorchMemory memory;
+    const torch::AutoGradMode mode(gradients);
+    Tensor y = torch::ones({kTokens, kSize});
+    for (std::int64_t i = 0; i < kLayers; ++i) y = ApplyNf4Linear(y, layer, {}, context_);
+    return memory.peak_bytes();
+  };
+  const std::int64_t extra = peak(true) - peak(false);
+  EXPECT_GE(extra, (kLayers - 2) * kTokens * kSize * 4);
+  EXPECT_LE(extra, kLayers * kTokens * (kSize + kRank) * 4 + 4096);
+  EXPECT_LT(extra, 2 * kSize * kSize * 4);  // 32 dequantised weights would be 8 MiB
+}
+
+TEST_F(AutogradTest, PackedRaggedRowsAttendAsEachSegmentAlone) {
+  const std::int64_t heads = 4, kv_heads = 2, d = 8;
+  const std::vector<std::int64_t> segments = {0, 5, 12, 13, 33}, rows = {0, 12, 33};
+  const std::int64_t tokens = PadRows(33);
+  const Tensor q = Random({tokens, heads * d}, 20).requires_grad_();
+  const Tensor k = Random({tokens, kv_heads * d}, 21).requires_grad_();
+  const Tensor v = Random({tokens, kv_heads * d}, 22).requires_grad_();
+  Tensor g = Random({tokens, heads * d}, 23);
+  g.narrow(0, 33, tokens - 33).zero_();
+  const Tensor y = ApplyAttention(q, k, v, PlanAttention(segments, rows, tokens, torch::kFloat32), heads, kv_heads);
+  std::vector<Tensor> leaves, parts;
+  for (const Tensor& t : {q, k, v}) leaves.push_back(t.detach().to(torch::kFloat64).requires_grad_());
+  for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
+    const std::int64_t begin = segments[s], n = segments[s + 1] - begin;
+    const auto split = [&](const Tensor& t, std::int64_t h) { return t.narrow(0, begin, n).view({n, h, d}).transpose(0, 1); };
+    const Tensor ks = split(leaves[1], kv_heads).repeat_interleave(heads / kv_heads, 0);
+    const Tensor vs = split(leaves[2], kv_heads).repeat_interleave(heads / kv_heads, 0);
+    Tensor scores = split(leaves[0], heads).matmul(ks.transpose(1, 2)) / std::sqrt(static_cast<double>(d));
+    scores = scores.masked_fill(torch::ones({n, n}, torch::kBool).triu(1), -INFINITY);
+    parts.push_back(torch::softmax(scores, -1).matmul(vs).transpose(0, 1).reshape({n, heads * d}));
+  }
+  const Tensor want = torch::cat(parts);
+  EXPECT_LT(Distance(y.narrow(0, 0, 33), want), kF32);
+  const auto got = Gradients(y, g, {q, k, v}), wanted = Gradients(want, g.narrow(0, 0, 33), leaves);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
+    EXPECT_EQ(got[i].narrow(0, 33, tokens - 33).abs().max().item<float>(), 0.0f);
+  }
+}
+
+TEST_F(AutogradTest, EqualSegmentsAttendWithoutAMask) {
+  const Tensor q = Random({64, 16}, 24), k = Random({64, 16}, 25), v = Random({64, 16}, 26);
+  const AttentionPlan plain = PlanAttention({0, 32, 64}, {0, 32, 64}, 64, torch::kFloat32);
+  EXPECT_FALSE(plain.mask.defined());
+  const AttentionPlan masked = PlanAttention({0, 32, 64}, {0, 64}, 128, torch::kFloat32);
+  ASSERT_TRUE(masked.mask.defined());
+  const Tensor fill = torch::zeros({64, 16});
+  const Tensor other = ApplyAttention(torch::cat({q, fill}), torch::cat({k, fill}), torch::cat({v, fill}), masked, 2, 2);
+  EXPECT_LT(Distance(ApplyAttention(q, k, v, plain, 2, 2), other.narrow(0, 0, 64)), kF32);
+}
+
+TEST_F(AutogradTest, ChunkedLossIsCrossEntropyOverTheRowsWithATarget) {
+  const std::int64_t tokens = 300, vocab = 50;  // more than one chunk of rows
+  const Tensor hidden = Random({tokens, 32}, 30).requires_grad_();
+  const Tensor head = Random({vocab, 32}, 31);
+  std::vector<std::int32_t> targets;
+  std::vector<std::int64_t> wanted;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    targets.push_back(t % 7 == 0 ? -1 : static_cast<std::int32_t>(t * 13 % vocab));
+    wanted.push_back(t % 7 == 0 ? -100 : t * 13 % vocab);
+  }
+  double sum = 0;
+  const Tensor loss = ApplyChunkedLoss(hidden, head, targets, 0.25, &sum, context_);
+  const Tensor hidden64 = hidden.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor want = torch::nn::functional::cross_entropy(
+      hidden64.mm(head.to(torch::kFloat64).t()), torch::tensor(wanted),
+      torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+  EXPECT_NEAR(sum, want.item<double>(), 1e-4 * want.item<double>());
+  EXPECT_NEAR(loss.item<double>(), 0.25 * sum, 1e-9 * sum);
+  const Tensor got = torch::autograd::grad({loss}, {hidden})[0];
+  EXPECT_LT(Distance(got, 0.25 * torch::autograd::grad({want}, {hidden64})[0]), kF32);
+  EXPECT_EQ(got.index_select(0, torch::tensor({0, 7, 14})).abs().max().item<float>(), 0.0f);
+}
+
+}  // namespace
+}  // namespace nibble::trainer

@@ -1,0 +1,132 @@
+#include "server/trainer/checkpoint.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <functional>
+
+#include "tests/support/random.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::trainer {
+namespace {
+
+// Two tensors with moments, and where the memory of their spans lies.
+struct State {
+  explicit State(std::uint64_t seed) {
+    for (const std::int64_t size : {6, 20}) {
+      const auto i = static_cast<std::uint64_t>(values.size());
+      values.push_back(support::NormalVector(seed + 10 * i, size));
+      grads.emplace_back(static_cast<std::size_t>(size));
+      moments.push_back({support::NormalVector(seed + 10 * i + 1, size), support::NormalVector(seed + 10 * i + 2, size)});
+      for (float& v : moments.back().v) v *= v;
+    }
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const auto size = static_cast<std::int64_t>(values[i].size());
+      parameters.push_back({i == 0 ? "a.weight" : "b.weight", {2, size / 2}, values[i], grads[i]});
+    }
+  }
+  std::vector<std::vector<float>> values, grads;
+  std::vector<Parameter> parameters;
+  std::vector<Moments> moments;
+};
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  CheckpointTest() {
+    EXPECT_TRUE(base::RealFileSystem().CreateDirectories(directory_.path()).ok());
+    progress_ = {.step = 7, .micro_batches = 21, .tokens = 1234, .trained_tokens = 567, .cursor = {.epoch = 2, .taken = 5}};
+  }
+  std::string Save() {
+    const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments);
+    EXPECT_TRUE(saved.ok()) << saved.status();
+    return saved.ok() ? saved->directory : "";
+  }
+  absl::StatusOr<TrainingProgress> Load(const std::string& directory, const RunIdentity& identity, State& into) {
+    return LoadCheckpoint(base::RealFileSystem(), directory, identity, into.parameters, into.moments);
+  }
+
+  testing::TempDirectory directory_;
+  State state_{1};
+  TrainingProgress progress_;
+  RunIdentity identity_ = {.spec_digest = "spec", .base_digest = "base", .data_digest = "data", .isa = "avx2", .threads = 2, .version = "0.1"};
+};
+
+TEST_F(CheckpointTest, LoadGivesBackEveryBit) {
+  const std::string directory = Save();
+  State loaded(2);
+  ASSERT_NE(loaded.values, state_.values);
+  const auto progress = Load(directory, identity_, loaded);
+  ASSERT_TRUE(progress.ok()) << progress.status();
+  EXPECT_EQ(loaded.values, state_.values);
+  for (std::size_t i = 0; i < loaded.moments.size(); ++i) {
+    EXPECT_EQ(loaded.moments[i].m, state_.moments[i].m);
+    EXPECT_EQ(loaded.moments[i].v, state_.moments[i].v);
+  }
+  EXPECT_EQ(progress->step, 7);
+  EXPECT_EQ(progress->micro_batches, 21);
+  EXPECT_EQ(progress->tokens, 1234);
+  EXPECT_EQ(progress->trained_tokens, 567);
+  EXPECT_EQ(progress->cursor.epoch, 2);
+  EXPECT_EQ(progress->cursor.taken, 5);
+}
+
+// AdamW goes on from a checkpoint as if it had never stopped.
+TEST_F(CheckpointTest, StepsAfterALoadAreThoseOfTheRunThatWentOn) {
+  const std::string directory = Save();
+  State resumed(3);
+  ASSERT_TRUE(Load(directory, identity_, resumed).ok());
+  for (int step = 8; step < 12; ++step) {
+    for (State* state : {&state_, &resumed}) {
+      for (std::size_t i = 0; i < state->values.size(); ++i) {
+        const std::vector<float> gradient = support::NormalVector(static_cast<std::uint64_t>(step), static_cast<std::int64_t>(state->values[i].size()));
+        AdamWStep({}, step, 1e-2, state->parameters[i].value, gradient, state->moments[i]);
+      }
+    }
+  }
+  EXPECT_EQ(resumed.values, state_.values);
+}
+
+TEST_F(CheckpointTest, AnotherIdentityIsRefusedByName) {
+  const std::string directory = Save();
+  const std::string other_digest = "other";
+  const std::pair<const char*, std::function<void(RunIdentity&)>> changes[] = {
+      {"spec_digest", [&](RunIdentity& i) { i.spec_digest = other_digest; }},
+      {"base_digest", [&](RunIdentity& i) { i.base_digest = other_digest; }},
+      {"data_digest", [&](RunIdentity& i) { i.data_digest = other_digest; }}};
+  for (const auto& [name, change] : changes) {
+    RunIdentity other = identity_;
+    change(other);
+    State loaded(2);
+    const auto progress = Load(directory, other, loaded);
+    EXPECT_EQ(progress.status().code(), absl::StatusCode::kFailedPrecondition) << name;
+    EXPECT_NE(std::string(progress.status().message()).find(name), std::string::npos) << progress.status();
+  }
+}
+
+TEST_F(CheckpointTest, AFlippedByteIsDataLoss) {
+  const std::string directory = Save();
+  std::fstream file(directory + "/state.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-3, std::ios::end);
+  const int byte = file.peek();
+  file.seekp(-3, std::ios::end);
+  file.put(static_cast<char>(byte ^ 1));
+  file.close();
+  State loaded(2);
+  EXPECT_EQ(Load(directory, identity_, loaded).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(CheckpointTest, ATensorOfAnotherSizeOrNameIsDataLoss) {
+  const std::string directory = Save();
+  State renamed(2);
+  renamed.parameters[1].name = "c.weight";
+  EXPECT_EQ(Load(directory, identity_, renamed).status().code(), absl::StatusCode::kDataLoss);
+  State shorter(2);
+  shorter.parameters[1].value = shorter.parameters[1].value.first(10);
+  const auto refused = Load(directory, identity_, shorter);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_NE(std::string(refused.status().message()).find("b.weight"), std::string::npos) << refused.status();
+}
+
+}  // namespace
+}  // namespace nibble::trainer

@@ -1,0 +1,45 @@
+// Torch's CPU memory, counted while an object of this lives. For tests of the trainer.
+#pragma once
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace nibble::support {
+
+// One at a time, one thread. Tensors made while it lives must go before it does.
+class TorchMemory final : public c10::Allocator {
+ public:
+  TorchMemory() : before_(c10::GetCPUAllocator()) {
+    g_live = g_peak = 0;
+    c10::SetCPUAllocator(this, /*priority=*/100);
+  }
+  ~TorchMemory() override { c10::SetCPUAllocator(before_, 100); }
+
+  std::int64_t live_bytes() const { return g_live; }
+  std::int64_t peak_bytes() const { return g_peak; }
+  void ResetPeak() { g_peak = g_live; }
+
+  c10::DataPtr allocate(std::size_t size) override {
+    // The size stands in front of the data.
+    void* block = std::aligned_alloc(64, (size + 127) / 64 * 64);
+    *static_cast<std::size_t*>(block) = size;
+    g_live += static_cast<std::int64_t>(size);
+    g_peak = std::max(g_peak, g_live);
+    return {static_cast<std::byte*>(block) + 64, block, &Delete, c10::Device(c10::DeviceType::CPU)};
+  }
+  void copy_data(void* to, const void* from, std::size_t size) const override { std::memcpy(to, from, size); }
+
+ private:
+  static void Delete(void* block) {
+    g_live -= static_cast<std::int64_t>(*static_cast<std::size_t*>(block));
+    std::free(block);
+  }
+  static inline std::int64_t g_live = 0;
+  static inline std::int64_t g_peak = 0;
+  c10::Allocator* before_;
+};
+
+}  // namespace nibble::support
