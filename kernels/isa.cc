@@ -1,10 +1,22 @@
 #include "kernels/isa.h"
 
+#include <cpuid.h>
+
 namespace nibble::kernels {
+namespace {
+
+// clang 14's __builtin_cpu_supports does not know "f16c": leaf 1, ECX bit 29 (Intel SDM vol. 2A, CPUID). That the
+// system saves the registers is asked by the built-in's "avx2".
+bool HasF16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+}
+
+}  // namespace
 
 Isa DetectIsa() {
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
