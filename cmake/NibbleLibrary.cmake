@@ -5,6 +5,8 @@ target_compile_features(nibble_flags INTERFACE cxx_std_20)
 # -ffp-contract=off: a multiply and an add stay two roundings unless the source says fma (numerics.md, Decided 3).
 target_compile_options(nibble_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Werror -ffp-contract=off -fstack-protector-strong>)
+# Locks are annotated (server/base/mutex.h); gcc does not check them.
+target_compile_options(nibble_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wthread-safety>)
 target_include_directories(nibble_flags INTERFACE ${PROJECT_SOURCE_DIR})
 if(NIBBLE_SANITIZE)
   target_compile_options(nibble_flags INTERFACE

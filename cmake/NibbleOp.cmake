@@ -29,7 +29,7 @@ function(nibble_op name)
         set(flags "-mavx2;-mfma;-mf16c")
       else()
         # gcc 12 warns of its own _mm512_undefined_ps (gcc PR 105593).
-        set(flags "-Wno-uninitialized;-Wno-maybe-uninitialized;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
+        set(flags "$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512")
       endif()
       set_source_files_properties(ops/${name}_${isa}.cc PROPERTIES COMPILE_OPTIONS "${flags}")
     else()

@@ -35,7 +35,8 @@ std::string TemplateOf(const base::Json& config) {
   if (it->is_string()) return it->get<std::string>();
   if (!it->is_array()) return "";
   for (const base::Json& entry : *it) {
-    if (entry.is_object() && entry.value("name", "") == "default" && entry.contains("template") && entry["template"].is_string()) {
+    if (!entry.is_object() || !entry.contains("name") || !entry.contains("template")) continue;
+    if (entry["name"] == "default" && entry["template"].is_string()) {
       return entry["template"].get<std::string>();
     }
   }

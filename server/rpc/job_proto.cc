@@ -35,7 +35,7 @@ v1::StepMetrics StepOf(const Json& body) {
   const auto launches = body.find("launches");
   if (launches == body.end() || !launches->is_object()) return out;
   for (const auto& item : launches->items()) {
-    if (!item.value().is_number()) continue;
+    if (!item.value().is_number_integer()) continue;
     auto* launch = out.add_launches();
     launch->set_kernel(ToUtf8(item.key()));
     launch->set_phase("train");

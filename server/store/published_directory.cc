@@ -118,7 +118,8 @@ absl::StatusOr<Manifest> ReadManifest(base::FileSystem& files, const std::string
   auto json = base::ParseJson(text);
   if (!json.ok()) return Invalid(directory, StrCat("is ", json.status().message()));
   Manifest manifest;
-  if (!json->is_object() || json->value("version", 0) != 1 || !json->contains("files") || !(*json)["files"].is_array()) {
+  const auto version = base::GetInt(*json, "version", kManifestFile);
+  if (!version.ok() || *version != 1 || !json->contains("files") || !(*json)["files"].is_array()) {
     return Invalid(directory, "has no list of files of version 1");
   }
   std::set<std::string> seen;

@@ -69,9 +69,13 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
   NIBBLE_RETURN_IF_ERROR(store::Verify(files, directory).status());
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(base::JoinPath(directory, kStateFile), 1 << 20));
   NIBBLE_ASSIGN_OR_RETURN(const base::Json state, base::ParseJson(text));
+  const auto found = state.is_object() ? state.find("identity") : state.end();
+  if (found == state.end() || !found->is_object()) {
+    return absl::DataLossError(base::StrCat("checkpoint ", directory, ": ", kStateFile, " says of no run"));
+  }
   const base::Json want = ToJson(identity);
   for (const auto& [key, value] : want.items()) {
-    const base::Json got = state.value("identity", base::Json::object()).value(key, base::Json());
+    const base::Json got = found->value(key, base::Json());
     if (got != value) {
       return absl::FailedPreconditionError(base::StrCat("checkpoint ", directory, " was made with ", key, " ",
                                                         base::Dump(got), ", this run has ", base::Dump(value),

@@ -112,6 +112,10 @@ impl Tokenizer {
         }
         guarded(budget(text.len()), || {
             let encoding = self.inner.encode(text, special).map_err(|e| e.to_string())?;
+            // The crate's ids have 32 bits; ours, as everybody's who computes with them, 31.
+            if let Some(id) = encoding.get_ids().iter().find(|&&id| id > i32::MAX as u32) {
+                return Err(Failure::Invalid(format!("has a token with the id {id}, at most {} is known", i32::MAX)));
+            }
             let ids = encoding.get_ids().iter().flat_map(|id| id.to_ne_bytes()).collect();
             let offsets = encoding.get_offsets().iter();
             let offsets = offsets.flat_map(|&(from, to)| [from as u32, to as u32]);

@@ -1,0 +1,19 @@
+// The negative control: a target that does what it is told, so that a test can see each kind of finding found.
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "tests/fuzz/fuzz.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view order = nibble::fuzz::Text(data, size);
+  if (order == "throw") throw std::runtime_error("as told");
+  nibble::fuzz::Expect(order != "abort", "the order is not \"abort\"");
+  if (order == "allocate") {
+    std::vector<char> block(std::size_t{300} << 20);
+    nibble::fuzz::Expect(block.back() == 0, "a new block is zero");
+  }
+  if (order == "hang") std::this_thread::sleep_for(std::chrono::minutes(1));
+  return 0;
+}

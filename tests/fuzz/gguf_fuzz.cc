@@ -1,0 +1,58 @@
+// F7: a GGUF file: its reader with every typed read of every key of ours, the values of its tensors, and the whole import's
+// view of it (config, tokenizer and template out of its metadata).
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "server/model/gguf.h"
+#include "server/model/safetensors.h"
+#include "server/model/weight_source.h"
+#include "tests/fuzz/fuzz.h"
+
+using nibble::fuzz::Expect;
+
+namespace {
+
+constexpr std::int64_t kMaxElements = 1 << 16;  // of a tensor that is dequantised: time, not a limit of the product
+
+void FuzzReader(std::span<const std::byte> bytes) {
+  const auto file = nibble::model::GgufFile::Parse(bytes, "input");
+  if (!file.ok()) return;
+  for (const char* key : {"general.architecture", "general.alignment", "llama.block_count", "tokenizer.ggml.tokens",
+                          "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.add_bos_token", "absent"}) {
+    (void)(*file)->Int(key);
+    (void)(*file)->Float(key);
+    (void)(*file)->Bool(key);
+    (void)(*file)->String(key);
+    (void)(*file)->Strings(key);
+    (void)(*file)->Int32s(key);
+    (void)(*file)->Float32s(key);
+  }
+  for (const auto& [name, tensor] : (*file)->tensors()) {
+    const auto elements = nibble::model::NumElements(tensor.shape);
+    Expect(elements.has_value() && !tensor.shape.empty(), "a tensor has a shape");
+    Expect(*elements % nibble::model::BlockElements(tensor.type) == 0 &&
+               *elements / nibble::model::BlockElements(tensor.type) * nibble::model::BlockBytes(tensor.type) ==
+                   static_cast<std::int64_t>(tensor.bytes.size()),
+           "bytes are blocks times their size");
+    if (*elements > kMaxElements) continue;
+    const auto values = nibble::model::DequantizeGguf(tensor.type, tensor.bytes, *elements);
+    Expect(static_cast<std::int64_t>(values.size()) == *elements, "a value an element");
+  }
+}
+
+void FuzzImport(const std::uint8_t* data, std::size_t size) {
+  const int fd = ::memfd_create("input.gguf", MFD_CLOEXEC);
+  Expect(fd >= 0 && ::write(fd, data, size) == static_cast<ssize_t>(size), "a file in memory can be written");
+  (void)nibble::model::OpenGgufModel("/proc/self/fd/" + std::to_string(fd));
+  ::close(fd);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  FuzzReader({reinterpret_cast<const std::byte*>(data), size});
+  FuzzImport(data, size);
+  return 0;
+}

@@ -1,0 +1,43 @@
+// F3: JSON text, its depth above all; what was read is the same when written and read again. And config.json, which is
+// JSON whose numbers become sizes.
+#include "server/base/json.h"
+#include "server/model/model_config.h"
+#include "tests/fuzz/fuzz.h"
+
+using nibble::fuzz::Expect;
+
+namespace {
+
+int Depth(const nibble::base::Json& json) {
+  int deepest = 0;
+  if (!json.is_structured()) return 0;
+  for (const auto& item : json) deepest = std::max(deepest, Depth(item));
+  return deepest + 1;
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const auto json = nibble::base::ParseJson(nibble::fuzz::Text(data, size));
+  if (!json.ok()) return 0;
+  Expect(Depth(*json) <= nibble::base::kMaxJsonDepth, "what is accepted is no deeper than allowed");
+  const std::string text = nibble::base::Dump(*json);
+  const auto again = nibble::base::ParseJson(text);
+  Expect(again.ok() && nibble::base::Dump(*again) == text, "written JSON reads the same");
+  Expect(!nibble::base::Dump(*json, 1).empty(), "the form for people is not empty");
+  for (const char* key : {"hidden_size", "rope_theta", "model_type", "tie_word_embeddings"}) {
+    (void)nibble::base::GetInt(*json, key, "input");
+    (void)nibble::base::GetNumber(*json, key, "input", 1.0);
+    (void)nibble::base::GetString(*json, key, "input", "absent");
+    (void)nibble::base::GetBool(*json, key, "input", true);
+  }
+  const auto config = nibble::model::ParseHfConfig(*json);
+  if (!config.ok()) return 0;
+  Expect(config->hidden_size > 0 && config->num_layers > 0 && config->head_dim > 0 && config->num_kv_heads > 0 &&
+             config->vocab_size > 0 && config->num_heads % config->num_kv_heads == 0,
+         "a config's sizes can be computed with");
+  Expect(static_cast<std::int64_t>(nibble::model::RopeInverseFrequencies(*config).size()) == config->head_dim / 2,
+         "half a head of frequencies");
+  Expect(nibble::model::ParseHfConfig(nibble::model::ToHfConfig(*config)).ok(), "a config that is written can be read");
+  return 0;
+}

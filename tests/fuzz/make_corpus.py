@@ -1,0 +1,367 @@
+#!/usr/bin/env python3
+"""Writes the seed corpora of the fuzz targets: small valid files, and one file for each way to lie that we know of
+(ops.md 6.3; the list of malformed GGUF files is that of llama.cpp's test-gguf). Files named found-* were found by libFuzzer
+and are left alone. Needs nothing but Python; the result is committed."""
+import json
+import pathlib
+import struct
+
+HERE = pathlib.Path(__file__).resolve().parent
+GOLDEN = HERE.parent / "golden"
+CORPUS = HERE / "corpus"
+
+
+def write(target, name, content):
+    if isinstance(content, str):
+        content = content.encode("utf-8", "surrogatepass")
+    folder = CORPUS / target
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content)
+
+
+def compact(value):
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+# F1 -------------------------------------------------------------------------------------------------------------------
+def tensor(dtype="F32", shape=(2,), offsets=(0, 8)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def safetensors(header, data=b"\0" * 8, length=None):
+    text = header if isinstance(header, bytes) else (header if isinstance(header, str) else compact(header)).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def make_safetensors():
+    put = lambda name, *args, **more: write("safetensors", name, safetensors(*args, **more))
+    valid = {"__metadata__": {"format": "pt"}, "a": tensor("BF16", [2, 2]), "b": tensor("F32", [0], [8, 8])}
+    put("valid", valid)
+    put("padded-header", compact(valid) + "   ")
+    put("no-tensor", {}, b"")
+    put("header-longer-than-file", valid, length=1 << 20)
+    put("header-over-the-limit", valid, length=100_000_001)
+    put("length-wraps", valid, length=(1 << 64) - 8)
+    put("not-utf8", b'{"\xff\xfe":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}')
+    put("deep", '{"a":' + '{"x":' * 70 + "1" + "}" * 71)
+    put("duplicate-tensor", '{"a":' + compact(tensor()) + ',"a":' + compact(tensor()) + "}")
+    put("duplicate-field", '{"a":{"dtype":"F32","dtype":"I32","shape":[2],"data_offsets":[0,8]}}')
+    put("hole", {"a": tensor("F32", [1], [4, 8])})
+    put("overlap", {"a": tensor("F32", [1], [0, 4]), "b": tensor("F32", [2], [0, 8])})
+    put("end-before-begin", {"a": tensor("F32", [2], [8, 0])})
+    put("bytes-after-the-last", {"a": tensor("F32", [1], [0, 4])})
+    put("truncated-data", {"a": tensor("F32", [2])}, b"\0" * 4)
+    put("offset-wraps", {"a": tensor("F32", [2], [(1 << 64) - 8, 0])})
+    put("shape-product-wraps", {"a": tensor("F32", [1 << 32, 1 << 32, 2], [0, 8])})
+    put("shape-product-wraps-to-zero", {"a": tensor("F32", [1 << 62, 3, 0], [0, 0])}, b"")
+    put("dimension-over-int64", {"a": tensor("F32", [1 << 63, 0], [0, 0])}, b"")
+    put("zero-dimension", {"a": tensor("F32", [0, 5], [0, 0])}, b"")
+    put("rank-0", {"a": tensor("F32", [], [0, 4])}, b"\0" * 4)
+    put("rank-9", {"a": tensor("F32", [1] * 9, [0, 4])}, b"\0" * 4)
+    put("unknown-dtype", {"a": tensor("F128", [2])})
+    put("half-a-byte", {"a": tensor("F4", [3], [0, 2])}, b"\0" * 2)
+    put("negative-offset", {"a": tensor("F32", [2], [-8, 0])})
+    put("float-offsets", '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,1e30]}}')
+    put("shape-of-strings", '{"a":{"dtype":"F32","shape":["2"],"data_offsets":[0,8]}}')
+    put("name-with-nul", '{"a\\u0000b":' + compact(tensor()) + "}")
+    put("nul-in-header", b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}\0{}')
+    put("name-is-a-path", {"../../etc/passwd": tensor()})
+    put("metadata-not-text", {"__metadata__": {"format": 1}, "a": tensor()})
+    put("polyglot-tail", valid, b"\0" * 8 + b"PK\x05\x06" + b"\0" * 18)
+    put("array", "[]")
+    for size in (0, 7, 8):
+        write("safetensors", f"first-{size}-bytes", safetensors(valid)[:size])
+
+
+# F2 -------------------------------------------------------------------------------------------------------------------
+def make_manifest():
+    put = lambda name, value: write("manifest", name, value if isinstance(value, (str, bytes)) else compact(value))
+    entry = {"name": "model.safetensors", "size": 8, "sha256": "0" * 64}
+    put("valid", {"version": 1, "files": [entry, {**entry, "name": "a/b"}]})
+    put("empty", {"version": 1, "files": []})
+    put("version-is-text", {"version": "1", "files": []})
+    put("version-2", {"version": 2, "files": []})
+    put("files-is-text", {"version": 1, "files": "model.safetensors"})
+    for name, change in {"parent": {"name": "../x"}, "parent-inside": {"name": "a/../../x"}, "absolute": {"name": "/etc/passwd"},
+                         "dot": {"name": "a/./b"}, "nul": {"name": "a\0b"}, "itself": {"name": "manifest.json"},
+                         "no-name": {"name": ""}, "negative-size": {"size": -1}, "huge-size": {"size": 1 << 64},
+                         "float-size": {"size": 1e30}, "short-hash": {"sha256": "00"}, "upper-hash": {"sha256": "A" * 64}}.items():
+        put("entry-" + name, {"version": 1, "files": [{**entry, **change}]})
+    put("entry-twice", {"version": 1, "files": [entry, entry]})
+    put("entry-is-text", {"version": 1, "files": ["model.safetensors"]})
+    index = json.loads((GOLDEN / "model/hf_sharded_f32/model.safetensors.index.json").read_text())
+    put("index-valid", index)
+    shards = index["weight_map"]
+    first = next(iter(shards))
+    put("index-wrong-shard", {"weight_map": {**shards, first: sorted(set(shards.values()))[-1]}})
+    put("index-missing-tensor", {"weight_map": {key: value for key, value in shards.items() if key != first}})
+    for name, shard in {"path": "../x.safetensors", "absent": "x.safetensors", "not-safetensors": "pytorch_model.bin", "number": 7,
+                        "nul": "a\0.safetensors"}.items():
+        put("index-" + name, {"weight_map": {first: shard}})
+    put("index-map-is-array", {"weight_map": []})
+    put("peft", {"peft_type": "LORA", "r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "bias": "none", "use_rslora": False,
+                 "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"})
+    put("peft-rank-0", {"peft_type": "LORA", "r": 0, "lora_alpha": 1e308, "target_modules": "all-linear"})
+    put("nibble-no-checksum", {"version": 1, "format": "int8", "act_outliers": 2, "kv_dtype": "BF16"})
+
+
+# F3 -------------------------------------------------------------------------------------------------------------------
+def make_json():
+    put = lambda name, text: write("json", name, text)
+    put("values", '{"a":[1,-2,3.5,1e300,true,false,null,"\\u00e9\\ud83d\\ude42\\n"],"b":{}}')
+    for depth in (63, 64, 65, 5000):
+        put(f"arrays-{depth}", "[" * depth + "]" * depth)
+    put("objects-65", '{"a":' * 65 + "1" + "}" * 65)
+    put("never-closed", "[" * 100_000)
+    put("duplicate-key", '{"a":1,"a":2}')
+    put("lone-surrogate", '"\\ud800"')
+    put("not-utf8", b'"\xff\xfe"')
+    put("huge-number", "1e999")
+    put("huge-integer", "123456789012345678901234567890")
+    put("min-int64", "[-9223372036854775808,-9223372036854775809,18446744073709551615]")
+    put("nul", b"1\x002")
+    put("trailing", "{} x")
+    put("bom", b"\xef\xbb\xbf{}")
+    put("nan", "[NaN]")
+    config = json.loads((GOLDEN / "model/hf_tied_bf16/config.json").read_text())
+    put("config", compact(config))
+    for name, change in {"zero-heads": {"num_attention_heads": 0}, "negative": {"hidden_size": -32},
+                         "huge": {"hidden_size": 1 << 62, "intermediate_size": 1 << 62, "vocab_size": 1 << 62},
+                         "heads-do-not-divide": {"num_key_value_heads": 3}, "odd-head": {"head_dim": 7},
+                         "text-for-number": {"vocab_size": "112"}, "float-for-number": {"num_hidden_layers": 2.5},
+                         "eos-list": {"eos_token_id": [1, 2, -1]}, "theta-0": {"rope_parameters": {"rope_theta": 0, "rope_type": "default"}},
+                         "llama3": {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+                                                        "high_freq_factor": 1.0, "original_max_position_embeddings": 8192}},
+                         "rope-is-text": {"rope_parameters": "default"}, "eps-negative": {"rms_norm_eps": -1}}.items():
+        put("config-" + name, compact({**config, **change}))
+
+
+# F4 -------------------------------------------------------------------------------------------------------------------
+def make_jsonl():
+    put = lambda name, text: write("jsonl", name, text)
+    chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+    put("text", '{"text":"one"}\n{"text":"two \\u00e9"}\n')
+    put("no-newline-at-end", '{"text":"one"}')
+    put("crlf", '{"text":"one"}\r\n{"text":"two"}\r\n')
+    put("blank-lines", '\n\n{"text":"one"}\n\n')
+    put("pairs", '{"prompt":"a","completion":"b"}\n')
+    put("chat", compact(chat) + "\n")
+    put("mixed", '{"text":"one"}\n{"prompt":"a","completion":"b"}\n')
+    put("bad-second-line", '{"text":"one"}\n{"text":3}\n{"text"\n')
+    put("all-bad", "x\n" * 40)
+    put("empty", "")
+    put("only-newlines", "\n\n\n")
+    put("array-line", "[1,2]\n")
+    put("no-role", '{"messages":[{"content":"Hi"}]}\n')
+    put("messages-not-a-list", '{"messages":{"role":"user"}}\n')
+    put("no-messages", '{"messages":[]}\n')
+    put("deep-message", '{"messages":[{"role":"user","content":' + "[" * 80 + "]" * 80 + "}]}\n")
+    put("not-utf8", b'{"text":"\xff\xfe"}\n')
+    put("nul", b'{"text":"a"}\0\n')
+    put("bom", b'\xef\xbb\xbf{"text":"a"}\n')
+    put("empty-text", '{"text":""}\n')
+
+
+# F5 -------------------------------------------------------------------------------------------------------------------
+def make_tokenizer():
+    put = lambda name, text: write("tokenizer", name, text)
+    byte_level = json.loads((GOLDEN / "model/hf_tied_bf16/tokenizer.json").read_text())
+    put("byte-level", compact(byte_level))
+    put("metaspace", compact(json.loads((GOLDEN / "text/hf_llama.json").read_text())) + "\0Tiny \u00e9t\u00e9")
+    put("odd-text", compact(byte_level) + "\0\u200b\U0001f642\U0010ffff\u0301 \t\r\n</s><s>")
+    vocabulary = {"a": 0, "b": 1, "ab": 2}
+    def small(**more):
+        return {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None,
+                "decoder": None, "model": {"type": "BPE", "vocab": vocabulary, "merges": ["a b"]}, **more}
+    put("small", compact(small()) + "\0abab")
+    put("merge-unknown", compact(small(model={"type": "BPE", "vocab": vocabulary, "merges": ["a c"]})))
+    put("negative-id", compact(small(model={"type": "BPE", "vocab": {"a": -1}, "merges": []})))
+    put("huge-id", compact(small(model={"type": "BPE", "vocab": {"a": (1 << 32) - 1, "b": 1 << 31}, "merges": []})) + "\0ab")
+    put("same-id", compact(small(model={"type": "BPE", "vocab": {"a": 0, "b": 0}, "merges": []})) + "\0ab")
+    put("unigram", compact(small(model={"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["a", -1.0], ["b", -1e300]]})) + "\0abc")
+    put("unigram-no-unk", compact(small(model={"type": "Unigram", "unk_id": 9, "vocab": [["a", 0.0]]})) + "\0b")
+    put("wordpiece", compact(small(model={"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                                          "max_input_chars_per_word": 100, "vocab": {"[UNK]": 0, "a": 1, "##b": 2}})) + "\0ab c")
+    bad_pattern = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    put("slow-pattern", compact(small(pre_tokenizer=bad_pattern)) + "\0" + "a" * 60 + "!")
+    put("broken-pattern", compact(small(pre_tokenizer={**bad_pattern, "pattern": {"Regex": "(?<"}})))
+    put("empty-pattern", compact(small(pre_tokenizer={**bad_pattern, "pattern": {"String": ""}})) + "\0ab")
+    put("nested-normalizers", '{"version":"1.0","normalizer":' + '{"type":"Sequence","normalizers":[' * 200 + "]}" * 200 + "}")
+    put("growing-normalizer", compact(small(normalizer={"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 64}] * 6})) + "\0" + "a" * 64)
+    put("added-token-empty", compact(small(added_tokens=[{"id": 3, "content": "", "single_word": False, "lstrip": False,
+                                                          "rstrip": False, "normalized": False, "special": True}])) + "\0ab")
+    put("template-processing-unknown", compact(small(post_processor={"type": "TemplateProcessing", "single": [
+        {"SpecialToken": {"id": "<s>", "type_id": 0}}], "pair": [], "special_tokens": {}})) + "\0ab")
+    put("not-json", "tokenizer")
+    put("not-utf8", b'{"version":"\xff"}')
+
+
+# F6 -------------------------------------------------------------------------------------------------------------------
+def varint(value):
+    out = b""
+    while True:
+        out += bytes([(value & 127) | (128 if value > 127 else 0)])
+        value >>= 7
+        if value == 0:
+            return out
+
+
+def make_job_spec():
+    put = lambda name, value: write("job_spec", name, value if isinstance(value, (str, bytes)) else compact(value))
+    base = {"method": "qlora", "base_model": "m", "train_dataset": "d"}
+    put("smallest", base)
+    full = {**base, "display_name": "n", "eval_dataset": "e", "output_model": "o", "device": "cpu",
+            "data": {"format": "chat", "max_seq_len": 128, "packing": "none", "overlong": "truncate", "train_on_prompt": True, "shuffle_seed": 3},
+            "qlora": {"r": 8, "alpha": 16, "dropout": 0.1, "target_modules": ["q_proj"], "use_rslora": True, "double_quant": False,
+                      "compute_dtype": "fp32", "seed": 4},
+            "optim": {"lr": 1e-3, "beta1": 0.5, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.1, "max_grad_norm": 0, "schedule": "linear",
+                      "warmup_steps": 5, "min_lr_ratio": 0.1},
+            "run": {"max_steps": 10, "micro_batch": 1, "grad_accum": 2, "activation_checkpointing": True, "eval_every": 5, "save_every": 5,
+                    "keep_last": 1, "seed": 9, "priority": -3}, "labels": {"team": "x"}}
+    put("full", full)
+    for name, change in {"rank-0": {"qlora": {"r": 0}}, "rank-negative": {"qlora": {"r": -1}}, "rank-huge": {"qlora": {"r": 1 << 62}},
+                         "lr-huge": {"optim": {"lr": 1e300}}, "lr-text": {"optim": {"lr": "1"}}, "epochs-and-steps": {"run": {"epochs": 1, "max_steps": 1}},
+                         "steps-min": {"run": {"max_steps": -(1 << 63)}}, "batch-huge": {"run": {"micro_batch": 1 << 40, "grad_accum": 1 << 40}},
+                         "unknown-key": {"optim": {"learning_rate": 1}}, "labels-many": {"labels": {str(i): "x" for i in range(17)}},
+                         "labels-not-text": {"labels": {"a": 1}}, "device-odd": {"device": "cuda:-1"}, "device-huge": {"device": "cuda:99999999999"},
+                         "method": {"method": "bitnet_qat"}, "name-path": {"output_model": "../x"}, "targets-empty": {"qlora": {"target_modules": []}},
+                         "targets-unknown": {"qlora": {"target_modules": ["lm_head", 3]}}, "data-null": {"data": None}}.items():
+        put("json-" + name, {**base, **change})
+    put("json-nan", '{"method":"qlora","optim":{"lr":NaN}}')
+    text = lambda number, value: bytes([number << 3 | 2]) + varint(len(value)) + value
+    put("message-empty", b"")
+    for number in range(1, 16):  # every field as an empty message or text: cheap, and libFuzzer goes on from there
+        put(f"message-field-{number}", text(number, b""))
+    put("message-truncated", b"\x0a\xff\xff\xff\xff\x0f")
+
+
+# F7 -------------------------------------------------------------------------------------------------------------------
+U32, I32, F32, BOOL, STRING, ARRAY, U64 = 4, 5, 6, 7, 8, 9, 10
+
+
+def gstring(text):
+    data = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def gvalue(kind, value):
+    if kind == ARRAY:
+        element, items = value
+        return struct.pack("<IQ", element, len(items)) + b"".join(gvalue(element, item) for item in items)
+    return gstring(value) if kind == STRING else struct.pack({U32: "<I", I32: "<i", F32: "<f", BOOL: "<?", U64: "<Q"}[kind], value)
+
+
+def gguf(keys, tensors, version=3, magic=b"GGUF", num_tensors=None, num_keys=None, alignment=32, tail=b""):
+    """tensors: name, dims (fastest first), type, offset or None, bytes."""
+    out = magic + struct.pack("<IQQ", version, len(tensors) if num_tensors is None else num_tensors, len(keys) if num_keys is None else num_keys)
+    for key, kind, value in keys:
+        out += gstring(key) + struct.pack("<I", kind) + (value if isinstance(value, bytes) and kind != STRING else gvalue(kind, value))
+    data = b""
+    for name, dims, kind, offset, content in tensors:
+        at = len(data) if offset is None else offset
+        out += gstring(name) + struct.pack("<I", len(dims)) + b"".join(struct.pack("<Q", dim) for dim in dims) + struct.pack("<IQ", kind, at)
+        data += content + b"\0" * (-len(content) % alignment)
+    return out + b"\0" * (-len(out) % alignment) + data + tail
+
+
+def make_gguf():
+    put = lambda name, *args, **more: write("gguf", name, gguf(*args, **more))
+    tokens = ["<s>", "</s>", "a", "b", "ab", "c", "d", "e"]
+    keys = [("general.architecture", STRING, "llama"), ("llama.block_count", U32, 1), ("llama.context_length", U32, 16),
+            ("llama.embedding_length", U32, 4), ("llama.feed_forward_length", U32, 4), ("llama.attention.head_count", U32, 2),
+            ("llama.attention.head_count_kv", U32, 1), ("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
+            ("tokenizer.ggml.model", STRING, "gpt2"), ("tokenizer.ggml.pre", STRING, "smollm"), ("tokenizer.ggml.tokens", ARRAY, (STRING, tokens)),
+            ("tokenizer.ggml.token_type", ARRAY, (I32, [3, 3] + [1] * 6)), ("tokenizer.ggml.merges", ARRAY, (STRING, ["a b"])),
+            ("tokenizer.ggml.bos_token_id", U32, 0), ("tokenizer.ggml.eos_token_id", U32, 1), ("tokenizer.ggml.add_bos_token", BOOL, False),
+            ("tokenizer.chat_template", STRING, "{{ messages }}")]
+    zeros = lambda elements: b"\0" * (4 * elements)
+    layer = [("attn_norm", [4]), ("attn_q", [4, 4]), ("attn_k", [4, 2]), ("attn_v", [4, 2]), ("attn_output", [4, 4]), ("ffn_norm", [4]),
+             ("ffn_gate", [4, 4]), ("ffn_up", [4, 4]), ("ffn_down", [4, 4])]
+    size = lambda dims: dims[0] * (dims[1] if len(dims) > 1 else 1)
+    tensors = [("token_embd.weight", [4, 8], 0, None, zeros(32))]
+    tensors += [(f"blk.0.{name}.weight", dims, 0, None, zeros(size(dims))) for name, dims in layer]
+    tensors += [("output_norm.weight", [4], 0, None, zeros(4))]
+    put("model", keys, tensors)
+    put("rope-factors", keys, tensors + [("rope_freqs.weight", [1], 0, None, zeros(1))])
+    change = lambda key, kind, value: [(k, kind, value) if k == key else (k, t, v) for k, t, v in keys]
+    put("architecture-number", change("general.architecture", U32, 7), tensors)
+    put("zero-heads", change("llama.attention.head_count", U32, 0), tensors)
+    put("huge-blocks", change("llama.block_count", U32, (1 << 32) - 1), tensors)
+    put("huge-embedding", change("llama.embedding_length", U64, 1 << 63), tensors)
+    put("fewer-token-types", change("tokenizer.ggml.token_type", ARRAY, (I32, [3])), tensors)
+    put("token-twice", change("tokenizer.ggml.tokens", ARRAY, (STRING, ["a"] * 8)), tensors)
+    put("bos-out-of-range", change("tokenizer.ggml.bos_token_id", U32, (1 << 32) - 1), tensors)
+    put("spm", change("tokenizer.ggml.model", STRING, "llama") + [("tokenizer.ggml.scores", ARRAY, (F32, [float(-i) for i in range(8)]))], tensors)
+    put("scores-nan", change("tokenizer.ggml.model", STRING, "llama") + [("tokenizer.ggml.scores", ARRAY, (F32, [float("nan")] * 8))], tensors)
+    one = [("t", [32], 8, None, b"\0" * 34)]
+    architecture = keys[:1]
+    put("q8", architecture, one)
+    for kind, block in {1: 64, 2: 18, 3: 20, 30: 64}.items():
+        put(f"type-{kind}", architecture, [("t", [32], kind, None, b"\0" * block)])
+    put("magic", architecture, one, magic=b"GGML")
+    put("version-1", architecture, one, version=1)
+    put("big-endian", architecture, one, version=0x03000000)
+    put("many-tensors", architecture, one, num_tensors=1 << 62)
+    put("many-keys", architecture, one, num_keys=1 << 62)
+    put("unknown-type", architecture, [("t", [32], 99, None, b"\0" * 34)])
+    put("no-dimension", architecture, [("token_embd.weight", [], 0, None, b"\0" * 4)])
+    put("five-dimensions", architecture, [("t", [1] * 5, 0, None, b"\0" * 4)])
+    put("zero-dimension", architecture, [("t", [0, 4], 0, None, b"")])
+    put("negative-dimension", architecture, [("t", [(1 << 64) - 1], 0, None, b"\0" * 4)])
+    put("product-wraps", architecture, [("t", [1 << 32, 1 << 32], 0, None, b"\0" * 4)])
+    put("half-a-block", architecture, [("t", [31], 8, None, b"\0" * 34)])
+    put("offset-wraps", architecture, [("t", [32], 8, (1 << 64) - 32, b"\0" * 34)])
+    put("offset-hole", architecture, [("t", [32], 8, 32, b"\0" * 34)])
+    put("tensor-twice", architecture, one + one)
+    put("tail", architecture, one, tail=b"PK\x05\x06" + b"\0" * 40)
+    put("key-twice", architecture * 2, one)
+    put("key-empty", [("", U32, 1)], one)
+    put("key-type-13", [("a", 13, b"\0" * 4)], one)
+    put("bool-2", [("a", BOOL, b"\2")], one)
+    put("array-of-arrays", [("a", ARRAY, struct.pack("<IQ", ARRAY, 1) + struct.pack("<IQ", U32, 1) + b"\0" * 4)], one)
+    put("array-count-wraps", [("a", ARRAY, struct.pack("<IQ", U64, 1 << 61))], one)
+    put("strings-count", [("a", ARRAY, struct.pack("<IQ", STRING, 1 << 40))], one)
+    put("string-length-wraps", [("a", STRING, b"x")][:0] + [("a", ARRAY, struct.pack("<IQQ", STRING, 1, (1 << 64) - 1))], one)
+    for value in (0, 3, 1 << 31):
+        put(f"alignment-{value}", architecture + [("general.alignment", U32, value)], one)
+    whole = gguf(architecture, one)
+    for length in (0, 3, 4, 8, 16, 24, 32, 60, len(whole) - 1):
+        write("gguf", f"first-{length}-bytes", whole[:length])
+
+
+# F8 -------------------------------------------------------------------------------------------------------------------
+def make_chat_template():
+    put = lambda name, text: write("chat_template", name, text)
+    for path in sorted((GOLDEN / "text/templates").glob("*.jinja")):
+        put(path.stem, path.read_text())
+    named = [{"name": "tool_use", "template": "{{ tools }}"}, {"name": "default", "template": "{{ bos_token }}"}]
+    for name, value in {"config": "{{ messages }}", "config-list": named, "config-name-is-number": [{"name": 3, "template": "x"}],
+                        "config-number": 7, "config-list-of-text": ["x"]}.items():
+        put(name, compact({"chat_template": value, "bos_token": {"content": "<s>"}, "eos_token": 5}))
+    put("messages-not-a-list", "{{ messages }}\0{}")
+    put("messages-deep", "{{ messages | tojson }}\0" + "[" * 60 + "]" * 60)
+    put("messages-broken", "{{ messages }}\0[")
+    put("doubling", "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}")
+    put("nested-loops", "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}x{% endfor %}{% endfor %}{% endfor %}")
+    put("huge-range", "{% for a in range(99999999999) %}{{ a }}{% endfor %}")
+    put("recursion", "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}")
+    put("include", "{% include '/etc/passwd' %}{% import 'x' as y %}{% extends 'z' %}")
+    put("dunder", "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ messages.__init__.__globals__ }}")
+    put("raise", "{{ raise_exception('as told') }}")
+    put("deep-expression", "{{ " + "(" * 500 + "1" + ")" * 500 + " }}")
+    put("deep-blocks", "{% if true %}" * 300 + "{% endif %}" * 300)
+    put("big-repeat", "{{ 'a' * 99999999 }}{{ 'a'.ljust(999999999) }}{{ '%999999999d' % 1 }}")
+    put("division", "{{ 1 / 0 }}{{ 1 % 0 }}{{ 9223372036854775807 + 1 }}{{ -9223372036854775808 // -1 }}")
+    put("slices", "{{ messages[-99:99:0] }}{{ 'abc'[::-1] }}{{ messages[9223372036854775807] }}")
+    put("strftime", "{{ strftime_now('%Y %Q %-d') }}")
+    put("unclosed", "{% for m in messages %}{{ m.content }}")
+    put("not-utf8", b"{{ '\xff' }}")
+    put("tojson-indent", "{{ messages | tojson(indent=99999999) }}")
+
+
+if __name__ == "__main__":
+    for make in (make_safetensors, make_manifest, make_json, make_jsonl, make_tokenizer, make_job_spec, make_gguf, make_chat_template):
+        make()
+    for order in ("quiet", "throw", "abort", "allocate", "hang"):
+        write("control", order, order)

@@ -1,0 +1,63 @@
+// F2: the lists of files and of tensors that a directory of files is believed by: manifest.json,
+// model.safetensors.index.json, nibble.json and adapter_config.json.
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "server/base/json.h"
+#include "server/base/sha256.h"
+#include "server/model/adapter.h"
+#include "server/model/artifact.h"
+#include "server/model/safetensors.h"
+#include "server/store/published_directory.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/one_file_system.h"
+
+using nibble::fuzz::Expect;
+using nibble::fuzz::OneFileSystem;
+
+namespace {
+
+void FuzzManifest(const std::string& text) {
+  OneFileSystem files("/model/manifest.json", text);
+  const auto manifest = nibble::store::ReadManifest(files, "/model");
+  if (!manifest.ok()) return;
+  for (const auto& file : manifest->files) {
+    const std::string& name = file.name;
+    Expect(!name.empty() && name.front() != '/' && ("/" + name + "/").find("/../") == std::string::npos &&
+               name.find('\0') == std::string::npos,
+           "a name of a manifest stays in its directory");
+    Expect(file.sha256.size() == 64, "a hash has 64 digits");
+  }
+  Expect(manifest->digest == nibble::base::Sha256Hex(text), "the digest is that of the text");
+  Expect(!nibble::store::CheckSizes(files, "/model").ok() || manifest->files.empty(), "files that are not there are missed");
+}
+
+// The shards that an index may name are those of the golden model; the index is the input.
+void FuzzIndex(const std::string& text) {
+  static const std::string directory = NIBBLE_SOURCE_DIR "/tests/golden/model/hf_sharded_f32";
+  OneFileSystem files(directory + "/model.safetensors.index.json", text);
+  const auto opened = nibble::model::OpenSafetensorsModel(files, directory);
+  if (!opened.ok()) return;
+  Expect(!opened->tensors.empty() || opened->files.empty(), "a shard has tensors");
+}
+
+void FuzzDescriptions(const std::string& text) {
+  const auto json = nibble::base::ParseJson(text);
+  if (!json.ok()) return;
+  if (const auto info = nibble::model::ParseArtifactInfo(*json); info.ok()) {
+    const auto again = nibble::model::ParseArtifactInfo(nibble::model::ToJson(*info));
+    Expect(again.ok() && nibble::model::ToJson(*again) == nibble::model::ToJson(*info), "nibble.json says the same when written");
+  }
+  (void)nibble::model::ParsePeftConfig(*json);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string text(nibble::fuzz::Text(data, size));
+  FuzzManifest(text);
+  FuzzIndex(text);
+  FuzzDescriptions(text);
+  return 0;
+}
