@@ -5,12 +5,12 @@
 
 namespace nibble::kernels {
 
-enum class DType : std::uint8_t { kF32, kBF16, kF16, kI8, kU8, kI32, kI64 };
+enum class DType : std::uint8_t { kF32, kBF16, kF16, kI8, kU8, kI16, kI32, kI64 };
 
 constexpr std::int64_t SizeOf(DType dtype) {
   switch (dtype) {
     case DType::kF32: case DType::kI32: return 4;
-    case DType::kBF16: case DType::kF16: return 2;
+    case DType::kBF16: case DType::kF16: case DType::kI16: return 2;
     case DType::kI8: case DType::kU8: return 1;
     case DType::kI64: return 8;
   }
@@ -24,6 +24,7 @@ constexpr const char* Name(DType dtype) {
     case DType::kF16: return "f16";
     case DType::kI8: return "i8";
     case DType::kU8: return "u8";
+    case DType::kI16: return "i16";
     case DType::kI32: return "i32";
     case DType::kI64: return "i64";
   }

@@ -94,9 +94,12 @@ struct Vec16Avx2 {
     const int hi_mask = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ));
     return static_cast<std::uint32_t>(lo_mask | hi_mask << 8);
   }
-  void StoreInt8(std::int8_t* p) const {
-    const __m256i words = _mm256_permute4x64_epi64(
-        _mm256_packs_epi32(_mm256_cvtps_epi32(lo), _mm256_cvtps_epi32(hi)), 0xd8);
+  __m256i Words() const {
+    return _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(lo), _mm256_cvtps_epi32(hi)), 0xd8);
+  }
+  void StoreCodes(std::int16_t* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), Words()); }
+  void StoreCodes(std::int8_t* p) const {
+    const __m256i words = Words();
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
   }
@@ -105,6 +108,28 @@ struct Vec16Avx2 {
     const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+  struct Sum64 {
+    __m256d part[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd()};
+    void Add(Vec16Avx2 x) {
+      part[0] = _mm256_add_pd(part[0], _mm256_cvtps_pd(_mm256_castps256_ps128(x.lo)));
+      part[1] = _mm256_add_pd(part[1], _mm256_cvtps_pd(_mm256_extractf128_ps(x.lo, 1)));
+      part[2] = _mm256_add_pd(part[2], _mm256_cvtps_pd(_mm256_castps256_ps128(x.hi)));
+      part[3] = _mm256_add_pd(part[3], _mm256_cvtps_pd(_mm256_extractf128_ps(x.hi, 1)));
+    }
+    double Reduce() const {
+      const __m256d s4 = _mm256_add_pd(_mm256_add_pd(part[0], part[2]), _mm256_add_pd(part[1], part[3]));
+      const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+      return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
+    }
+  };
+  static Vec16Avx2 FromTernary(std::uint32_t word, const float (&value)[4]) {
+    const __m256i w = _mm256_set1_epi32(static_cast<int>(word));
+    const __m256 table = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(value));
+    const __m256i lo = _mm256_srlv_epi32(w, _mm256_setr_epi32(0, 8, 16, 24, 2, 10, 18, 26));
+    const __m256i hi = _mm256_srlv_epi32(w, _mm256_setr_epi32(4, 12, 20, 28, 6, 14, 22, 30));
+    // Within 128 bits the look-up takes the lowest 2 bits of an index.
+    return {_mm256_permutevar_ps(table, lo), _mm256_permutevar_ps(table, hi)};
   }
   float ReduceMax() const {
     const __m256 m8 = _mm256_max_ps(lo, hi);

@@ -62,14 +62,37 @@ struct Vec16Avx512 {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v)};
   }
   static std::uint32_t MaskGreater(Vec16Avx512 a, Vec16Avx512 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
-  void StoreInt8(std::int8_t* p) const {
+  void StoreCodes(std::int8_t* p) const {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
+  void StoreCodes(std::int16_t* p) const {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(v)));
   }
   float ReduceSum() const {
     const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
     const __m128 s4 = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     const __m128 s2 = _mm_add_ps(s4, _mm_movehl_ps(s4, s4));
     return _mm_cvtss_f32(_mm_add_ss(s2, _mm_shuffle_ps(s2, s2, 1)));
+  }
+  struct Sum64 {
+    __m512d lo = _mm512_setzero_pd();
+    __m512d hi = _mm512_setzero_pd();
+    void Add(Vec16Avx512 x) {
+      lo = _mm512_add_pd(lo, _mm512_cvtps_pd(_mm512_castps512_ps256(x.v)));
+      hi = _mm512_add_pd(hi, _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1)));
+    }
+    double Reduce() const {
+      const __m512d s8 = _mm512_add_pd(lo, hi);
+      const __m256d s4 = _mm256_add_pd(_mm512_castpd512_pd256(s8), _mm512_extractf64x4_pd(s8, 1));
+      const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+      return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
+    }
+  };
+  static Vec16Avx512 FromTernary(std::uint32_t word, const float (&value)[4]) {
+    const __m512i shift = _mm512_setr_epi32(0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30);
+    const __m512i index = _mm512_srlv_epi32(_mm512_set1_epi32(static_cast<int>(word)), shift);
+    // The look-up takes the lowest 4 bits of an index; the table repeats every 4.
+    return {_mm512_permutexvar_ps(index, _mm512_broadcast_f32x4(_mm_loadu_ps(value)))};
   }
   float ReduceMax() const { return _mm512_reduce_max_ps(v); }
 };

@@ -78,9 +78,12 @@ struct Vec16Plain {
     for (int i = 0; i < kLanes; ++i) mask |= a.lane[i] > b.lane[i] ? 1u << i : 0u;
     return mask;
   }
-  // Lanes hold integers in [-128, 127].
-  void StoreInt8(std::int8_t* p) const {
+  // Lanes hold integers in the range of the type.
+  void StoreCodes(std::int8_t* p) const {
     for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int8_t>(lane[i]);
+  }
+  void StoreCodes(std::int16_t* p) const {
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<std::int16_t>(lane[i]);
   }
 
   // The fixed tree: l + (l + 8), then + 4, + 2, + 1.
@@ -91,6 +94,25 @@ struct Vec16Plain {
       for (int i = 0; i < w; ++i) s[i] = s[i] + s[i + w];
     }
     return s[0];
+  }
+  // Sixteen f64 lanes that take f32 vectors; Reduce is the fixed tree of ReduceSum.
+  struct Sum64 {
+    double lane[kLanes] = {};
+    void Add(Vec16Plain x) {
+      for (int i = 0; i < kLanes; ++i) lane[i] += static_cast<double>(x.lane[i]);
+    }
+    double Reduce() const {
+      double s[8];
+      for (int i = 0; i < 8; ++i) s[i] = lane[i] + lane[i + 8];
+      for (int w = 4; w > 0; w /= 2) {
+        for (int i = 0; i < w; ++i) s[i] = s[i] + s[i + w];
+      }
+      return s[0];
+    }
+  };
+  // value[code] for the sixteen 2-bit codes of a word of a ternary tile (formats/ternary.h), k ascending.
+  static Vec16Plain FromTernary(std::uint32_t word, const float (&value)[4]) {
+    return Each([&](int i) { return value[word >> (8 * (i % 4) + i / 4 * 2) & 3u]; });
   }
   float ReduceMax() const {
     float m = lane[0];

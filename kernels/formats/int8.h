@@ -13,7 +13,16 @@ inline constexpr float kOutlierRatio = 6.0f;
 inline constexpr int kMaxOutliers = 16;
 inline constexpr int kDefaultOutliers = 8;
 
-// Rows of activations as the int8 product reads them. Borrowed buffers.
+// How rows become codes: s = max(absmax, min_absmax) / max_code, q = clamp(rne(x * (1 / s)), -max_code, max_code) with
+// max_code = 2^(bits - 1) - 1. The defaults are native int8; BitNet takes kBitNetMinAbsmax (formats/ternary.h).
+struct QuantizeOptions {
+  float min_absmax = kInt8MinAbsmax;
+  int bits = 8;             // 4, 8 or 16; 16 writes wide_codes
+  bool per_tensor = false;  // one scale of the absmax over all rows, written to each row; without outliers
+};
+constexpr float MaxCode(int bits) { return static_cast<float>((1 << (bits - 1)) - 1); }
+
+// Rows of activations as the integer products read them. Borrowed buffers.
 //   codes          [M, stride]  i8; columns K..stride-1 hold 0; stride % 64 == 0. An outlier's own code is 0
 //   scale          [M]          f32
 //   num_outliers   [M]          i32, 0..max_outliers
@@ -28,6 +37,7 @@ struct QuantizedRows {
   std::int64_t rows = 0;
   std::int64_t cols = 0;    // K
   std::int64_t stride = 0;
+  std::int16_t* wide_codes = nullptr;  // [M, stride], in place of codes where they have 16 bits
 };
 
 // A weight [N, K] as the int8 product reads it: tiles of 16 outputs by 4 k, so that one 64-byte load feeds 16 lanes of

@@ -24,10 +24,10 @@ struct DoubleQuantizeVec {
       const Vec x = left == Vec::kLanes ? Vec::Load(absmax + i) : Vec::LoadPartial(absmax + i, left, offset);
       const Vec code = Vec::Min(Vec::Max(Vec::Rne((x - mean) * scale), low), high);
       if (left == Vec::kLanes) {
-        code.StoreInt8(codes + i);
+        code.StoreCodes(codes + i);
       } else {
         std::int8_t last[Vec::kLanes];
-        code.StoreInt8(last);
+        code.StoreCodes(last);
         std::copy_n(last, left, codes + i);
       }
     }

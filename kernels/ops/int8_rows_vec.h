@@ -1,4 +1,4 @@
-// One row to int8 with its outliers, over any Vec: shared by the fast paths of quantize_int8 and rms_norm_quantize.
+// One row to integer codes with its outliers, over any Vec: shared by the fast paths of quantize_int8 and rms_norm_quantize.
 // A Source gives the row's elements in f32: Load(k) 16 of them, LoadPartial(k, n) the first n and zeros.
 #pragma once
 #include <bit>
@@ -6,11 +6,12 @@
 #include <cstring>
 
 #include "kernels/formats/int8.h"
+#include "kernels/stream.h"
 
 namespace nibble::kernels {
 
 // Rows a range at least: waking another thread costs about as much as 16 Ki elements of work.
-constexpr std::int64_t RowGrain(std::int64_t cols) { return cols >= 16384 ? 1 : 16384 / cols; }
+constexpr std::int64_t RowGrain(std::int64_t cols) { return cols >= 16384 || cols == 0 ? 1 : 16384 / cols; }
 
 // The elements of a row in memory.
 template <typename Vec, typename T>
@@ -52,7 +53,7 @@ class OutlierList {
   }
 
   // Writes them in ascending order of index; takes their codes out of the row.
-  void Emit(const QuantizedRows& out, std::int64_t row, std::int8_t* codes) {
+  void Emit(const QuantizedRows& out, std::int64_t row, int bits) {
     for (int i = 1; i < size_; ++i) {
       const std::int32_t index = index_[i];
       const float value = value_[i];
@@ -67,7 +68,12 @@ class OutlierList {
     for (int i = 0; i < size_; ++i) {
       out.outlier_index[row * kMaxOutliers + i] = index_[i];
       out.outlier_value[row * kMaxOutliers + i] = value_[i];
-      codes[index_[i]] = 0;
+      const std::int64_t at = row * out.stride + index_[i];
+      if (bits == 16) {
+        out.wide_codes[at] = 0;
+      } else {
+        out.codes[at] = 0;
+      }
     }
     out.num_outliers[row] = size_;
   }
@@ -80,9 +86,50 @@ class OutlierList {
   std::int32_t index_[kMaxOutliers];
 };
 
+// The largest magnitude of a row.
 template <typename Vec, typename Source>
-inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outliers, const QuantizedRows& out,
-                        std::int64_t row) {
+inline float RowAbsmax(const Source& source, std::int64_t cols) {
+  Vec max = Vec::Zero();
+  ForEachVector<Vec>(source, cols, [&](std::int64_t, Vec x) { max = Vec::Max(max, Vec::Abs(x)); });
+  return max.ReduceMax();
+}
+
+// Scale and codes of a row (T i8 or i16) by its absmax, padding included; elements become codes, outliers too.
+template <typename Vec, typename Source, typename T>
+inline void WriteCodes(const Source& source, float absmax, const QuantizeOptions& how, const QuantizedRows& out,
+                       std::int64_t row, T* codes) {
+  const float max_code = MaxCode(how.bits);
+  const float scale = (absmax > how.min_absmax ? absmax : how.min_absmax) / max_code;
+  out.scale[row] = scale;
+  const Vec inverse = Vec::Set1(1.0f / scale);
+  const Vec top = Vec::Set1(max_code);
+  const Vec bottom = Vec::Set1(-max_code);
+  // The stride is a multiple of 64, so whole vectors of codes fit; lanes past K quantise to 0.
+  ForEachVector<Vec>(source, out.cols, [&](std::int64_t k, Vec x) {
+    Vec::Max(Vec::Min(Vec::Rne(x * inverse), top), bottom).StoreCodes(codes + k);
+  });
+  const std::int64_t written = RoundUp(out.cols, Vec::kLanes);
+  std::memset(codes + written, 0, static_cast<std::size_t>(out.stride - written) * sizeof(T));
+}
+
+template <typename Vec, typename Source>
+inline void QuantizeRowBy(const Source& source, float absmax, const QuantizeOptions& how, const QuantizedRows& out,
+                          std::int64_t row) {
+  if (how.bits == 16) {
+    WriteCodes<Vec>(source, absmax, how, out, row, out.wide_codes + row * out.stride);
+  } else {
+    WriteCodes<Vec>(source, absmax, how, out, row, out.codes + row * out.stride);
+  }
+}
+
+template <typename Vec, typename Source>
+inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outliers, const QuantizeOptions& how,
+                        const QuantizedRows& out, std::int64_t row) {
+  if (max_outliers == 0) {
+    QuantizeRowBy<Vec>(source, RowAbsmax<Vec>(source, cols), how, out, row);
+    if (out.num_outliers != nullptr) out.num_outliers[row] = 0;
+    return;
+  }
   Vec sum = Vec::Zero();
   Vec max = Vec::Zero();
   ForEachVector<Vec>(source, cols, [&](std::int64_t, Vec x) {
@@ -93,7 +140,7 @@ inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outlier
   float absmax = max.ReduceMax();
   const float threshold = kOutlierRatio * (sum.ReduceSum() / static_cast<float>(cols));
   OutlierList<Vec> outliers(max_outliers);
-  if (max_outliers > 0 && absmax > threshold) {
+  if (absmax > threshold) {
     // Few vectors hold a candidate; what is not chosen counts for the scale of the rest.
     const Vec limit = Vec::Set1(threshold);
     Vec rest = Vec::Zero();
@@ -118,19 +165,35 @@ inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outlier
     const float rest_max = rest.ReduceMax();
     absmax = rest_max > absmax ? rest_max : absmax;
   }
-  const float scale = (absmax > kInt8MinAbsmax ? absmax : kInt8MinAbsmax) / kInt8MaxCode;
-  out.scale[row] = scale;
-  const Vec inverse = Vec::Set1(1.0f / scale);
-  const Vec top = Vec::Set1(kInt8MaxCode);
-  const Vec bottom = Vec::Set1(-kInt8MaxCode);
-  std::int8_t* codes = out.codes + row * out.stride;
-  // The stride is a multiple of 64, so whole vectors of codes fit; lanes past K quantise to 0.
-  ForEachVector<Vec>(source, cols, [&](std::int64_t k, Vec x) {
-    Vec::Max(Vec::Min(Vec::Rne(x * inverse), top), bottom).StoreInt8(codes + k);
+  QuantizeRowBy<Vec>(source, absmax, how, out, row);
+  outliers.Emit(out, row, how.bits);
+}
+
+// All rows; source_of(row) gives the Source of one, and may be asked twice. With one scale for all, absmax first lies in
+// the rows' places of out.scale.
+template <typename Vec, typename SourceOf>
+inline void QuantizeAllRows(SourceOf source_of, int max_outliers, const QuantizeOptions& how, const QuantizedRows& out,
+                            const Stream& stream) {
+  const std::int64_t grain = RowGrain(out.cols);
+  if (!how.per_tensor) {
+    stream.ParallelFor(out.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        QuantizeRow<Vec>(source_of(row), out.cols, max_outliers, how, out, row);
+      }
+    });
+    return;
+  }
+  stream.ParallelFor(out.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) out.scale[row] = RowAbsmax<Vec>(source_of(row), out.cols);
   });
-  const std::int64_t written = RoundUp(cols, Vec::kLanes);
-  std::memset(codes + written, 0, static_cast<std::size_t>(out.stride - written));
-  if (out.num_outliers != nullptr) outliers.Emit(out, row, codes);
+  float absmax = 0.0f;
+  for (std::int64_t row = 0; row < out.rows; ++row) absmax = out.scale[row] > absmax ? out.scale[row] : absmax;
+  stream.ParallelFor(out.rows, grain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      QuantizeRowBy<Vec>(source_of(row), absmax, how, out, row);
+      if (out.num_outliers != nullptr) out.num_outliers[row] = 0;
+    }
+  });
 }
 
 }  // namespace nibble::kernels

@@ -1,7 +1,7 @@
 // Without VNNI: bytes are widened to 16 bits and multiplied by vpmaddwd, which is exact for all codes (vpmaddubsw would
 // saturate).
 #include "kernels/ops/matmul_int8_table.h"
-#include "kernels/ops/matmul_int8_vec.h"
+#include "kernels/ops/matmul_tiles_vec.h"
 #include "kernels/vec16_avx2.h"
 
 namespace nibble::kernels {
@@ -17,7 +17,7 @@ struct Avx2Path {
   static constexpr int kMaxTiles = 1;
 
   template <int Rows, int Tiles>
-  static void Block(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile) {
+  void Block(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile) const {
     const std::int8_t* w = args.w.tiles + tile * args.w.padded_k * kInt8TileRows;
     const std::int8_t* x = args.x.codes + row * args.x.stride;
     // acc[r][q]: outputs 4q to 4q + 3, two 32-bit halves each (k 0, 1 and k 2, 3 of every four).
@@ -56,7 +56,7 @@ struct Avx2Path {
 }  // namespace
 
 LaunchResult MatmulInt8Avx2(const MatmulInt8Args& args, const Stream& stream) {
-  return MatmulInt8Split<Avx2Path>(args, stream);
+  return MatmulTiles(Avx2Path{}, args, stream);
 }
 
 }  // namespace nibble::kernels

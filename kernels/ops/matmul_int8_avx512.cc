@@ -1,7 +1,7 @@
 // VNNI: vpdpbusd multiplies unsigned by signed bytes, so activation bytes are moved up by 128 (x ^ 0x80) and
 // 128 * row_sum(w) is taken off the sum: exact modulo 2^32, hence exact.
 #include "kernels/ops/matmul_int8_table.h"
-#include "kernels/ops/matmul_int8_vec.h"
+#include "kernels/ops/matmul_tiles_vec.h"
 #include "kernels/vec16_avx512.h"
 
 namespace nibble::kernels {
@@ -17,7 +17,7 @@ struct VnniPath {
   static constexpr std::int64_t kAhead = 1024;  // bytes of one tile; no tile is shorter
 
   template <int Rows, int Tiles>
-  static void Block(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile) {
+  void Block(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile) const {
     const std::int64_t tile_bytes = args.w.padded_k * kInt8TileRows;
     const std::int8_t* w = args.w.tiles + tile * tile_bytes;
     const std::int8_t* x = args.x.codes + row * args.x.stride;
@@ -74,7 +74,7 @@ struct VnniPath {
 }  // namespace
 
 LaunchResult MatmulInt8Avx512(const MatmulInt8Args& args, const Stream& stream) {
-  return MatmulInt8Split<VnniPath>(args, stream);
+  return MatmulTiles(VnniPath{}, args, stream);
 }
 
 }  // namespace nibble::kernels

@@ -4,8 +4,9 @@
 
 namespace nibble::kernels {
 
-// Row-wise int8 of x, with up to max_outliers elements a row kept as they are.
+// Rows of x to integer codes, with up to max_outliers elements a row kept as they are.
 //   x    [M, K]   f32 | bf16, finite
+//   how           bits, smallest absmax, one scale a row or one for all rows (formats/int8.h); native int8 unless given
 //   out  [M, K]   codes, scale, outliers (formats/int8.h); overwritten, padding included. Outlier buffers may be null
 //                 when max_outliers is 0; places of a list past num_outliers are left as they are
 // Requires K >= 1, 0 <= max_outliers <= 16. mean|x| is the sum of |x| over 16 virtual lanes (lane l takes l, l + 16, ...), then a

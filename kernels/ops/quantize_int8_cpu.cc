@@ -29,16 +29,23 @@ std::vector<std::int32_t> FindOutliers(const std::vector<float>& x, int max_outl
   return found;
 }
 
+float Element(const ConstMatrix& m, std::int64_t row, std::int64_t k) {
+  return m.dtype == DType::kF32 ? m.Row<float>(row)[k] : ToFloat(m.Row<BF16>(row)[k]);
+}
+
 }  // namespace
 
 LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream) {
+  const float max_code = MaxCode(args.how.bits);
+  float all = 0.0f;
+  for (std::int64_t row = 0; args.how.per_tensor && row < args.x.rows; ++row) {
+    for (std::int64_t k = 0; k < args.x.cols; ++k) all = std::max(all, std::fabs(Element(args.x, row, k)));
+  }
   stream.ParallelFor(args.x.rows, 1, [&](std::int64_t begin, std::int64_t end) {
     const QuantizedRows& out = args.out;
     std::vector<float> x(static_cast<std::size_t>(args.x.cols));
     for (std::int64_t row = begin; row < end; ++row) {
-      for (std::size_t k = 0; k < x.size(); ++k) {
-        x[k] = args.x.dtype == DType::kF32 ? args.x.Row<float>(row)[k] : ToFloat(args.x.Row<BF16>(row)[k]);
-      }
+      for (std::size_t k = 0; k < x.size(); ++k) x[k] = Element(args.x, row, static_cast<std::int64_t>(k));
       const std::vector<std::int32_t> outliers = args.max_outliers == 0 ? std::vector<std::int32_t>{}
                                                                         : FindOutliers(x, args.max_outliers);
       if (out.num_outliers != nullptr) out.num_outliers[row] = static_cast<std::int32_t>(outliers.size());
@@ -48,15 +55,19 @@ LaunchResult QuantizeInt8Cpu(const QuantizeInt8Args& args, const Stream& stream)
         out.outlier_value[row * kMaxOutliers + static_cast<std::int64_t>(i)] = value;
         value = 0.0f;
       }
-      float absmax = 0.0f;
+      float absmax = all;
       for (const float value : x) absmax = std::max(absmax, std::fabs(value));
-      const float scale = std::max(absmax, kInt8MinAbsmax) / kInt8MaxCode;
+      const float scale = std::max(absmax, args.how.min_absmax) / max_code;
       const float inverse = 1.0f / scale;
       out.scale[row] = scale;
-      std::int8_t* codes = out.codes + row * out.stride;
       for (std::int64_t k = 0; k < out.stride; ++k) {
-        const float code = k < out.cols ? std::nearbyint(x[static_cast<std::size_t>(k)] * inverse) : 0.0f;
-        codes[k] = static_cast<std::int8_t>(std::clamp(code, -kInt8MaxCode, kInt8MaxCode));
+        const float rounded = k < out.cols ? std::nearbyint(x[static_cast<std::size_t>(k)] * inverse) : 0.0f;
+        const float code = std::clamp(rounded, -max_code, max_code);
+        if (args.how.bits == 16) {
+          out.wide_codes[row * out.stride + k] = static_cast<std::int16_t>(code);
+        } else {
+          out.codes[row * out.stride + k] = static_cast<std::int8_t>(code);
+        }
       }
     }
   });

@@ -11,6 +11,7 @@ struct QuantizeInt8Args {
   ConstMatrix x;
   QuantizedRows out;
   int max_outliers = 0;
+  QuantizeOptions how = {};
 };
 
 using QuantizeInt8Kernel = LaunchResult(const QuantizeInt8Args&, const Stream&);

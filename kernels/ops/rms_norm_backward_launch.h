@@ -12,6 +12,7 @@ struct RmsNormBackwardArgs {
   const float* weight = nullptr;
   const float* rstd = nullptr;
   Matrix grad_x;
+  float* grad_weight = nullptr;
 };
 
 using RmsNormBackwardKernel = LaunchResult(const RmsNormBackwardArgs&, const Stream&);

@@ -1,7 +1,10 @@
 // The fast path of rms_norm_backward over any Vec.
 #pragma once
+#include <algorithm>
+
 #include "kernels/ops/int8_rows_vec.h"
 #include "kernels/ops/rms_norm_backward_launch.h"
+#include "kernels/vec_rows.h"
 
 namespace nibble::kernels {
 
@@ -43,8 +46,36 @@ void RmsNormBackwardRange(const RmsNormBackwardArgs& args, std::int64_t begin, s
   }
 }
 
+// Columns are split, never the rows of one: 64 of them stay in registers while the rows pass.
+template <typename Vec>
+void RmsNormWeightGrad(const RmsNormBackwardArgs& args, const Stream& stream) {
+  constexpr std::int64_t kVectors = 4;
+  constexpr std::int64_t kColumns = kVectors * Vec::kLanes;
+  const std::int64_t cols = args.x.cols;
+  stream.ParallelFor((cols + kColumns - 1) / kColumns, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t first = begin * kColumns; first < std::min(cols, end * kColumns); first += kColumns) {
+      const std::int64_t vectors = std::min(kVectors, (cols - first + Vec::kLanes - 1) / Vec::kLanes);
+      Vec sum[kVectors];
+      for (Vec& v : sum) v = Vec::Zero();
+      for (std::int64_t row = 0; row < args.x.rows; ++row) {
+        const Vec rstd = Vec::Set1(args.rstd[row]);
+        for (std::int64_t i = 0; i < vectors; ++i) {
+          const std::int64_t k = first + i * Vec::kLanes;
+          sum[i] = Vec::Fma(LoadLanes<Vec>(args.grad_y, row, k), LoadLanes<Vec>(args.x, row, k) * rstd, sum[i]);
+        }
+      }
+      for (std::int64_t i = 0; i < vectors; ++i) {
+        const std::int64_t k = first + i * Vec::kLanes;
+        const std::int64_t n = std::min<std::int64_t>(Vec::kLanes, cols - k);
+        n == Vec::kLanes ? sum[i].Store(args.grad_weight + k) : sum[i].StorePartial(args.grad_weight + k, static_cast<int>(n));
+      }
+    }
+  });
+}
+
 template <typename Vec>
 LaunchResult RmsNormBackwardVec(const RmsNormBackwardArgs& args, const Stream& stream) {
+  if (args.grad_weight != nullptr) RmsNormWeightGrad<Vec>(args, stream);  // first: grad_x may be grad_y
   stream.ParallelFor(args.x.rows, RowGrain(args.x.cols), [&](std::int64_t begin, std::int64_t end) {
     const bool wide_x = args.x.dtype == DType::kF32;
     const bool wide_g = args.grad_y.dtype == DType::kF32;

@@ -10,9 +10,9 @@ namespace nibble::kernels {
 LaunchResult RmsNormQuantizeCpu(const RmsNormQuantizeArgs& args, const Stream& stream) {
   std::vector<float> y(static_cast<std::size_t>(args.x.rows * args.x.cols));
   const Matrix normed = MakeMatrix(y.data(), DType::kF32, args.x.rows, args.x.cols);
-  const LaunchResult norm = RmsNormCpu({args.x, args.weight, args.eps, normed, nullptr}, stream);
+  const LaunchResult norm = RmsNormCpu({args.x, args.weight, args.eps, normed, args.rstd}, stream);
   if (norm.code != LaunchCode::kOk) return norm;
-  return QuantizeInt8Cpu({normed, args.out, args.max_outliers}, stream);
+  return QuantizeInt8Cpu({normed, args.out, args.max_outliers, args.how}, stream);
 }
 
 }  // namespace nibble::kernels

@@ -13,6 +13,8 @@ struct RmsNormQuantizeArgs {
   float eps = 0;
   QuantizedRows out;
   int max_outliers = 0;
+  QuantizeOptions how = {};
+  float* rstd = nullptr;
 };
 
 using RmsNormQuantizeKernel = LaunchResult(const RmsNormQuantizeArgs&, const Stream&);

@@ -5,25 +5,17 @@
 
 namespace nibble::kernels {
 
-template <typename Vec, typename T>
-void RmsNormQuantizeRows(const RmsNormQuantizeArgs& args, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t row = begin; row < end; ++row) {
-    const T* x = args.x.Row<T>(row);
-    const float rstd = RowRstd<Vec, T>(x, args.x.cols, args.eps);
-    QuantizeRow<Vec>(NormSource<Vec, T>{x, args.weight, Vec::Set1(rstd)}, args.x.cols, args.max_outliers, args.out,
-                     row);
-  }
-}
-
 template <typename Vec>
 LaunchResult RmsNormQuantizeVec(const RmsNormQuantizeArgs& args, const Stream& stream) {
-  stream.ParallelFor(args.x.rows, RowGrain(args.x.cols), [&](std::int64_t begin, std::int64_t end) {
-    if (args.x.dtype == DType::kF32) {
-      RmsNormQuantizeRows<Vec, float>(args, begin, end);
-    } else {
-      RmsNormQuantizeRows<Vec, BF16>(args, begin, end);
-    }
-  });
+  const auto quantize = [&]<typename T>(T) {
+    QuantizeAllRows<Vec>([&](std::int64_t row) {
+      const T* x = args.x.Row<T>(row);
+      const float rstd = RowRstd<Vec, T>(x, args.x.cols, args.eps);
+      if (args.rstd != nullptr) args.rstd[row] = rstd;
+      return NormSource<Vec, T>{x, args.weight, Vec::Set1(rstd)};
+    }, args.max_outliers, args.how, args.out, stream);
+  };
+  args.x.dtype == DType::kF32 ? quantize(float{}) : quantize(BF16{});
   return {};
 }
 

@@ -1,19 +1,19 @@
-// What the fast paths of matmul_int8 share: how outputs are split over threads, and the epilogue of a tile.
-// A Path gives Vec, kMaxTiles (tiles side by side) and
-//   template <int Rows, int Tiles> static void Block(const MatmulInt8Args&, std::int64_t row, std::int64_t tile);
+// What the fast paths of matmul_int8 and matmul_ternary share: how outputs are split over threads, and the epilogue of a
+// tile of 16 outputs. A Path gives kMaxRows, kMaxTiles (rows and tiles side by side) and
+//   template <int Rows, int Tiles> void Block(const Args&, std::int64_t row, std::int64_t tile) const;
 // which computes Rows rows from `row` on by Tiles tiles from `tile` on and ends in StoreTile.
 #pragma once
 #include <algorithm>
 
 #include "kernels/formats/int8.h"
-#include "kernels/ops/matmul_int8_launch.h"
+#include "kernels/launch_result.h"
+#include "kernels/stream.h"
 
 namespace nibble::kernels {
 
 // acc: the exact products of one row and the 16 outputs of a tile, as f32. outlier_code(j): w[tile * 16 + lane, j].
-template <typename Vec, typename OutlierCode>
-inline void StoreTile(const MatmulInt8Args& args, std::int64_t row, std::int64_t tile, Vec acc,
-                      OutlierCode outlier_code) {
+template <typename Vec, typename Args, typename OutlierCode>
+inline void StoreTile(const Args& args, std::int64_t row, std::int64_t tile, Vec acc, OutlierCode outlier_code) {
   const std::int64_t n = tile * kInt8TileRows;
   const int lanes = static_cast<int>(std::min<std::int64_t>(kInt8TileRows, args.w.rows - n));
   const bool whole = lanes == kInt8TileRows;
@@ -31,36 +31,36 @@ inline void StoreTile(const MatmulInt8Args& args, std::int64_t row, std::int64_t
     y = y + (whole ? Vec::Load(args.bias + n) : Vec::LoadPartial(args.bias + n, lanes));
   }
   if (args.y.dtype == DType::kF32) {
-    float* out = args.y.Row<float>(row) + n;
+    float* out = args.y.template Row<float>(row) + n;
     whole ? y.Store(out) : y.StorePartial(out, lanes);
   } else {
-    BF16* out = args.y.Row<BF16>(row) + n;
+    BF16* out = args.y.template Row<BF16>(row) + n;
     whole ? y.Store(out) : y.StorePartial(out, lanes);
   }
 }
 
-template <typename Path, int Rows, int Tiles>
-inline void TileColumn(const MatmulInt8Args& args, std::int64_t begin, std::int64_t end, std::int64_t tile) {
+template <int Rows, int Tiles, typename Path, typename Args>
+inline void TileColumn(const Path& path, const Args& args, std::int64_t begin, std::int64_t end, std::int64_t tile) {
   std::int64_t row = begin;
-  for (; row + Rows <= end; row += Rows) Path::template Block<Rows, Tiles>(args, row, tile);
+  for (; row + Rows <= end; row += Rows) path.template Block<Rows, Tiles>(args, row, tile);
   if constexpr (Rows > 1) {
-    if (row < end) TileColumn<Path, Rows - 1, Tiles>(args, row, end, tile);
+    if (row < end) TileColumn<Rows - 1, Tiles>(path, args, row, end, tile);
   }
 }
 
-template <typename Path, int Tiles>
-inline void TileGroup(const MatmulInt8Args& args, std::int64_t begin, std::int64_t end, std::int64_t tile,
+template <int Tiles, typename Path, typename Args>
+inline void TileGroup(const Path& path, const Args& args, std::int64_t begin, std::int64_t end, std::int64_t tile,
                       std::int64_t tiles) {
   if constexpr (Tiles > 1) {
-    if (tiles < Tiles) return TileGroup<Path, Tiles - 1>(args, begin, end, tile, tiles);
+    if (tiles < Tiles) return TileGroup<Tiles - 1>(path, args, begin, end, tile, tiles);
   }
-  TileColumn<Path, Path::kMaxRows, Tiles>(args, begin, end, tile);
+  TileColumn<Path::kMaxRows, Tiles>(path, args, begin, end, tile);
 }
 
 // Units of work are (tile group, chunk of rows), the chunks of one group adjacent: its tiles stay in the second-level
 // cache while the rows pass. Few rows make one chunk, so a decode step reads every tile once.
-template <typename Path>
-LaunchResult MatmulInt8Split(const MatmulInt8Args& args, const Stream& stream) {
+template <typename Path, typename Args>
+LaunchResult MatmulTiles(const Path& path, const Args& args, const Stream& stream) {
   constexpr std::int64_t kChunk = Path::kMaxRows * 16;
   const std::int64_t num_tiles = (args.w.rows + kInt8TileRows - 1) / kInt8TileRows;
   const std::int64_t groups = (num_tiles + Path::kMaxTiles - 1) / Path::kMaxTiles;
@@ -69,8 +69,8 @@ LaunchResult MatmulInt8Split(const MatmulInt8Args& args, const Stream& stream) {
     for (std::int64_t unit = begin; unit < end; ++unit) {
       const std::int64_t tile = unit / chunks * Path::kMaxTiles;
       const std::int64_t row = unit % chunks * kChunk;
-      TileGroup<Path, Path::kMaxTiles>(args, row, std::min(row + kChunk, args.x.rows), tile,
-                                       std::min<std::int64_t>(Path::kMaxTiles, num_tiles - tile));
+      TileGroup<Path::kMaxTiles>(path, args, row, std::min(row + kChunk, args.x.rows), tile,
+                                 std::min<std::int64_t>(Path::kMaxTiles, num_tiles - tile));
     }
   });
   return {};

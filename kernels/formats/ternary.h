@@ -1,0 +1,67 @@
+// Ternary weights: codes -1, 0, 1 of 2 bits each (stored as code + 1) and one f32 scale a tensor, s = max(mean|w|, 1e-5),
+// code = clamp(rne(w * (1 / s)), -1, 1) (numerics.md, Decided 2). Made once: ternarising {-s, 0, s} again would shrink it.
+//
+// Two places for the same codes:
+// - rows, what artifacts store: [N, ceil(K / 4)] bytes, code k of a row at bits 2 * (k % 4) of byte k / 4; bits past K 0.
+// - tiles, what products read: 16 outputs by 16 k in 64 bytes, tiles of one group of outputs along k. Byte
+//   ((n / 16) * padded_k / 16 + k / 16) * 64 + (n % 16) * 4 + k % 4 holds k, k + 4, k + 8, k + 12 of its block, from the
+//   lowest bits on. So one 64-byte load gives, by a shift and a mask each, four operands of a 4-way dot product with 16
+//   outputs in the lanes, and an activation's 4 bytes are a broadcast. Places outside [N, K] hold code 0 (byte 0x55).
+#pragma once
+#include <cstdint>
+
+#include "kernels/formats/int8.h"
+
+namespace nibble::kernels {
+
+inline constexpr float kTernaryMinScale = 1e-5f;  // BitNet b1.58 training tips, fig. 3: clamp_(min=1e-5) of mean and absmax
+inline constexpr float kBitNetMinAbsmax = 1e-5f;
+inline constexpr std::int64_t kTernaryTileRows = 16;
+inline constexpr std::int64_t kTernaryBlock = 16;  // k in a tile
+// |acc| < 2^31 for activations of 16 and of 8 bits; the second also keeps the AVX-512 path's planes, which are multiplied
+// by up to 64, below it.
+inline constexpr std::int64_t kTernaryMaxColsWide = 65536;
+inline constexpr std::int64_t kTernaryMaxCols = 262144;
+
+constexpr std::int64_t TernaryPaddedK(std::int64_t k) { return RoundUp(k, 64); }
+constexpr std::int64_t TernaryRowBytes(std::int64_t k) { return (k + 3) / 4; }
+constexpr std::int64_t PackedTernaryBytes(std::int64_t n, std::int64_t k) {
+  return RoundUp(n, kTernaryTileRows) * TernaryPaddedK(k) / 4;
+}
+
+// A weight [N, K] as the products read it. The scale is a vector so that q, k, v or gate and up can lie in one weight; one
+// tensor has the same value N times.
+struct PackedTernaryWeight {
+  const std::uint8_t* tiles = nullptr;  // [PackedTernaryBytes(N, K)]
+  const float* scale = nullptr;         // [N]
+  std::int64_t rows = 0;                // N
+  std::int64_t cols = 0;                // K
+  std::int64_t padded_k = 0;            // TernaryPaddedK(K)
+};
+
+// Where the byte of w[n, k] lies in the tiles, and the code in it.
+constexpr std::int64_t TernaryByte(std::int64_t padded_k, std::int64_t n, std::int64_t k) {
+  return (n / 16 * (padded_k / 16) + k / 16) * 64 + n % 16 * 4 + k % 4;
+}
+constexpr int TernaryShift(std::int64_t k) { return static_cast<int>(k % 16 / 4 * 2); }
+inline int TernaryCode(const PackedTernaryWeight& w, std::int64_t n, std::int64_t k) {
+  return (w.tiles[TernaryByte(w.padded_k, n, k)] >> TernaryShift(k) & 3) - 1;
+}
+
+// The sixteen codes of a block, from a row's order to a tile's and back: a 4 x 4 matrix of 2-bit elements, transposed.
+constexpr std::uint32_t TransposeTernary(std::uint32_t x) {
+  std::uint32_t swap = (x ^ (x >> 6)) & 0x00cc00ccu;  // elements (0, 1) and (1, 0) of each 2 x 2
+  x ^= swap ^ (swap << 6);
+  swap = (x ^ (x >> 12)) & 0x0000f0f0u;  // 2 x 2 blocks (0, 1) and (1, 0)
+  return x ^ swap ^ (swap << 12);
+}
+
+// codes [N, K], each -1, 0 or 1 -> rows [N, TernaryRowBytes(K)], and back. Changes of place: no rounding. Both answer
+// false, and stop, at a code that is none: another number, or 3 or set bits past K in the rows.
+[[nodiscard]] bool TernaryCodesToRows(const std::int8_t* codes, std::int64_t n, std::int64_t k, std::uint8_t* rows);
+[[nodiscard]] bool TernaryRowsToCodes(const std::uint8_t* rows, std::int64_t n, std::int64_t k, std::int8_t* codes);
+// rows -> tiles [PackedTernaryBytes(N, K)], and back.
+[[nodiscard]] bool TernaryRowsToTiles(const std::uint8_t* rows, std::int64_t n, std::int64_t k, std::uint8_t* tiles);
+void TernaryTilesToRows(const std::uint8_t* tiles, std::int64_t n, std::int64_t k, std::uint8_t* rows);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,18 @@
+#include "kernels/ops/dequantize_ternary.h"
+
+#include "kernels/formats/ternary_check.h"
+#include "kernels/ops/dequantize_ternary_table.h"
+
+namespace nibble::kernels {
+
+absl::Status DequantizeTernary(const DequantizeTernaryArgs& args, const Stream& stream) {
+  constexpr const char* kOp = "dequantize_ternary";
+  const PackedTernaryWeight& w = args.w;
+  NIBBLE_KERNEL_CHECK(CheckTernaryWeight(kOp, w, kTernaryMaxCols));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "out", args.out, w.rows, w.cols, {DType::kF32, DType::kBF16, DType::kI8}));
+  NIBBLE_KERNEL_CHECK(CheckThat(args.out.dtype != DType::kI8 || w.scale == nullptr, kOp, "no scale where out is i8"));
+  if (w.rows == 0 || w.cols == 0) return absl::OkStatus();
+  return Launch(kDequantizeTernaryTable, args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,16 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/ops/dequantize_ternary_launch.h"
+
+namespace nibble::kernels {
+
+// out = rn_out(float(code) * scale of the row); without a scale the codes themselves, which every type holds exactly: what
+// a float product of the backward pass, (g * W_codes) * s, multiplies with.
+//   w    [N, K]   formats/ternary.h, tiles; scale [N] f32, or null
+//   out  [N, K]   f32 | bf16; i8 without a scale; overwritten
+// Same bits on every path.
+// Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
+// Source: numerics.md, Decided 2 and 3.3. Golden: tests/golden/kernels (torch).
+absl::Status DequantizeTernary(const DequantizeTernaryArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

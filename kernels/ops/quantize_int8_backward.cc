@@ -1,0 +1,23 @@
+#include "kernels/ops/quantize_int8_backward.h"
+
+#include "kernels/formats/int8_check.h"
+#include "kernels/ops/quantize_int8_backward_table.h"
+
+namespace nibble::kernels {
+
+absl::Status QuantizeInt8Backward(const QuantizeInt8BackwardArgs& args, const Stream& stream) {
+  static constexpr auto kFloats = {DType::kF32, DType::kBF16};
+  constexpr const char* kOp = "quantize_int8_backward";
+  const std::int64_t rows = args.x.rows;
+  const std::int64_t cols = args.x.cols;
+  NIBBLE_KERNEL_CHECK(CheckThat(rows >= 0 && cols >= 1, kOp, "x with at least one column"));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, rows, cols, kFloats));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_y", args.grad_y, rows, cols, kFloats));
+  NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "grad_x", args.grad_x, rows, cols, kFloats));
+  NIBBLE_KERNEL_CHECK(CheckQuantizeOptions(kOp, args.how, 0));
+  NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "q", args.q, rows, cols, args.how.bits));
+  if (rows == 0) return absl::OkStatus();
+  return Launch(kQuantizeInt8BackwardTable, args, stream);
+}
+
+}  // namespace nibble::kernels

@@ -1,0 +1,17 @@
+#pragma once
+#include "absl/status/status.h"
+#include "kernels/ops/ternarise_backward_launch.h"
+
+namespace nibble::kernels {
+
+// Gradient of code * scale to w, straight through the rounding (kernels/ste.h). With u = w * (1 / s), m the mask:
+//   grad_w = m * g, and with scale_grad, where s is mean|w| (above 1e-5) and ste is not kIdentity,
+//   + sign(w) * f32(t / (N * K)), t = sum(g * (code - m * u)) in f64: rows as in ternarise, one after the other
+//   w, grad_y, grad_w  [N, K]   f32 | bf16; grad_w overwritten; may be grad_y
+//   scale              s, as ternarise wrote it for this w
+// Same bits on every path and thread count.
+// Errors: InvalidArgument (shape, dtype, scale), Unimplemented (no kernel for device), Internal (launch).
+// Source: numerics.md, 7. Golden: tests/golden/kernels (torch autograd of the formula).
+absl::Status TernariseBackward(const TernariseBackwardArgs& args, const Stream& stream);
+
+}  // namespace nibble::kernels

@@ -1,0 +1,22 @@
+// Arguments and path type of ternarise_backward: absl-free, for the paths themselves. The contract is in
+// ternarise_backward.h.
+#pragma once
+#include "kernels/launch_result.h"
+#include "kernels/matrix.h"
+#include "kernels/ste.h"
+#include "kernels/stream.h"
+
+namespace nibble::kernels {
+
+struct TernariseBackwardArgs {
+  ConstMatrix w;
+  float scale = 0;
+  ConstMatrix grad_y;
+  Ste ste = Ste::kIdentity;
+  bool scale_grad = true;
+  Matrix grad_w;
+};
+
+using TernariseBackwardKernel = LaunchResult(const TernariseBackwardArgs&, const Stream&);
+
+}  // namespace nibble::kernels
