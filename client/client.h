@@ -115,8 +115,6 @@ class Client {
   absl::Status Retry(const std::function<absl::Status()>& call);
   absl::Status WaitInto(google::longrunning::Operation operation, const OnProgress& progress,
                         google::protobuf::Message& response);
-  absl::StatusOr<v1::UploadModelResponse> UploadModelOnce(const std::string& name, const std::vector<FileToSend>& files,
-                                                          const OnProgress& progress);
   static void SetDeadline(grpc::ClientContext& context, absl::Duration deadline);
 
   ClientOptions options_;

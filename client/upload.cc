@@ -2,6 +2,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <memory>
+#include <utility>
 
 #include "client/client.h"
 #include "client/stubs.h"
@@ -40,32 +42,69 @@ absl::Status Read(std::FILE* file, const std::string& path, std::string& chunk) 
   return absl::OkStatus();
 }
 
-// Sends one file's chunks. False from `send` means that the server ended the call: its status tells more than we know
-// here.
-absl::Status SendFile(const std::string& path, std::int64_t size, base::Sha256& digest, bool& ended,
-                      const std::function<bool(std::string&&)>& send, const std::function<void(std::int64_t)>& sent) {
-  NIBBLE_ASSIGN_OR_RETURN(File file, Open(path));
-  std::int64_t total = 0;
-  std::string chunk;
-  while (true) {
-    NIBBLE_RETURN_IF_ERROR(Read(file.get(), path, chunk));
-    if (chunk.empty()) break;
-    const auto bytes = static_cast<std::int64_t>(chunk.size());
-    total += bytes;
-    if (total > size) break;
-    digest.Update(chunk);
-    if (!send(std::move(chunk))) {
-      ended = true;
-      return absl::OkStatus();
-    }
-    sent(bytes);
+// One upload: what the caller writes, files in chunks, their SHA-256 at the end. A server that ends the call early is not
+// written to any more: its status tells more than we know here.
+template <typename Message>
+class Upload {
+ public:
+  Upload(grpc::ClientContext& context, std::unique_ptr<grpc::ClientWriter<Message>> writer, std::int64_t total,
+         const OnProgress& progress)
+      : context_(context), writer_(std::move(writer)), total_(total), progress_(progress) {}
+
+  void Write(const Message& message) { ended_ = ended_ || !writer_->Write(message); }
+
+  // A local fault ends the call.
+  absl::Status SendFile(const std::string& path, std::int64_t size) {
+    const absl::Status status = Send(path, size);
+    if (status.ok()) return status;
+    context_.TryCancel();
+    static_cast<void>(writer_->Finish());
+    return status;
   }
-  if (total != size) {
+
+  absl::Status Finish() {
+    if (!ended_) {
+      Message message;
+      message.mutable_finish()->set_sha256(digest_.HexDigest());
+      static_cast<void>(writer_->Write(message));
+      writer_->WritesDone();
+    }
+    return FromGrpc(writer_->Finish());
+  }
+
+ private:
+  absl::Status Send(const std::string& path, std::int64_t size) {
+    if (ended_) return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(File file, Open(path));
+    std::int64_t sent = 0;
+    std::string chunk;
+    while (true) {
+      NIBBLE_RETURN_IF_ERROR(Read(file.get(), path, chunk));
+      if (chunk.empty()) break;
+      const auto bytes = static_cast<std::int64_t>(chunk.size());
+      sent += bytes;
+      if (sent > size) break;
+      digest_.Update(chunk);
+      Message message;
+      message.set_chunk(std::move(chunk));
+      Write(message);
+      if (ended_) return absl::OkStatus();
+      done_ += bytes;
+      if (progress_) progress_("upload", done_, total_);
+    }
+    if (sent == size) return absl::OkStatus();
     return base::WithReason(
         absl::InvalidArgumentError(base::StrCat(path, " changed while it was sent: it had ", size, " bytes")), "FILE");
   }
-  return absl::OkStatus();
-}
+
+  grpc::ClientContext& context_;
+  const std::unique_ptr<grpc::ClientWriter<Message>> writer_;
+  const std::int64_t total_;
+  const OnProgress& progress_;
+  base::Sha256 digest_;
+  std::int64_t done_ = 0;
+  bool ended_ = false;
+};
 
 }  // namespace
 
@@ -82,39 +121,16 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
   }
   header.set_size_bytes(size);
   v1::Dataset dataset;
-  absl::Status status = Retry([&]() -> absl::Status {
+  const absl::Status status = Retry([&]() -> absl::Status {
     grpc::ClientContext context;
     SetDeadline(context, options_.long_deadline);
     dataset.Clear();
-    auto writer = stubs_->datasets->UploadDataset(&context, &dataset);
+    Upload<v1::UploadDatasetRequest> upload(context, stubs_->datasets->UploadDataset(&context, &dataset), size, progress);
     v1::UploadDatasetRequest message;
     *message.mutable_header() = header;
-    bool ended = !writer->Write(message);
-    base::Sha256 digest;
-    std::int64_t done = 0;
-    if (!ended) {
-      const absl::Status local = SendFile(
-          path, size, digest, ended,
-          [&](std::string&& chunk) {
-            message.set_chunk(std::move(chunk));
-            return writer->Write(message);
-          },
-          [&](std::int64_t bytes) {
-            done += bytes;
-            if (progress) progress("upload", done, size);
-          });
-      if (!local.ok()) {
-        context.TryCancel();
-        static_cast<void>(writer->Finish());
-        return local;
-      }
-    }
-    if (!ended) {
-      message.mutable_finish()->set_sha256(digest.HexDigest());
-      static_cast<void>(writer->Write(message));
-      writer->WritesDone();
-    }
-    return FromGrpc(writer->Finish());
+    upload.Write(message);
+    NIBBLE_RETURN_IF_ERROR(upload.SendFile(path, size));
+    return upload.Finish();
   });
   if (!status.ok()) return status;
   return dataset;
@@ -123,60 +139,27 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
 absl::StatusOr<v1::UploadModelResponse> Client::UploadModel(const std::string& name,
                                                             const std::vector<FileToSend>& files,
                                                             const OnProgress& progress) {
-  absl::StatusOr<v1::UploadModelResponse> response = absl::InternalError("not called");
-  const absl::Status status = Retry([&] {
-    response = UploadModelOnce(name, files, progress);
-    return response.status();
-  });
-  if (!status.ok()) return status;
-  return response;
-}
-
-absl::StatusOr<v1::UploadModelResponse> Client::UploadModelOnce(const std::string& name,
-                                                                const std::vector<FileToSend>& files,
-                                                                const OnProgress& progress) {
   std::int64_t total = 0;
   for (const FileToSend& file : files) total += file.size_bytes;
-  grpc::ClientContext context;
-  SetDeadline(context, options_.long_deadline);
   v1::UploadModelResponse response;
-  auto writer = stubs_->models->UploadModel(&context, &response);
-  v1::UploadModelRequest message;
-  message.mutable_header()->set_name(name);
-  message.mutable_header()->set_size_bytes(total);
-  bool ended = !writer->Write(message);
-  base::Sha256 digest;
-  std::int64_t done = 0;
-  for (const FileToSend& file : files) {
-    if (ended) break;
-    message.mutable_file()->set_path(file.name);
-    message.mutable_file()->set_size_bytes(file.size_bytes);
-    if (!writer->Write(message)) {
-      ended = true;
-      break;
+  const absl::Status status = Retry([&]() -> absl::Status {
+    grpc::ClientContext context;
+    SetDeadline(context, options_.long_deadline);
+    response.Clear();
+    Upload<v1::UploadModelRequest> upload(context, stubs_->models->UploadModel(&context, &response), total, progress);
+    v1::UploadModelRequest message;
+    message.mutable_header()->set_name(name);
+    message.mutable_header()->set_size_bytes(total);
+    upload.Write(message);
+    for (const FileToSend& file : files) {
+      message.mutable_file()->set_path(file.name);
+      message.mutable_file()->set_size_bytes(file.size_bytes);
+      upload.Write(message);
+      NIBBLE_RETURN_IF_ERROR(upload.SendFile(file.local_path, file.size_bytes));
     }
-    const absl::Status local = SendFile(
-        file.local_path, file.size_bytes, digest, ended,
-        [&](std::string&& chunk) {
-          message.set_chunk(std::move(chunk));
-          return writer->Write(message);
-        },
-        [&](std::int64_t bytes) {
-          done += bytes;
-          if (progress) progress("upload", done, total);
-        });
-    if (!local.ok()) {
-      context.TryCancel();
-      static_cast<void>(writer->Finish());
-      return local;
-    }
-  }
-  if (!ended) {
-    message.mutable_finish()->set_sha256(digest.HexDigest());
-    static_cast<void>(writer->Write(message));
-    writer->WritesDone();
-  }
-  NIBBLE_RETURN_IF_ERROR(FromGrpc(writer->Finish()));
+    return upload.Finish();
+  });
+  if (!status.ok()) return status;
   return response;
 }
 

@@ -27,6 +27,7 @@
 #include "server/http/http_server.h"
 #include "server/job_metrics.h"
 #include "server/jobs/controller.h"
+#include "server/metered_files.h"
 #include "server/plan/check_job.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
@@ -77,6 +78,7 @@ struct App::State {
   std::atomic<bool> ready{false};
   std::atomic<bool> draining{false};
   telemetry::Metrics metrics;
+  MeteredFiles files{base::RealFileSystem(), metrics, base::RealClock()};
   std::unique_ptr<http::HttpServer> http;
 
   kernels::ThreadPool pool;
@@ -147,7 +149,7 @@ absl::Status App::State::StartHttp() {
 absl::Status App::State::OpenState() {
   store::UploadLimits limits;
   limits.max_file_bytes = limits.max_total_bytes = static_cast<std::uint64_t>(options.max_dataset_bytes);
-  NIBBLE_ASSIGN_OR_RETURN(state, store::StateDirectory::Open(base::RealFileSystem(), options.state_dir, limits));
+  NIBBLE_ASSIGN_OR_RETURN(state, store::StateDirectory::Open(files, options.state_dir, limits));
   texts = std::make_unique<rpc::TextCache>(*state->models);
   return absl::OkStatus();
 }
@@ -218,7 +220,7 @@ absl::Status App::State::OpenServing() {
   };
   model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), convert_stream,
                                                       serve_stream, std::move(library_options));
-  NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(base::RealFileSystem(), base::RealClock(),
+  NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(files, base::RealClock(),
                                                                 base::JoinPath(state->layout.root(), "operations")));
   return absl::OkStatus();
 }

@@ -5,10 +5,10 @@
 #include <fstream>
 #include <string>
 
+#include "server/base/process_memory.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/time.h"
-#include "server/telemetry/metrics.h"
 
 namespace nibble {
 
@@ -55,9 +55,11 @@ v1::ServerLoad LoadOf(const serve::ModelManager& manager, jobs::Database& databa
     out.set_requests_waiting(out.requests_waiting() + static_cast<std::int32_t>(load.waiting));
     out.set_kv_blocks_used(out.kv_blocks_used() + load.used_pages);
     out.set_kv_blocks_total(out.kv_blocks_total() + load.total_pages);
-    out.set_prompt_tokens_total(out.prompt_tokens_total() + static_cast<std::int64_t>(load.prompt_tokens));
-    out.set_generated_tokens_total(out.generated_tokens_total() + static_cast<std::int64_t>(load.generated_tokens));
   }
+  const serve::EngineTotals& totals = manager.totals();
+  out.set_requests_total(static_cast<std::int64_t>(totals.requests));
+  out.set_prompt_tokens_total(static_cast<std::int64_t>(totals.prompt_tokens));
+  out.set_generated_tokens_total(static_cast<std::int64_t>(totals.generated_tokens));
   *out.mutable_residents() = rpc::ToProto(manager);
   out.set_jobs_queued(static_cast<std::int32_t>(database.Count(jobs::JobState::kQueued).value_or(0)));
   for (int i = 0; i < jobs::kNumJobStates; ++i) {
@@ -66,7 +68,7 @@ v1::ServerLoad LoadOf(const serve::ModelManager& manager, jobs::Database& databa
       out.set_jobs_running(out.jobs_running() + static_cast<std::int32_t>(database.Count(state).value_or(0)));
     }
   }
-  out.set_rss_bytes(static_cast<std::int64_t>(telemetry::ResidentBytes()));
+  out.set_rss_bytes(static_cast<std::int64_t>(base::ResidentBytes()));
   return out;
 }
 

@@ -47,6 +47,7 @@ std::string TrainerBesideMe() {
 }
 
 void AddFlags(CLI::App& cli, AppOptions& options, double& drain_s, double& job_grace_s) {
+  cli.option_defaults()->always_capture_default();  // --help tells them
   cli.add_option("--state_dir", options.state_dir, "Where models, datasets and jobs are kept")->required();
   cli.add_option("--grpc_address", options.grpc_address, "HOST:PORT of the API; loopback only; port 0 picks one");
   cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks one");

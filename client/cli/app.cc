@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "absl/strings/numbers.h"
 #include "client/status.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
@@ -14,6 +15,8 @@ namespace {
 constexpr char kFooter[] =
     "Exit codes: 0 success, 1 other failure, 2 usage, 3 not found, 4 bad input, 5 server unavailable,\n"
     "6 wrong state or name taken, 7 resource exhausted, 8 cancelled or deadline exceeded.";
+
+constexpr double kMaxTimeoutSeconds = 1e9;  // about 30 years
 
 // "error: INVALID_ARGUMENT (FIELD_VIOLATION): qlora.r: got 0, want 1 to 1024", then what else the server said.
 void PrintError(std::ostream& err, const absl::Status& status) {
@@ -43,7 +46,11 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   app.add_flag("--json", session.json, "Print JSON, and nothing else, on stdout");
   app.add_option("--timeout", session.timeout_s,
                  "Seconds that a call may take (default 60, or no limit where work is long)")
-      ->check(CLI::PositiveNumber);
+      ->check([](const std::string& text) -> std::string {
+        double seconds = 0;
+        if (absl::SimpleAtod(text, &seconds) && seconds > 0 && seconds <= kMaxTimeoutSeconds) return "";
+        return base::StrCat("got ", text, ", want seconds above 0, at most ", kMaxTimeoutSeconds);
+      });
   AddModelCommands(app, session);
   AddDatasetCommands(app, session);
   AddJobCommands(app, session);
@@ -72,6 +79,12 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
 }
 
 }  // namespace
+
+std::string WholeNumber(const std::string& text) {
+  std::int64_t value = 0;
+  if (absl::SimpleAtoi(text, &value)) return "";
+  return base::StrCat("got ", text, ", want a whole number of at most 64 bits");
+}
 
 int ExitCode(const absl::Status& status) {
   switch (status.code()) {

@@ -27,6 +27,10 @@ int ExitCode(const absl::Status& status);
 // Runs one command; `arguments` without the program's name. Nothing is thrown.
 int Run(std::vector<std::string> arguments, Terminal& terminal, const Connect& connect);
 
+// Of an option's text, for CLI11's check(): "" when it is a whole number of 64 bits, else what is wrong. CLI11 alone would
+// take a longer number as the nearest that fits.
+std::string WholeNumber(const std::string& text);
+
 // Each adds its commands; a command that is named sets session.command. The session outlives the App.
 void AddModelCommands(CLI::App& app, Session& session);
 void AddDatasetCommands(CLI::App& app, Session& session);

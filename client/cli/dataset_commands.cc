@@ -5,6 +5,7 @@
 #include "client/cli/app.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
+#include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -15,7 +16,7 @@ using v1::DatasetService;
 
 absl::Status Upload(Session& session, const std::string& file, const std::string& name,
                     const std::optional<std::string>& format) {
-  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   v1::UploadDatasetHeader header;
   header.set_name(name);
   if (format.has_value()) {

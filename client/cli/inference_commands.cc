@@ -192,7 +192,7 @@ void AddSampling(CLI::App& sub, GenerateOptions& options, const char* max_tokens
   sub.add_option("MODEL", options.model, "Model or adapter")->required();
   sub.add_option("--max-tokens", options.max_tokens, max_tokens_help);
   sub.add_option("--temperature", options.temperature, "0: greedy (default)");
-  sub.add_option("--seed", options.seed, "Seed of the sampling");
+  sub.add_option("--seed", options.seed, "Seed of the sampling")->check(WholeNumber);
   sub.add_option("--logprobs", options.logprobs, "Log-probabilities, with this many alternatives");
   sub.add_flag("--ignore-eos", options.ignore_eos, "Go on after the end token");
 }

@@ -7,6 +7,8 @@
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "client/files_to_send.h"
+#include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -40,10 +42,23 @@ void PrintModel(Session& session, const v1::Model& model) {
   table.Print(session.out());
 }
 
+// A name that cannot be had is told before the model is sent.
+absl::Status CheckFree(Session& session, const std::string& name) {
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
+  v1::GetModelRequest request;
+  request.set_name(name);
+  const absl::Status status = session.client().Call(&ModelService::Stub::GetModel, request).status();
+  if (absl::IsNotFound(status)) return absl::OkStatus();
+  NIBBLE_RETURN_IF_ERROR(status);
+  return base::WithReason(absl::AlreadyExistsError(base::StrCat("there is a model named \"", name, "\" already")),
+                          "NAME_TAKEN");
+}
+
 absl::Status Import(Session& session, const std::string& path, const std::string& name,
                     const std::optional<std::string>& dtype) {
   NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
   NIBBLE_ASSIGN_OR_RETURN(const auto files, client::FilesToImport(path));
+  NIBBLE_RETURN_IF_ERROR(CheckFree(session, name));
   for (const auto& file : files) NIBBLE_RETURN_IF_ERROR(CheckText("path", file.name));
   Progress progress(session.terminal);
   // A trailing slash has no file name of its own.
@@ -208,6 +223,9 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
 
 absl::Status Export(Session& session, const std::string& name, const std::string& format, const std::string& out) {
   NIBBLE_RETURN_IF_ERROR(CheckText("model", name));
+  if (std::error_code error; std::filesystem::exists(out, error) && !std::filesystem::is_directory(out, error)) {
+    return base::WithReason(absl::InvalidArgumentError(base::StrCat("out: ", out, " is not a directory")), "FILE");
+  }
   v1::ExportModelRequest request;
   request.set_model(name);
   request.set_format(format == "peft" ? v1::EXPORT_FORMAT_PEFT : v1::EXPORT_FORMAT_HF);

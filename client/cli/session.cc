@@ -30,8 +30,12 @@ absl::Status CheckText(std::string_view field, std::string_view text) {
 
 absl::StatusOr<std::string> ReadText(std::string_view field, const std::string& path) {
   constexpr std::uint64_t kMaxBytes = 64u << 20;
-  NIBBLE_ASSIGN_OR_RETURN(std::string text, base::RealFileSystem().Read(path, kMaxBytes));
-  NIBBLE_RETURN_IF_ERROR(CheckText(field, text));
+  absl::StatusOr<std::string> text = base::RealFileSystem().Read(path, kMaxBytes);
+  if (!text.ok()) {
+    return base::WithReason(
+        absl::Status(text.status().code(), base::StrCat(field, ": ", base::ToStd(text.status().message()))), "FILE");
+  }
+  NIBBLE_RETURN_IF_ERROR(CheckText(field, *text));
   return text;
 }
 

@@ -14,7 +14,7 @@ void AnswerSink::OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs)
   }
 }
 
-void AnswerSink::Begin(double queue_ms) {
+void AnswerSink::Begin() {
   if (begun_) return;
   begun_ = true;
   auto* start = start_.mutable_start();
@@ -22,7 +22,6 @@ void AnswerSink::Begin(double queue_ms) {
   start->set_model_version(context_.resident->name);
   start->set_weights_digest(context_.resident->engine->model().info().weights_digest);
   start->set_prompt_tokens(static_cast<std::int32_t>(context_.prompt.size()));
-  start->set_queue_ms(queue_ms);
   start->set_seed(context_.options.seed);
   Emit(start_);
   if (context_.echo_text.empty()) return;
@@ -32,7 +31,7 @@ void AnswerSink::Begin(double queue_ms) {
 }
 
 void AnswerSink::OnDelta(std::string_view text, std::span<const serve::TokenLogprob> tokens) {
-  Begin(0);
+  Begin();
   context_.edge.metrics.TokensGenerated(context_.resident->name, tokens.size());
   v1::GenerateReply reply;
   auto* delta = reply.mutable_delta();
@@ -48,7 +47,7 @@ absl::Status AnswerSink::Ended(const serve::Finish& finish) const {
   absl::Status status = finish.status;
   if (!absl::IsCancelled(status) && !absl::IsDeadlineExceeded(status)) return status;
   const serve::Usage& usage = finish.usage;
-  const char* stage = usage.completion_tokens > 0 ? "DECODE" : usage.queue_ms > 0 ? "PREFILL" : "QUEUE";
+  const char* stage = usage.completion_tokens > 0 ? "DECODE" : started_ ? "PREFILL" : "QUEUE";
   status = base::WithReason(status, CodeName(status.code()),
                             {{"stage", stage}, {"tokens", std::to_string(usage.completion_tokens)}});
   // What was made is paid for: usage travels with the error (api.md 4d).
@@ -65,7 +64,7 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
                                        .prompt_tokens = finish.usage.ttft_ms > 0 ? finish.usage.prompt_tokens : 0,
                                        .completion_tokens = finish.usage.completion_tokens});
   if (status.ok()) {
-    Begin(finish.usage.queue_ms);
+    Begin();
     v1::GenerateReply reply;
     auto* end = reply.mutable_finish();
     end->set_reason(ToProto(finish.reason));

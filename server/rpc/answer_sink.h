@@ -26,6 +26,10 @@ class AnswerSink : public serve::ResponseSink {
   // An engine that is still busy with this request may not be ended by it: the model is let go of on a worker.
   ~AnswerSink() override { LetGo(); }
 
+  void OnStart(double queue_ms) final {
+    started_ = true;
+    start_.mutable_start()->set_queue_ms(queue_ms);
+  }
   void OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) final;
   void OnDelta(std::string_view text, std::span<const serve::TokenLogprob> tokens) final;
   void OnFinish(const serve::Finish& finish) final;
@@ -35,13 +39,14 @@ class AnswerSink : public serve::ResponseSink {
   virtual void End(const absl::Status& status) = 0;
 
  private:
-  void Begin(double queue_ms);
+  void Begin();
   void LetGo();
   absl::Status Ended(const serve::Finish& finish) const;
 
   AnswerContext context_;
   v1::GenerateReply start_;
-  bool begun_ = false;
+  bool started_ = false;  // by the engine
+  bool begun_ = false;    // the start went out
 };
 
 }  // namespace nibble::rpc

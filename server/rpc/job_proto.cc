@@ -114,6 +114,8 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   *out.mutable_spec() = ToProto(job.spec);
   out.set_state(ToProto(job.state));
   PutProgress(job.progress, *out.mutable_progress());
+  // Until the trainer has counted: what was asked for.
+  if (!job.progress.contains("max_steps")) out.mutable_progress()->set_max_steps(job.spec.run.max_steps.value_or(0));
   if (const auto step = job.progress.find("latest_step"); step != job.progress.end()) *out.mutable_latest_step() = StepOf(*step);
   if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end()) *out.mutable_latest_eval() = EvalOf(*eval);
   if (const auto eval = job.progress.find("int8_eval"); eval != job.progress.end()) *out.mutable_int8_eval() = EvalOf(*eval);

@@ -83,6 +83,10 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
   if (request.has_head() && request.head() != v1::MODEL_FORMAT_INT8 && request.head() != v1::MODEL_FORMAT_BF16) {
     return FieldError("head", "wanted INT8 or BF16");
   }
+  if (request.target() == v1::MODEL_FORMAT_NF4) {
+    if (request.has_act_outliers()) return FieldError("act_outliers", "is for int8, the target is nf4");
+    if (request.head() == v1::MODEL_FORMAT_INT8) return FieldError("head", "is INT8, an nf4 model keeps its head in bf16");
+  }
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
   if (state_.models->Get(request.name()).ok()) {
     return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),

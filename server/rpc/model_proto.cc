@@ -178,6 +178,7 @@ v1::Residents ToProto(const serve::ModelManager& manager) {
     model->set_digest(loaded.info().weights_digest);
     *model->mutable_device() = CpuDevice();
     model->set_bytes(static_cast<std::int64_t>(loaded.resident_bytes()));
+    *model->mutable_load_time() = ToProto(resident->loaded);
     model->set_active_requests(static_cast<std::int32_t>(load.running + load.waiting));
     weights += model->bytes();
     kv += load.total_pages * model::KvPool::PageBytes(loaded.config(), loaded.weights().kv_dtype);

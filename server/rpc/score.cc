@@ -24,6 +24,7 @@ class ScoreSink final : public serve::ResponseSink {
   }
   ~ScoreSink() override { LetGo(); }
 
+  void OnStart(double) override {}
   void OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) override {
     for (const serve::TokenLogprob& token : logprobs) {
       v1::TokenLogprob* added = response_->add_tokens();

@@ -140,6 +140,7 @@ void Engine::Run() {
 
 void Engine::Admit() {
   std::vector<std::unique_ptr<Sequence>> gone;  // ended while they waited
+  std::size_t admitted = 0;
   {
     std::lock_guard lock(mutex_);
     const absl::Duration now = clock_.Monotonic();
@@ -158,7 +159,11 @@ void Engine::Admit() {
       next.launches_before = stream_.launches != nullptr ? stream_.launches->total() : 0;
       running_.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
+      ++admitted;
     }
+  }
+  for (std::size_t i = running_.size() - admitted; i < running_.size(); ++i) {
+    running_[i]->sink->OnStart(running_[i]->usage.queue_ms);
   }
   for (auto& sequence : gone) {
     const bool cancelled = sequence->request.cancel.cancelled();
@@ -233,14 +238,12 @@ absl::Status Engine::RunOnce() {
 }
 
 absl::Status Engine::Digest(const Step& step, const kernels::Matrix& logits) {
-  std::uint64_t prompt_tokens = 0;
-  std::uint64_t generated_tokens = 0;
   for (const Step::Part& part : step.parts) {
     Sequence& sequence = *part.sequence;
     const Request& request = sequence.request;
     const std::int64_t first_position = sequence.fed;
     sequence.fed += part.num_rows;
-    if (sequence.generated() == 0) prompt_tokens += static_cast<std::uint64_t>(part.num_rows);
+    if (sequence.generated() == 0) options_.totals->prompt_tokens += static_cast<std::uint64_t>(part.num_rows);
     if (part.num_logits == 0) continue;
     const auto slice = [&](std::int64_t first, std::int64_t count) {
       return kernels::MakeConstMatrix(logits.Row<float>(part.first_logit + first), kernels::DType::kF32, count, logits.cols);
@@ -284,6 +287,7 @@ absl::Status Engine::Digest(const Step& step, const kernels::Matrix& logits) {
     }
     if (sequence.unfed() > 0) continue;
     if (request.stopping.max_tokens == 0) {
+      sequence.usage.prefill_ms = Milliseconds(clock_.Monotonic() - sequence.started);
       EndSequence(sequence, absl::OkStatus(), FinishReason::kLength);
       continue;
     }
@@ -298,12 +302,9 @@ absl::Status Engine::Digest(const Step& step, const kernels::Matrix& logits) {
     } else {
       sampled.push_back({token, 0, {}});
     }
-    ++generated_tokens;
+    ++options_.totals->generated_tokens;
     TakeToken(sequence, std::move(sampled.front()));
   }
-  std::lock_guard lock(mutex_);
-  load_.prompt_tokens += prompt_tokens;
-  load_.generated_tokens += generated_tokens;
   return absl::OkStatus();
 }
 
@@ -359,6 +360,7 @@ void Engine::EndSequence(Sequence& sequence, absl::Status status, FinishReason r
     rest += sequence.stops.Flush();
     if (!rest.empty()) sequence.sink->OnDelta(rest, {});
   }
+  ++options_.totals->requests;
   sequence.sink->OnFinish(finish);
   sequence.sink.reset();
 }

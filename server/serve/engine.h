@@ -1,6 +1,7 @@
 // Continuous batching: one thread that runs a loaded model over whatever requests are there. Requests join and leave between
 // steps; long prompts are fed in chunks beside the decoding of others.
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -20,6 +21,13 @@
 
 namespace nibble::serve {
 
+// What the engines of a server have done, of unloaded models too. Thread-safe.
+struct EngineTotals {
+  std::atomic<std::uint64_t> requests{0};  // that ended, however they did
+  std::atomic<std::uint64_t> prompt_tokens{0};
+  std::atomic<std::uint64_t> generated_tokens{0};
+};
+
 struct EngineOptions {
   std::int64_t max_waiting = 64;          // requests beyond that are refused: RESOURCE_EXHAUSTED, QUEUE_FULL
   std::int64_t max_running = 16;
@@ -27,6 +35,7 @@ struct EngineOptions {
   std::int64_t kv_tokens = 32768;         // capacity of the paged cache
   std::int64_t prefill_chunk = 256;       // prompt tokens a step, over all sequences
   std::int64_t score_chunk = 64;          // the same where every row's logits are wanted
+  std::shared_ptr<EngineTotals> totals = std::make_shared<EngineTotals>();  // shared by the engines made of these options
 };
 
 struct EngineLoad {
@@ -34,8 +43,6 @@ struct EngineLoad {
   std::int64_t running = 0;
   std::int64_t used_pages = 0;
   std::int64_t total_pages = 0;
-  std::uint64_t prompt_tokens = 0;        // since the engine began
-  std::uint64_t generated_tokens = 0;
 };
 
 // Thread-safe. Destruction ends the running requests with Cancelled.

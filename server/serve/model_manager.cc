@@ -33,6 +33,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
       auto loaded, model::LoadedModel::Load(directory, {.max_positions = options_.max_context}, stream_));
   NIBBLE_ASSIGN_OR_RETURN(resident->engine,
                           Engine::Start(std::move(loaded), resident->text.tokenizer, options_, stream_, clock_));
+  resident->loaded = clock_.Now();
   {
     std::lock_guard lock(mutex_);
     slot->resident = resident;

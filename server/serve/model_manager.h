@@ -16,6 +16,7 @@ namespace nibble::serve {
 // A model in memory. The last handle dropped frees it: requests that run when it is unloaded finish first.
 struct Resident {
   std::string name;
+  absl::Time loaded;
   model::TextAssets text;
   std::unique_ptr<Engine> engine;
 };
@@ -35,6 +36,7 @@ class ModelManager {
   // FailedPrecondition (MODEL_NOT_LOADED) when it is not there.
   absl::Status Unload(const std::string& name);
   std::vector<std::shared_ptr<const Resident>> residents() const;
+  const EngineTotals& totals() const { return *options_.totals; }
   bool IsLoaded(const std::string& name) const;
 
  private:

@@ -49,8 +49,8 @@ struct Usage {
   std::int64_t prompt_tokens = 0;
   std::int64_t completion_tokens = 0;
   double queue_ms = 0;     // until the first step that held the request
-  double ttft_ms = 0;      // from submission to the first token
-  double prefill_ms = 0;   // from the first step to the first token
+  double ttft_ms = 0;      // from submission to the first token; 0 when none was asked for
+  double prefill_ms = 0;   // from the first step to the first token, or to the prompt's last logprob
   double decode_ms = 0;    // from the first token to the last
   std::uint64_t kernel_launches = 0;  // of the engine while the request ran; shared with requests beside it
 };
@@ -67,6 +67,8 @@ struct Finish {
 class ResponseSink {
  public:
   virtual ~ResponseSink() = default;
+  // The request's first step comes next; not called for one that ends while it waits.
+  virtual void OnStart(double queue_ms) = 0;
   virtual void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) = 0;
   // Text is whole UTF-8 and may be empty while a stop string or a character is held back.
   virtual void OnDelta(std::string_view text, std::span<const TokenLogprob> tokens) = 0;

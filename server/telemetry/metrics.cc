@@ -50,6 +50,11 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
   f.verify_failures.Add({});
   for (const char* reason : {"QUEUE_FULL", "DRAINING", "PROMPT_TOO_LONG"}) f.rejected.Add({{"reason", reason}});
   for (const char* format : {"int8", "nf4"}) f.convert_seconds.Add({{"format", format}}, JobBuckets());
+  for (const char* operation : {"open", "append", "sync", "rename", "sync_directory", "create_directories", "remove", "read"}) {
+    f.store_seconds.Add({{"op", operation}, {"backend", "file"}}, RpcBuckets());
+  }
+  f.store_errors.Add({{"backend", "file"}, {"reason", "DISK_FULL"}});
+  f.checkpoint_failures.Add({{"reason", "CHECKPOINT_FAILED"}});
   for (const char* kind : {"model", "dataset"}) f.artifact_bytes.Add({{"kind", kind}});
 }
 

@@ -107,8 +107,4 @@ class Metrics {
   std::unique_ptr<Families> families_;
 };
 
-// High-water mark of this process's resident memory (VmHWM), 0 where the system does not tell.
-std::uint64_t PeakResidentBytes();
-std::uint64_t ResidentBytes();
-
 }  // namespace nibble::telemetry

@@ -5,29 +5,15 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
 
-#include "server/telemetry/metrics.h"
+#include "server/base/process_memory.h"
 
 namespace nibble::telemetry {
 
 namespace {
-
-// "VmHWM:   1234 kB" of /proc/self/status.
-std::uint64_t StatusBytes(const char* key) {
-  std::ifstream file("/proc/self/status");
-  std::string line;
-  const std::size_t length = std::strlen(key);
-  while (std::getline(file, line)) {
-    if (line.compare(0, length, key) == 0 && line.size() > length && line[length] == ':') {
-      return std::strtoull(line.c_str() + length + 1, nullptr, 10) * 1024;
-    }
-  }
-  return 0;
-}
 
 std::int64_t CountOpenFiles() {
   DIR* directory = opendir("/proc/self/fd");
@@ -69,16 +55,13 @@ ProcessFigures ReadProcess() {
   };
   figures.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime);
   figures.start_unix_seconds = start;
-  figures.resident_bytes = StatusBytes("VmRSS");
-  figures.peak_resident_bytes = StatusBytes("VmHWM");
-  figures.virtual_bytes = StatusBytes("VmSize");
+  figures.resident_bytes = base::ResidentBytes();
+  figures.peak_resident_bytes = base::PeakResidentBytes();
+  figures.virtual_bytes = base::VirtualBytes();
   figures.open_files = CountOpenFiles();
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) figures.max_files = static_cast<std::int64_t>(limit.rlim_cur);
   return figures;
 }
-
-std::uint64_t PeakResidentBytes() { return StatusBytes("VmHWM"); }
-std::uint64_t ResidentBytes() { return StatusBytes("VmRSS"); }
 
 }  // namespace nibble::telemetry

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "server/base/error.h"
+#include "server/base/process_memory.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -17,7 +18,6 @@
 #include "server/model/text_assets.h"
 #include "server/store/published_directory.h"
 #include "server/trainer/checkpoint.h"
-#include "server/trainer/process_memory.h"
 #include "server/trainer/schedule.h"
 
 namespace nibble::trainer {
@@ -233,7 +233,7 @@ class AttemptRun {
                                           {"tokens_per_s", static_cast<double>(tokens) / took},
                                           {"step_ms", took * 1000.0},
                                           {"kernel_launches", context_.stream.launches->total() - launches_before},
-                                          {"peak_memory_bytes", PeakMemoryBytes()},
+                                          {"peak_memory_bytes", base::PeakResidentBytes()},
                                           {"launches", TakeLaunches()}}));
     return true;
   }
@@ -323,7 +323,7 @@ class AttemptRun {
     jobs::Outcome outcome;
     Json final = {{"step", progress_.step},
                   {"tokens", progress_.tokens},
-                  {"peak_memory_bytes", PeakMemoryBytes()},
+                  {"peak_memory_bytes", base::PeakResidentBytes()},
                   {"digest", info.weights_digest}};
     if (last_eval_loss_.has_value()) final["eval_loss"] = *last_eval_loss_;
     NIBBLE_RETURN_IF_ERROR(EvaluateInt8(output.path(), info, final));

@@ -79,7 +79,10 @@ TEST(ExitCodeTest, UsageIsTwo) {
                                                        {"jobs", "create", "--max-steps", "1.5"},
                                                        {"jobs", "create", "--rank", "99999999999"},
                                                        {"jobs", "create", "--method", "dpo"},
+                                                       {"jobs", "create", "--seed", "99999999999999999999"},
+                                                       {"generate", "m", "--prompt", "a", "--seed", "1e3"},
                                                        {"--timeout", "-1", "server", "info"},
+                                                       {"--timeout", "nan", "server", "info"},
                                                        {"server", "info", "--unknown"}};
   for (const auto& arguments : wrong) {
     const Result result = RunNibble(server, arguments);
@@ -189,6 +192,35 @@ TEST(ExitCodeTest, MissingFilesAreNotFound) {
   EXPECT_EQ(RunNibble(server, {"datasets", "upload", "/nowhere/at/all", "--name", "d"}).exit, 3);
   EXPECT_EQ(RunNibble(server, {"models", "import", "/nowhere/at/all", "--name", "m"}).exit, 3);
   EXPECT_EQ(RunNibble(server, {"jobs", "create", "--spec", "/nowhere/at/all"}).exit, 3);
+}
+
+TEST(ExitCodeTest, ADirectoryWhereAFileIsWantedIsBadInput) {
+  FakeServer server;
+  const std::string folder = TemporaryFolder();
+  for (const std::vector<std::string>& arguments :
+       std::vector<std::vector<std::string>>{{"generate", "m", "--prompt-file", folder},
+                                             {"score", "m", "--file", folder},
+                                             {"datasets", "upload", folder, "--name", "d"},
+                                             {"jobs", "create", "--spec", folder}}) {
+    EXPECT_EQ(RunNibble(server, arguments).exit, 4) << ::testing::PrintToString(arguments);
+  }
+  const Result result = RunNibble(server, {"models", "export", "m", "--format", "hf", "--out", WriteFile("p", "x")});
+  EXPECT_EQ(result.exit, 4);
+  EXPECT_THAT(result.err, HasSubstr("is not a directory"));
+}
+
+// Nothing is sent under a name that cannot be had.
+TEST(ExitCodeTest, NamesAreLookedAtBeforeTheUpload) {
+  FakeServer server;
+  const std::string model = WriteFile("m.gguf", "weights");
+  const std::string file = WriteFile("rows.jsonl", "{}");
+  EXPECT_EQ(RunNibble(server, {"models", "import", model, "--name", "../m"}).exit, 4);
+  EXPECT_EQ(RunNibble(server, {"datasets", "upload", file, "--name", "a b"}).exit, 4);
+  server.get_model.Answers(Proto<v1::Model>("name: 'm'"));
+  const Result result = RunNibble(server, {"models", "import", model, "--name", "m"});
+  EXPECT_EQ(result.exit, 6);
+  EXPECT_THAT(result.err, HasSubstr("NAME_TAKEN"));
+  EXPECT_TRUE(server.uploads.empty());
 }
 
 }  // namespace

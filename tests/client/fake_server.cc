@@ -180,7 +180,10 @@ struct FakeServer::Services {
   Operations operations;
 };
 
-FakeServer::FakeServer() : services_(std::make_unique<Services>(*this)) { Listen(""); }
+FakeServer::FakeServer() : services_(std::make_unique<Services>(*this)) {
+  get_model.Fails(Error(grpc::StatusCode::NOT_FOUND, "there is no such model", "MODEL"));  // any name is free
+  Listen("");
+}
 FakeServer::~FakeServer() { Stop(); }
 
 void FakeServer::Listen(const std::string& address) {

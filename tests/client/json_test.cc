@@ -54,7 +54,11 @@ google::longrunning::Operation Done(const std::string& text) {
 
 void Fill(FakeServer& server) {
   server.import_model.Answers(Done<v1::Model>(kModel));
-  server.get_model.Answers(Proto<v1::Model>(kModel));
+  server.get_model.answer = [model = Proto<v1::Model>(kModel)](const v1::GetModelRequest& request, v1::Model* out) {
+    if (request.name() != "smol-q") return Error(grpc::StatusCode::NOT_FOUND, "there is no such model", "MODEL");
+    *out = model;
+    return grpc::Status::OK;
+  };
   server.list_models.answer = [](const v1::ListModelsRequest& request, v1::ListModelsResponse* page) {
     // Two pages.
     page->add_models()->set_name(request.page_token().empty() ? "a" : "b");
@@ -138,7 +142,7 @@ TEST(JsonTest, EveryCommandPrintsTheContractsKeys) {
   const std::string text = WriteFile("t.jsonl", "{\"text\": \"a\"}\n");
   const std::string out = TemporaryFolder() + "/out";
   const std::vector<std::vector<std::string>> commands = {
-      {"models", "import", gguf, "--name", "smol-q", "--dtype", "f32"},
+      {"models", "import", gguf, "--name", "new", "--dtype", "f32"},
       {"models", "list"},
       {"models", "get", "smol-q"},
       {"models", "delete", "smol-q"},

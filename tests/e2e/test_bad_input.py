@@ -95,3 +95,21 @@ def test_requests_that_cannot_be(shared):
     refused(shared, "generate", "small", "--prompt", "x" * 3000, "--max-tokens", 4, names=["tokens", "1024"])
     refused(shared, "models", "verify", "small", names=["record"])
     refused(shared, "models", "get", "../small", names=["name"])
+
+
+def test_what_the_command_line_would_have_bent(shared, tmp_path):
+    refused(shared, *job(seed="99999999999999999999"), names=["--seed", "64 bits"])
+    refused(shared, "generate", "small", "--prompt-file", tmp_path, names=["prompt", "directory"])
+    refused(shared, "score", "small", "--file", tmp_path, names=["text", "directory"])
+    refused(shared, "models", "convert", "small", "--to", "nf4", "--name", "bad", "--act-outliers", 3, names=["act_outliers"])
+    refused(shared, "models", "convert", "small", "--to", "nf4", "--name", "bad", "--head", "int8", names=["head"])
+    refused(shared, "models", "export", "small", "--format", "hf", "--out", __file__, names=["not a directory"])
+    assert "bad" not in [model["name"] for model in shared.json("models", "list")["models"]]
+
+
+def test_names_are_refused_before_anything_is_sent(shared, model_directory, text_file):
+    for name in ("small", "../x", ""):
+        result = shared.run("models", "import", model_directory, "--name", name, check=False)
+        assert result.returncode in (4, 6) and "upload" not in result.stderr
+    result = shared.run("datasets", "upload", text_file, "--name", "a b", check=False)
+    assert result.returncode == 4 and "upload" not in result.stderr

@@ -1,0 +1,11 @@
+// Memory of this process as the kernel counts it; 0 where /proc does not tell.
+#pragma once
+#include <cstdint>
+
+namespace nibble::base {
+
+std::uint64_t ResidentBytes();      // VmRSS
+std::uint64_t PeakResidentBytes();  // VmHWM: the most that was ever resident
+std::uint64_t VirtualBytes();       // VmSize
+
+}  // namespace nibble::base

@@ -1,0 +1,77 @@
+#include "server/model/loaded_model.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/server/model/small_models.h"
+
+namespace nibble::model {
+namespace {
+
+using testing::HasSubstr;
+
+class LoadedModelTest : public testing::Test {
+ protected:
+  absl::Status Fails(const std::string& path) { return LoadedModel::Load(path, {}, models_.stream()).status(); }
+  // A copy of an artifact whose tensors file can be spoilt.
+  std::string Copy(const std::string& path) {
+    const std::string copy = models_.Path("copy");
+    std::filesystem::remove_all(copy);
+    std::filesystem::copy(path, copy, std::filesystem::copy_options::recursive);
+    return copy;
+  }
+  SmallModels models_;
+};
+
+TEST_F(LoadedModelTest, EveryFormatIsMadeReady) {
+  for (const std::string& path : {models_.bf16(), models_.int8(), models_.nf4()}) {
+    const auto model = models_.Load(path);
+    ASSERT_NE(model, nullptr);
+    EXPECT_EQ(model->config().num_layers, 2);
+    EXPECT_EQ(model->info().weights_digest.size(), 64u);
+    EXPECT_GT(model->resident_bytes(), 0u);
+    EXPECT_EQ(model->max_positions(), 256) << "the model's own limit";
+  }
+}
+
+TEST_F(LoadedModelTest, FewerPositionsMakeAShorterTable) {
+  const auto model = LoadedModel::Load(models_.bf16(), {.max_positions = 100}, models_.stream());
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->max_positions(), 100);
+}
+
+// What was stored as codes is never quantised again (numerics.md, Decided 9).
+TEST_F(LoadedModelTest, LoadingQuantisesNothing) {
+  const std::string paths[] = {models_.int8(), models_.nf4()};
+  const auto before = models_.launches().Snapshot();
+  for (const std::string& path : paths) models_.Load(path);
+  const auto after = models_.launches().Snapshot();
+  for (const char* kernel : {"quantize_int8", "quantize_nf4", "double_quantize"}) {
+    const auto count = [&](const auto& counts) { return counts.contains(kernel) ? counts.at(kernel) : 0; };
+    EXPECT_EQ(count(after), count(before)) << kernel;
+  }
+}
+
+TEST_F(LoadedModelTest, SpoiltFilesAreRefusedByName) {
+  const std::string truncated = Copy(models_.int8());
+  const std::string bytes = ReadBytes(truncated + "/model.safetensors");
+  WriteBytes(truncated + "/model.safetensors", bytes.substr(0, bytes.size() - 8));
+  absl::Status status = Fails(truncated);
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("model.safetensors"));
+
+  const std::string renamed = Copy(models_.int8());
+  std::string other = bytes;
+  const std::string tensor = "model.layers.1.mlp.down_proj.weight_scale";
+  const std::size_t at = other.find(tensor);
+  ASSERT_NE(at, std::string::npos);
+  other.replace(at, tensor.size(), "model.layers.1.mlp.down_proj.weight_scalX");
+  WriteBytes(renamed + "/model.safetensors", other);
+  status = Fails(renamed);
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("down_proj"));
+
+  EXPECT_FALSE(Fails(models_.Path("nothing")).ok());
+}
+
+}  // namespace
+}  // namespace nibble::model

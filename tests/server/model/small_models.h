@@ -1,0 +1,62 @@
+// The small golden model as artifacts in a directory that goes away: bf16 as imported, int8 and nf4 as converted.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "kernels/isa.h"
+#include "kernels/launch_counter.h"
+#include "kernels/thread_pool.h"
+#include "server/base/files.h"
+#include "server/convert/convert.h"
+#include "server/model/import.h"
+#include "server/model/loaded_model.h"
+#include "server/model/text_assets.h"
+#include "tests/server/model/files.h"
+
+namespace nibble::model {
+
+class SmallModels {
+ public:
+  SmallModels() {
+    const auto report = ImportModel(base::RealFileSystem(), Golden("hf_tied_bf16"), bf16(), kernels::DType::kBF16);
+    EXPECT_TRUE(report.ok()) << report.status();
+  }
+  std::string bf16() const { return directory_.Path("bf16"); }
+  std::string int8() { return Converted("int8", Format::kInt8); }
+  std::string nf4() { return Converted("nf4", Format::kNf4); }
+  std::string Path(const std::string& name) const { return directory_.Path(name); }
+
+  const kernels::Stream& stream() const { return stream_; }
+  kernels::LaunchCounter& launches() { return launches_; }
+
+  std::shared_ptr<const LoadedModel> Load(const std::string& path) {
+    auto loaded = LoadedModel::Load(path, {}, stream_);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? *std::move(loaded) : nullptr;
+  }
+  std::shared_ptr<const text::Tokenizer> tokenizer() {
+    const auto assets = LoadTextAssets(bf16());
+    EXPECT_TRUE(assets.ok()) << assets.status();
+    return assets->tokenizer;
+  }
+
+ private:
+  std::string Converted(const std::string& name, Format to) {
+    const std::string path = directory_.Path(name);
+    if (std::filesystem::exists(path)) return path;
+    const auto source = Artifact::Open(bf16());
+    EXPECT_TRUE(source.ok()) << source.status();
+    const auto report = convert::ConvertModel(base::RealFileSystem(), **source, path, {.to = to}, stream_);
+    EXPECT_TRUE(report.ok()) << report.status();
+    return path;
+  }
+
+  TempDirectory directory_;
+  kernels::ThreadPool pool_{2};
+  kernels::LaunchCounter launches_;
+  const kernels::Stream stream_ = {.isa = kernels::DetectIsa(), .pool = &pool_, .launches = &launches_};
+};
+
+}  // namespace nibble::model

@@ -1,0 +1,344 @@
+#include "server/serve/engine.h"
+
+#include <gmock/gmock.h>
+
+#include <functional>
+#include <future>
+#include <numeric>
+
+#include "server/base/error.h"
+#include "tests/server/model/small_models.h"
+
+namespace nibble::serve {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+// What came, and hooks that run on the engine's thread: they place a test's actions between two steps.
+class Sink : public ResponseSink {
+ public:
+  void OnStart(double queue_ms) override {
+    started = true;
+    queued_ms = queue_ms;
+    if (on_start) on_start();
+  }
+  void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) override {
+    scored.insert(scored.end(), logprobs.begin(), logprobs.end());
+  }
+  void OnDelta(std::string_view delta, std::span<const TokenLogprob> tokens) override {
+    text += delta;
+    for (const TokenLogprob& token : tokens) ids.push_back(token.token);
+    if (on_delta) on_delta(ids.size());
+  }
+  void OnFinish(const Finish& finished) override {
+    finish = finished;
+    if (on_finish) on_finish();
+    done_.set_value();
+  }
+  const Finish& Wait() {
+    done_.get_future().wait();
+    return finish;
+  }
+
+  bool started = false;
+  double queued_ms = -1;
+  std::string text;
+  std::vector<std::int32_t> ids;
+  std::vector<TokenLogprob> scored;
+  Finish finish;
+  std::function<void()> on_start, on_finish;
+  std::function<void(std::size_t)> on_delta;
+
+ private:
+  std::promise<void> done_;
+};
+
+class EngineTest : public testing::Test {
+ protected:
+  std::unique_ptr<Engine> Start(EngineOptions options, const std::string& path) {
+    auto engine = Engine::Start(models_.Load(path), models_.tokenizer(), options, models_.stream(), clock_);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
+  }
+  std::unique_ptr<Engine> Start(EngineOptions options = {}) { return Start(options, models_.int8()); }
+  static Request Ask(int prompt_tokens, int max_tokens) {
+    Request request;
+    for (int i = 0; i < prompt_tokens; ++i) request.prompt.push_back(3 + i * 7 % 100);
+    request.stopping.max_tokens = max_tokens;
+    request.stopping.ignore_eos = true;
+    return request;
+  }
+  // Runs one request alone.
+  std::shared_ptr<Sink> Answer(Engine& engine, const Request& request) {
+    auto sink = std::make_shared<Sink>();
+    const absl::Status status = engine.Submit(request, sink);
+    EXPECT_TRUE(status.ok()) << status;
+    if (status.ok()) sink->Wait();
+    return sink;
+  }
+
+  model::SmallModels models_;
+  base::FakeClock clock_{absl::UnixEpoch()};
+};
+
+TEST_F(EngineTest, TheSameTokensAloneBesideOthersAndForEveryChunk) {
+  const auto alone = Answer(*Start(), Ask(40, 12))->ids;
+  ASSERT_EQ(alone.size(), 12u);
+  for (const std::int64_t chunk : {1, 7, 16, 64}) {
+    auto engine = Start({.prefill_chunk = chunk});
+    std::vector<std::shared_ptr<Sink>> sinks;
+    for (int i = 0; i < 6; ++i) {
+      sinks.push_back(std::make_shared<Sink>());
+      ASSERT_TRUE(engine->Submit(i % 2 == 0 ? Ask(40, 12) : Ask(5 + i, 20), sinks.back()).ok());
+    }
+    for (auto& sink : sinks) EXPECT_TRUE(sink->Wait().status.ok());
+    for (int i = 0; i < 6; i += 2) EXPECT_EQ(sinks[static_cast<std::size_t>(i)]->ids, alone) << chunk;
+  }
+}
+
+TEST_F(EngineTest, RequestsJoinAndLeaveBetweenSteps) {
+  auto engine = Start();
+  auto first = std::make_shared<Sink>();
+  auto second = std::make_shared<Sink>();
+  std::size_t first_had_when_second_began = 0, first_had_when_second_ended = 0;
+  first->on_delta = [&](std::size_t tokens) {
+    if (tokens != 5) return;
+    ASSERT_TRUE(engine->Submit(Ask(3, 4), second).ok());
+  };
+  second->on_delta = [&](std::size_t tokens) {
+    if (tokens == 1) first_had_when_second_began = first->ids.size();
+  };
+  second->on_finish = [&] { first_had_when_second_ended = first->ids.size(); };
+  ASSERT_TRUE(engine->Submit(Ask(3, 40), first).ok());
+  EXPECT_TRUE(second->Wait().status.ok());
+  EXPECT_TRUE(first->Wait().status.ok());
+  EXPECT_EQ(first->ids.size(), 40u);
+  EXPECT_EQ(second->ids.size(), 4u);
+  EXPECT_GE(first_had_when_second_began, 5u);
+  EXPECT_LT(first_had_when_second_ended, 12u) << "the second waited for the first";
+}
+
+// A prompt of many chunks does not hold up the one that decodes.
+TEST_F(EngineTest, ALongPromptIsFedBesideTheDecodingOfOthers) {
+  auto engine = Start({.prefill_chunk = 4});
+  auto decoding = std::make_shared<Sink>();
+  auto reading = std::make_shared<Sink>();
+  std::size_t before = 0, after = 0;
+  decoding->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    ASSERT_TRUE(engine->Submit(Ask(80, 1), reading).ok());
+  };
+  reading->on_start = [&] { before = decoding->ids.size(); };
+  reading->on_finish = [&] { after = decoding->ids.size(); };
+  ASSERT_TRUE(engine->Submit(Ask(3, 60), decoding).ok());
+  reading->Wait();
+  decoding->Wait();
+  EXPECT_GE(after - before, 80u / 4 - 1) << "a token of the other for every chunk";
+}
+
+TEST_F(EngineTest, CancelEndsARequestAtTheNextStepAndGivesItsPagesBack) {
+  auto engine = Start();
+  auto sink = std::make_shared<Sink>();
+  Request request = Ask(3, 100);
+  base::CancelToken cancel = request.cancel;
+  sink->on_delta = [&](std::size_t tokens) {
+    if (tokens == 7) cancel.Cancel();
+  };
+  ASSERT_TRUE(engine->Submit(request, sink).ok());
+  const Finish& finish = sink->Wait();
+  EXPECT_TRUE(absl::IsCancelled(finish.status)) << finish.status;
+  EXPECT_EQ(finish.reason, FinishReason::kCancelled);
+  EXPECT_EQ(finish.usage.completion_tokens, 7);
+  EXPECT_EQ(sink->ids.size(), 7u);
+  // All pages are there for one request that needs them all.
+  const std::int64_t all = std::min(engine->max_context(), engine->load().total_pages * kernels::kKvPageTokens);
+  EXPECT_TRUE(Answer(*engine, Ask(3, static_cast<int>(all) - 3))->finish.status.ok());
+}
+
+TEST_F(EngineTest, ADeadlineIsKeptBetweenStepsAndInTheQueue) {
+  auto engine = Start({.max_running = 1});
+  auto running = std::make_shared<Sink>();
+  auto waiting = std::make_shared<Sink>();
+  auto patient = std::make_shared<Sink>();
+  running->on_delta = [&](std::size_t tokens) {
+    if (tokens == 2) {
+      Request late = Ask(3, 4);
+      late.deadline = clock_.Monotonic() + absl::Milliseconds(100);
+      ASSERT_TRUE(engine->Submit(late, waiting).ok());
+      ASSERT_TRUE(engine->Submit(Ask(3, 2), patient).ok());
+    }
+    if (tokens == 4) clock_.Advance(absl::Milliseconds(250));
+    if (tokens == 6) clock_.Advance(absl::Seconds(10));
+  };
+  Request request = Ask(3, 100);
+  request.deadline = clock_.Monotonic() + absl::Seconds(5);
+  ASSERT_TRUE(engine->Submit(request, running).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(waiting->Wait().status));
+  EXPECT_EQ(waiting->finish.reason, FinishReason::kDeadline);
+  EXPECT_FALSE(waiting->started);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(running->Wait().status));
+  EXPECT_EQ(running->ids.size(), 6u);
+  EXPECT_TRUE(patient->Wait().status.ok());
+  EXPECT_NEAR(patient->queued_ms, 10'250, 1e-6);
+  EXPECT_NEAR(patient->finish.usage.queue_ms, 10'250, 1e-6);
+  EXPECT_NEAR(running->queued_ms, 0, 1e-6);
+}
+
+TEST_F(EngineTest, TheQueueIsBounded) {
+  auto engine = Start({.max_waiting = 2, .max_running = 1});
+  auto first = std::make_shared<Sink>();
+  std::vector<std::shared_ptr<Sink>> more = {std::make_shared<Sink>(), std::make_shared<Sink>()};
+  absl::Status refused;
+  first->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    for (auto& sink : more) ASSERT_TRUE(engine->Submit(Ask(2, 2), sink).ok());
+    refused = engine->Submit(Ask(2, 2), std::make_shared<Sink>());
+  };
+  ASSERT_TRUE(engine->Submit(Ask(3, 8), first).ok());
+  first->Wait();
+  for (auto& sink : more) EXPECT_TRUE(sink->Wait().status.ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
+}
+
+// Pages for as far as a request may grow are taken when it begins: none is stopped half-way, and none is overtaken.
+TEST_F(EngineTest, RequestsThatDoNotFitTheCacheWaitInTheirOrder) {
+  auto engine = Start({.max_context = 64, .kv_tokens = 64});
+  std::vector<int> order;
+  std::vector<std::shared_ptr<Sink>> sinks;
+  const int lengths[] = {60, 50, 2};
+  for (int i = 0; i < 3; ++i) {
+    sinks.push_back(std::make_shared<Sink>());
+    sinks.back()->on_start = [&order, i] { order.push_back(i); };
+  }
+  sinks[0]->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    for (std::size_t i : {1u, 2u}) ASSERT_TRUE(engine->Submit(Ask(4, lengths[i]), sinks[i]).ok());
+  };
+  sinks[0]->on_finish = [&] { EXPECT_THAT(order, ElementsAre(0)) << "one began that had no room, or out of turn"; };
+  ASSERT_TRUE(engine->Submit(Ask(4, lengths[0]), sinks[0]).ok());
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(sinks[i]->Wait().status.ok());
+    EXPECT_EQ(sinks[i]->ids.size(), static_cast<std::size_t>(lengths[i]));
+  }
+  EXPECT_THAT(order, ElementsAre(0, 1, 2));
+}
+
+TEST_F(EngineTest, StopStringsAreNeverShownAndMaySpanTokens) {
+  auto engine = Start();
+  const auto whole = Answer(*engine, Ask(6, 30));
+  ASSERT_GT(whole->text.size(), 6u);
+  const std::string stop = whole->text.substr(whole->text.size() / 2, 3);
+  const std::string want = whole->text.substr(0, whole->text.find(stop));
+  Request request = Ask(6, 30);
+  request.stopping.strings = {"nowhere in it", stop};
+  const auto stopped = Answer(*engine, request);
+  EXPECT_EQ(stopped->text, want);
+  EXPECT_EQ(stopped->finish.reason, FinishReason::kStop);
+  EXPECT_EQ(stopped->finish.matched_stop, stop);
+  EXPECT_LT(stopped->ids.size(), whole->ids.size());
+  request.stopping.include_stop = true;
+  EXPECT_EQ(Answer(*engine, request)->text, want + stop);
+}
+
+TEST_F(EngineTest, StopIdsAndEndTokensEndAtOnceUnlessTooEarly) {
+  auto engine = Start();
+  const auto whole = Answer(*engine, Ask(6, 12));
+  Request request = Ask(6, 12);
+  request.stopping.token_ids = {whole->ids[0]};
+  auto stopped = Answer(*engine, request);
+  EXPECT_EQ(stopped->finish.reason, FinishReason::kStop);
+  EXPECT_THAT(stopped->ids, ElementsAre(whole->ids[0]));
+  EXPECT_EQ(stopped->text, "");
+  request.stopping.min_tokens = 12;
+  EXPECT_EQ(Answer(*engine, request)->ids, whole->ids);
+}
+
+TEST_F(EngineTest, WhatCannotBeIsRefusedAtOnce) {
+  auto engine = Start();
+  auto sink = std::make_shared<Sink>();
+  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(Ask(0, 1), sink)));
+  absl::Status status = engine->Submit(Ask(257, 1), sink);
+  EXPECT_EQ(base::Reason(status), "PROMPT_TOO_LONG");
+  EXPECT_THAT(std::string(status.message()), testing::AllOf(HasSubstr("257"), HasSubstr("256")));
+  EXPECT_EQ(base::Reason(engine->Submit(Ask(256, 1), sink)), "PROMPT_TOO_LONG") << "no room for an answer";
+  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(Ask(3, -1), sink)));
+  for (const std::int32_t token : {-1, 112}) {
+    Request request = Ask(3, 1);
+    request.prompt[1] = token;
+    EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(request, sink))) << token;
+  }
+  Request request = Ask(3, 1);
+  request.stopping.strings = {""};
+  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(request, sink)));
+  EXPECT_EQ(engine->load().waiting, 0);
+}
+
+TEST_F(EngineTest, ScoresAreTheSameBitsForEveryChunk) {
+  auto engine = Start();
+  std::vector<std::string> first;
+  for (const std::int64_t chunk : {0, 1, 7, 33}) {
+    Request request = Ask(50, 0);
+    request.prompt_logprobs = true;
+    request.logits_digests = true;
+    request.score_chunk = chunk;
+    const auto sink = Answer(*engine, request);
+    ASSERT_TRUE(sink->finish.status.ok()) << sink->finish.status;
+    ASSERT_EQ(sink->scored.size(), 49u);
+    EXPECT_TRUE(sink->ids.empty());
+    std::vector<std::string> digests;
+    for (const TokenLogprob& token : sink->scored) digests.push_back(token.logits_digest);
+    for (std::size_t i = 0; i < 49; ++i) EXPECT_EQ(sink->scored[i].token, request.prompt[i + 1]);
+    if (first.empty()) first = digests;
+    EXPECT_EQ(digests, first) << chunk;
+  }
+}
+
+TEST_F(EngineTest, TheSeedAloneDecidesWhatIsDrawn) {
+  auto engine = Start();
+  Request request = Ask(6, 20);
+  request.sampling.temperature = 2.0f;
+  request.sampling.seed = 7;
+  const auto one = Answer(*engine, request)->ids;
+  EXPECT_EQ(Answer(*engine, request)->ids, one);
+  request.sampling.seed = 8;
+  EXPECT_NE(Answer(*engine, request)->ids, one);
+}
+
+TEST_F(EngineTest, AnEngineThatEndsTellsThoseThatRunAndThoseThatWait) {
+  auto running = std::make_shared<Sink>();
+  auto waiting = std::make_shared<Sink>();
+  std::promise<void> both;
+  auto engine = Start({.max_running = 1});
+  running->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    ASSERT_TRUE(engine->Submit(Ask(3, 3), waiting).ok());
+    both.set_value();
+  };
+  // Longer than this test lives: the model's whole context, in steps that the destructor interrupts.
+  ASSERT_TRUE(engine->Submit(Ask(3, 250), running).ok());
+  both.get_future().wait();
+  engine.reset();
+  for (const auto& sink : {running, waiting}) {
+    const absl::Status status = sink->Wait().status;
+    EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
+  }
+}
+
+TEST_F(EngineTest, TotalsCountWhatWasDone) {
+  EngineOptions options;
+  {
+    auto engine = Start(options);
+    Answer(*engine, Ask(10, 4));
+    Answer(*engine, Ask(5, 3));
+  }
+  auto another = Start(options);
+  Answer(*another, Ask(2, 1));
+  EXPECT_EQ(options.totals->requests, 3u);
+  EXPECT_EQ(options.totals->prompt_tokens, 17u);
+  EXPECT_EQ(options.totals->generated_tokens, 8u);
+}
+
+}  // namespace
+}  // namespace nibble::serve
