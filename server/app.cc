@@ -3,7 +3,6 @@
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <grpcpp/resource_quota.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -40,6 +39,7 @@
 #include "server/rpc/trainer_report_service.h"
 #include "server/serve/model_manager.h"
 #include "server/serve/onednn_library.h"
+#include "server/store/disk_space.h"
 #include "server/store/state_directory.h"
 #include "server/telemetry/metrics.h"
 
@@ -55,11 +55,6 @@ std::vector<std::string> Environment() {
   std::vector<std::string> all;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) all.emplace_back(*entry);
   return jobs::AllowedEnvironment(all);
-}
-
-template <typename T>
-void SetLimit(grpc::ServerBuilder& builder, const char* name, T value) {
-  builder.AddChannelArgument(name, static_cast<int>(value));
 }
 
 }  // namespace
@@ -127,6 +122,7 @@ struct App::State {
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the port that was taken
   absl::Status CheckJob(const jobs::JobSpec& spec);
+  absl::StatusOr<rpc::CheckpointSource> FindCheckpoint(const std::string& name);
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
@@ -148,6 +144,10 @@ absl::Status App::State::StartHttp() {
 
 absl::Status App::State::OpenState() {
   store::UploadLimits limits;
+  NIBBLE_RETURN_IF_ERROR(base::RealFileSystem().CreateDirectories(options.state_dir));
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t disk_bytes, store::TotalBytes(options.state_dir));
+  limits.min_free_bytes = store::DefaultWatermark(disk_bytes);
+  if (options.min_free_bytes >= 0) limits.min_free_bytes = static_cast<std::uint64_t>(options.min_free_bytes);
   limits.max_file_bytes = limits.max_total_bytes = static_cast<std::uint64_t>(options.max_dataset_bytes);
   NIBBLE_ASSIGN_OR_RETURN(state, store::StateDirectory::Open(files, options.state_dir, limits));
   texts = std::make_unique<rpc::TextCache>(*state->models);
@@ -183,7 +183,14 @@ absl::Status App::State::OpenJobs() {
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.max_queued = options.max_queued_jobs;
+  control.max_open_per_owner = options.max_jobs_per_principal;
+  control.queue.memory_bytes = TrainMemoryBytes(options, base::RealFileSystem());
+  control.retry.max_retries = static_cast<int>(options.max_retries);
   control.retry.scale = options.retry_backoff_scale;
+  control.no_progress_timeout = absl::Seconds(options.no_progress_timeout_s);
+  control.no_progress_grace = absl::Seconds(options.no_progress_grace_s);
+  control.cancel_grace = absl::Seconds(options.cancel_grace_s);
+  control.pause_grace = absl::Seconds(options.pause_grace_s);
   control.trainer_threads = options.threads;
   control.isa = options.isa;
   control.default_device = "cpu";
@@ -193,12 +200,29 @@ absl::Status App::State::OpenJobs() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo found, controller->FindCheckpoint(name));
+  const std::string job_id = name.substr(0, name.find('/'));
+  NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, controller->Get(job_id));
+  return rpc::CheckpointSource{found.directory, job_id, job.spec.base_model, found.step};
+}
+
 absl::Status App::State::OpenServing() {
   workers = std::make_unique<rpc::WorkerPool>(options.workers, /*max_waiting=*/256);
   edge = std::make_unique<rpc::Edge>(metrics, *workers, base::RealClock(), draining);
+  edge->default_deadline = absl::Seconds(options.default_deadline_s);
+  edge->max_stream_age = absl::Seconds(options.max_stream_age_s);
+  edge->max_stream_messages = options.max_stream_messages;
   const auto locate = [this](const std::string& name) -> absl::StatusOr<std::string> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state->models->Get(name));
-    return stored.directory;
+    // Every byte before it is served: seconds for a large model, against weights that are quietly wrong.
+    const auto verified = state->models->Verify(name);
+    if (verified.ok()) return stored.directory;
+    if (!absl::IsDataLoss(verified.status())) return verified.status();
+    metrics.ArtifactVerifyFailed();
+    base::LogError("a model does not fit its manifest", {{"model", name}, {"why", std::string(verified.status().message())}});
+    return base::WithReason(absl::DataLossError(StrCat("model \"", name, "\" is damaged: its files do not fit its manifest")),
+                            "ARTIFACT_CORRUPT", {{"model", name}});
   };
   const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
     std::lock_guard lock(pins_mutex);
@@ -214,10 +238,12 @@ absl::Status App::State::OpenServing() {
   library_options.upload_limits.max_files = 1000;
   library_options.upload_limits.max_file_bytes = static_cast<std::uint64_t>(options.max_model_bytes);
   library_options.upload_limits.max_total_bytes = static_cast<std::uint64_t>(options.max_model_bytes);
+  library_options.upload_limits.min_free_bytes = state->min_free_bytes;
   library_options.eval_dataset_of_job = [this](const std::string& job) {
     const auto record = controller->Get(job);
     return record.ok() ? record->spec.eval_dataset : std::string();
   };
+  library_options.find_checkpoint = [this](const std::string& name) { return FindCheckpoint(name); };
   model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), convert_stream,
                                                       serve_stream, std::move(library_options));
   NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(files, base::RealClock(),
@@ -238,22 +264,8 @@ absl::Status App::State::StartGrpc() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   builder.AddListeningPort(options.grpc_address, grpc::InsecureServerCredentials(), &grpc_port);
-  builder.SetMaxReceiveMessageSize(options.max_receive_bytes);
-  builder.SetMaxSendMessageSize(options.max_send_bytes);
-  SetLimit(builder, GRPC_ARG_MAX_CONCURRENT_STREAMS, options.max_concurrent_streams);
-  SetLimit(builder, GRPC_ARG_MAX_METADATA_SIZE, options.max_metadata_bytes);
-  SetLimit(builder, GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
-  SetLimit(builder, GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
-  SetLimit(builder, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
-  SetLimit(builder, GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
-  SetLimit(builder, GRPC_ARG_HTTP2_MAX_PING_STRIKES, 2);
-  SetLimit(builder, GRPC_ARG_MAX_CONNECTION_AGE_MS, 30 * 60'000);
-  SetLimit(builder, GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, 60'000);
-  SetLimit(builder, GRPC_ARG_MAX_CONNECTION_IDLE_MS, 15 * 60'000);
-  SetLimit(builder, GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its clients
-  grpc::ResourceQuota quota("nibbled");
-  quota.Resize(static_cast<std::size_t>(options.rpc_memory_bytes)).SetMaxThreads(options.max_rpc_threads);
-  builder.SetResourceQuota(quota);
+  ApplyLimits(options, builder);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its clients
   const std::vector<grpc::Service*> services = {dataset_service.get(),   fine_tune_service.get(), model_service.get(),
                                                 inference_service.get(), server_service.get(),    operations_service.get(),
                                                 report_service.get()};
@@ -299,9 +311,11 @@ void App::State::Collect(telemetry::Metrics& out) {
                                       .kv_blocks_used = load.used_pages,
                                       .kv_blocks = load.total_pages});
   }
-  for (int i = 0; i < jobs::kNumJobStates; ++i) {
-    const auto job_state = static_cast<jobs::JobState>(i);
-    if (const auto count = database->Count(job_state); count.ok()) out.SetJobs(jobs::kMethodQLora, jobs::Name(job_state), *count);
+  if (const auto counts = database->Counts(); counts.ok()) {
+    for (const char* method : jobs::kMethods) {
+      for (int i = 0; i < jobs::kNumJobStates; ++i) out.SetJobs(method, jobs::Name(static_cast<jobs::JobState>(i)), 0);
+    }
+    for (const auto& count : *counts) out.SetJobs(count.method, jobs::Name(count.state), count.count);
   }
   std::int64_t models = 0;
   for (const auto& model : state->models->List()) models += static_cast<std::int64_t>(model.bytes);

@@ -6,11 +6,12 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/limits.h"
 #include "server/serve/engine.h"
 
 namespace nibble {
 
-struct AppOptions {
+struct AppOptions : Limits {
   std::string state_dir;
   std::string grpc_address = "127.0.0.1:50051";
   std::string http_address = "127.0.0.1:9464";
@@ -21,20 +22,6 @@ struct AppOptions {
   int threads = 1;
   serve::EngineOptions engine;
 
-  // Limits of ops.md 4.
-  int max_receive_bytes = 4 << 20;
-  int max_send_bytes = 16 << 20;
-  int max_concurrent_streams = 100;
-  int max_metadata_bytes = 8 << 10;
-  std::int64_t rpc_memory_bytes = 256 << 20;
-  int max_rpc_threads = 64;
-  int max_connections = 512;
-  int workers = 4;
-  std::int64_t max_dataset_bytes = std::int64_t{1} << 30;
-  std::int64_t max_model_bytes = std::int64_t{64} << 30;
-  std::int64_t max_queued_jobs = 1000;
-  std::int64_t max_running_jobs = 1;
-  double retry_backoff_scale = 1.0;               // of the waits between attempts of a job
   absl::Duration drain = absl::Seconds(20);       // requests that run
   absl::Duration job_grace = absl::Seconds(20);   // trainers, for a checkpoint
 };

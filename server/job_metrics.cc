@@ -16,8 +16,14 @@ std::string DeviceOf(const jobs::JobRecord& job) { return job.spec.device.empty(
 
 }  // namespace
 
+void JobMetrics::OnJobCreated(const jobs::JobRecord& job) { metrics_.JobCreated(job.spec.method); }
+
+void JobMetrics::OnAttemptStarted(const jobs::JobRecord& job) {
+  metrics_.JobAttempt(job.spec.method, "start");
+  if (job.attempt == 1) metrics_.JobQueueWait(absl::ToDoubleSeconds(clock_.Now() - job.created));
+}
+
 void JobMetrics::OnEvent(const jobs::JobRecord& job, const jobs::Event& event) {
-  if (event.type == "state") OnState(job, event);
   if (event.type == "step") OnStep(job, event.body);
   OnLaunches(job, event.body);
   if (event.type == "checkpoint") {
@@ -25,13 +31,6 @@ void JobMetrics::OnEvent(const jobs::JobRecord& job, const jobs::Event& event) {
                              static_cast<std::int64_t>(Number(event.body, "bytes")), absl::ToDoubleSeconds(event.time - absl::UnixEpoch()));
   }
   if (event.type == "warning" && Text(event.body, "reason") == "CHECKPOINT_FAILED") metrics_.CheckpointFailed("CHECKPOINT_FAILED");
-}
-
-// The controller tells of a trainer's own events; what ends a job is told by OnAttemptEnded.
-void JobMetrics::OnState(const jobs::JobRecord& job, const jobs::Event& event) {
-  if (Text(event.body, "state") != "RUNNING") return;
-  metrics_.JobAttempt(job.spec.method, "start");
-  if (event.attempt <= 1 && job.started.has_value()) metrics_.JobQueueWait(absl::ToDoubleSeconds(*job.started - job.created));
 }
 
 void JobMetrics::OnStep(const jobs::JobRecord& job, const base::Json& body) {
@@ -56,11 +55,14 @@ void JobMetrics::OnLaunches(const jobs::JobRecord& job, const base::Json& body) 
 }
 
 void JobMetrics::OnAttemptEnded(const jobs::JobRecord& job, const std::string& state) {
-  if (state == "SUCCEEDED" || state == "FAILED" || state == "CANCELLED") {
-    metrics_.JobFinished(job.spec.method, state, absl::ToDoubleSeconds(clock_.Now() - job.created));
-  } else {
-    metrics_.JobAttempt(job.spec.method, state);
-  }
+  if (state != "SUCCEEDED") metrics_.JobAttempt(job.spec.method, state);
+}
+
+void JobMetrics::OnArtifactDamaged(const std::string&) { metrics_.ArtifactVerifyFailed(); }
+
+void JobMetrics::OnJobEnded(const jobs::JobRecord& job) {
+  const absl::Time ended = job.ended.value_or(clock_.Now());
+  metrics_.JobFinished(job.spec.method, jobs::Name(job.state), absl::ToDoubleSeconds(ended - job.created));
 }
 
 }  // namespace nibble

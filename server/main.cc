@@ -61,20 +61,7 @@ void AddFlags(CLI::App& cli, AppOptions& options, double& drain_s, double& job_g
   cli.add_option("--max_context", options.engine.max_context, "Tokens of a request, prompt and completion")->check(CLI::PositiveNumber);
   cli.add_option("--kv_tokens", options.engine.kv_tokens, "Capacity of a model's KV cache")->check(CLI::PositiveNumber);
   cli.add_option("--prefill_chunk", options.engine.prefill_chunk, "Prompt tokens a step")->check(CLI::PositiveNumber);
-  cli.add_option("--max_receive_bytes", options.max_receive_bytes, "Of one message")->check(CLI::PositiveNumber);
-  cli.add_option("--max_send_bytes", options.max_send_bytes, "Of one message")->check(CLI::PositiveNumber);
-  cli.add_option("--max_concurrent_streams", options.max_concurrent_streams, "A connection")->check(CLI::PositiveNumber);
-  cli.add_option("--max_metadata_bytes", options.max_metadata_bytes, "A request")->check(CLI::PositiveNumber);
-  cli.add_option("--rpc_memory_bytes", options.rpc_memory_bytes, "Of gRPC's buffers")->check(CLI::PositiveNumber);
-  cli.add_option("--max_rpc_threads", options.max_rpc_threads, "Of gRPC")->check(CLI::PositiveNumber);
-  cli.add_option("--max_connections", options.max_connections, "Checked against the limit of open files")->check(CLI::PositiveNumber);
-  cli.add_option("--workers", options.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
-  cli.add_option("--max_dataset_bytes", options.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);
-  cli.add_option("--max_model_bytes", options.max_model_bytes, "Of one uploaded model")->check(CLI::PositiveNumber);
-  cli.add_option("--max_queued_jobs", options.max_queued_jobs, "")->check(CLI::PositiveNumber);
-  cli.add_option("--max_running_jobs", options.max_running_jobs, "")->check(CLI::Range(1, 64));
-  cli.add_option("--retry_backoff_scale", options.retry_backoff_scale, "Of the waits before a job is tried again")
-      ->check(CLI::NonNegativeNumber);
+  nibble::AddLimitFlags(cli, options);
   cli.add_option("--drain_s", drain_s, "At shutdown: for requests that run")->check(CLI::NonNegativeNumber);
   cli.add_option("--job_grace_s", job_grace_s, "At shutdown: for trainers to write a checkpoint")->check(CLI::NonNegativeNumber);
 }
@@ -95,6 +82,8 @@ int main(int argc, char** argv) {
   SetOpenMp(options.threads, argv);
 
   std::signal(SIGPIPE, SIG_IGN);
+  // What a trainer leaves behind comes to us and is ended (server/jobs/stray_processes.h).
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
   // No core files: they would hold prompts and weights.
   const rlimit no_core{0, 0};
   setrlimit(RLIMIT_CORE, &no_core);

@@ -164,6 +164,46 @@ void AddWithId(CLI::App& group, Session& session, const char* command, const cha
   sub->callback([&session, id, run] { session.command = [&session, id, run] { return run(session, *id); }; });
 }
 
+void AddCancel(CLI::App& group, Session& session) {
+  CLI::App* sub = group.add_subcommand("cancel", "Stop a job");
+  auto id = std::make_shared<std::string>();
+  auto keep = std::make_shared<bool>(false);
+  sub->add_option("ID", *id, "Job")->required();
+  sub->add_flag("--keep-checkpoint", *keep, "Write a checkpoint first");
+  sub->callback([&session, id, keep] {
+    session.command = [&session, id, keep]() -> absl::Status {
+      NIBBLE_RETURN_IF_ERROR(CheckText("id", *id));
+      v1::CancelJobRequest request;
+      request.set_name(*id);
+      request.set_keep_checkpoint(*keep);
+      NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().Call(&FineTuneService::Stub::CancelJob, request));
+      PrintJob(session, job);
+      return absl::OkStatus();
+    };
+  });
+}
+
+void AddPublish(CLI::App& group, Session& session) {
+  CLI::App* sub = group.add_subcommand("publish", "Make a model of a checkpoint; the job goes on");
+  auto request = std::make_shared<v1::PublishCheckpointRequest>();
+  sub->add_option("CHECKPOINT", *request->mutable_checkpoint(), "As `jobs checkpoints` names it: ID/STEP")->required();
+  sub->add_option("--name", *request->mutable_name(), "Of the model")->required();
+  sub->callback([&session, request] {
+    session.command = [&session, request]() -> absl::Status {
+      NIBBLE_RETURN_IF_ERROR(CheckText("checkpoint", request->checkpoint()));
+      NIBBLE_RETURN_IF_ERROR(CheckText("name", request->name()));
+      NIBBLE_ASSIGN_OR_RETURN(const v1::Model model,
+                              session.client().LongCall(&v1::ModelService::Stub::PublishCheckpoint, *request));
+      if (session.json) {
+        session.Print(ModelJson(model));
+      } else {
+        session.out() << "published " << model.name() << '\n';
+      }
+      return absl::OkStatus();
+    };
+  });
+}
+
 }  // namespace
 
 void AddJobCommands(CLI::App& app, Session& session) {
@@ -206,12 +246,15 @@ void AddJobCommands(CLI::App& app, Session& session) {
   });
   AddWithId(jobs, session, "get", "One job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
   AddWithId(jobs, session, "watch", "Print every event from the first until the job ends", &Watch);
-  AddWithId(jobs, session, "cancel", "Stop a job", &One<v1::CancelJobRequest, &FineTuneService::Stub::CancelJob>);
+  AddCancel(jobs, session);
   AddWithId(jobs, session, "pause", "Checkpoint a job and stop it",
             &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
   AddWithId(jobs, session, "resume", "Queue a paused job again",
             &One<v1::ResumeJobRequest, &FineTuneService::Stub::ResumeJob>);
+  AddWithId(jobs, session, "checkpoint", "Have a running job write a checkpoint after its current step",
+            &One<v1::CheckpointJobRequest, &FineTuneService::Stub::CheckpointJob>);
   AddWithId(jobs, session, "checkpoints", "The checkpoints of a job", &Checkpoints);
+  AddPublish(jobs, session);
   AddWithId(jobs, session, "delete", "Delete a job that has ended", &Delete);
 }
 

@@ -1,5 +1,6 @@
 #include "server/jobs/attempt.h"
 
+#include <iterator>
 #include <utility>
 
 #include "server/base/status_macros.h"
@@ -15,6 +16,7 @@ using base::StrCat;
 namespace {
 
 constexpr std::uint64_t kMaxBytes = 4u << 20;
+constexpr const char* kControlNames[] = {"preempt", "cancel", "cancel_keeping", "pause"};
 constexpr const char* kOutcomeNames[] = {"ok", "failed", "cancelled", "paused"};
 
 absl::StatusOr<Json> ReadObject(base::FileSystem& files, const std::string& path) {
@@ -84,7 +86,7 @@ absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std
 
 absl::Status WriteControl(base::FileSystem& files, const std::string& directory, Control control) {
   Json json = Json::object();
-  json["command"] = control == Control::kCancel ? "cancel" : control == Control::kPause ? "pause" : "preempt";
+  json["command"] = kControlNames[static_cast<int>(control)];
   return WriteObject(files, JoinPath(directory, store::kControlFile), json);
 }
 
@@ -93,10 +95,20 @@ absl::StatusOr<Control> ReadControl(base::FileSystem& files, const std::string& 
   if (!files.Exists(path)) return Control::kPreempt;
   NIBBLE_ASSIGN_OR_RETURN(const Json json, ReadObject(files, path));
   NIBBLE_ASSIGN_OR_RETURN(const std::string command, base::GetString(json, "command", path));
-  if (command == "cancel") return Control::kCancel;
-  if (command == "pause") return Control::kPause;
-  if (command == "preempt") return Control::kPreempt;
+  for (int i = 0; i < static_cast<int>(std::size(kControlNames)); ++i) {
+    if (command == kControlNames[i]) return static_cast<Control>(i);
+  }
   return absl::InvalidArgumentError(StrCat(path, ": unknown command \"", command, "\""));
+}
+
+absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& directory) {
+  return base::WriteFileAtomically(files, JoinPath(directory, store::kCheckpointRequestFile), "");
+}
+bool CheckpointRequested(base::FileSystem& files, const std::string& directory) {
+  return files.Exists(JoinPath(directory, store::kCheckpointRequestFile));
+}
+absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& directory) {
+  return files.RemoveAll(JoinPath(directory, store::kCheckpointRequestFile));
 }
 
 absl::Status WriteOutcome(base::FileSystem& files, const std::string& directory, const Outcome& outcome) {

@@ -16,6 +16,7 @@ namespace nibble::jobs {
 // Exit codes of a trainer (ops.md 3). Any other code, and any signal, is a failure that counts and is retried.
 inline constexpr int kExitOk = 0;         // with an outcome "ok"
 inline constexpr int kExitBadInput = 42;  // never retried; the outcome says why
+inline constexpr int kExitDiskFull = 74;  // EX_IOERR; counts as any other, but even where there was no room to say why
 inline constexpr int kExitTempFail = 75;  // checkpointed after SIGTERM: goes on later, does not count
 
 // The order. All paths are absolute.
@@ -43,11 +44,18 @@ absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std
 enum class Control {
   kPreempt,
   kCancel,  // exit soon, no checkpoint needed; outcome "cancelled"
+  kCancelKeeping,  // checkpoint, outcome "cancelled"
   kPause,   // checkpoint, outcome "paused", exit 75
 };
 absl::Status WriteControl(base::FileSystem& files, const std::string& attempt_directory, Control control);
 // kPreempt when there is no control.json.
 absl::StatusOr<Control> ReadControl(base::FileSystem& files, const std::string& attempt_directory);
+
+// A checkpoint is wanted after the current step; the trainer removes the request when there is one. A file and no signal: it
+// outlives server, trainer and report stream.
+absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& attempt_directory);
+bool CheckpointRequested(base::FileSystem& files, const std::string& attempt_directory);
+absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& attempt_directory);
 
 // The last word.
 struct Outcome {

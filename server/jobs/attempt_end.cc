@@ -19,6 +19,8 @@ namespace {
 
 // Against other writers, each of whom moves the job a bounded number of times.
 constexpr int kMaxDecisions = 16;
+// An output is hashed for its settlement, and a full disk may stay full.
+constexpr absl::Duration kSettleAgain = absl::Seconds(1);
 
 NewEvent StateEvent(const JobRecord& job, JobState to, const Verdict& verdict, absl::Time now) {
   Json fields = Json::object();
@@ -40,10 +42,14 @@ void AttemptSupervisor::SettleAll() {
     std::swap(ended, ended_);
   }
   for (Ended& one : ended) {
-    const absl::Status settled = Settle(one);
+    const bool early = clock_.Monotonic() < one.try_at;
+    const absl::Status settled = early ? absl::UnavailableError("later") : Settle(one);
     if (settled.ok()) continue;
-    base::LogError("the end of an attempt is not recorded yet",
-                   {{"job", one.live.job_id}, {"why", std::string(settled.message())}});
+    if (!early) {
+      one.try_at = clock_.Monotonic() + kSettleAgain;
+      base::LogError("the end of an attempt is not recorded yet",
+                     {{"job", one.live.job_id}, {"why", std::string(settled.message())}});
+    }
     std::lock_guard lock(mutex_);
     ended_.push_back(std::move(one));
   }
@@ -89,11 +95,13 @@ AttemptSupervisor::Finding AttemptSupervisor::Examine(const Ended& ended) const 
     if (manifest.ok()) {
       finding.output_digest = manifest->digest;
     } else {
+      if (observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
       verdict = {Kind::kRetry, "DATA_LOSS", "OUTPUT_INVALID",
                  StrCat("the trainer said it was done, but: ", manifest.status().message())};
     }
-  } else if (verdict.kind == Kind::kRetry && live.hung) {
-    verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "TRAINER_HUNG", "the trainer wrote nothing for too long and was ended"};
+  } else if (live.hung && verdict.kind != Kind::kFailed) {
+    // Even where it heard SIGTERM and wrote a checkpoint: what hangs again and again must come to an end.
+    verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "NO_PROGRESS", "the trainer told of nothing for too long and was ended"};
   } else if (verdict.kind == Kind::kRetry && live.stop == Control::kPreempt) {
     verdict.kind = Kind::kRetryUncounted;  // It ended because we wanted it to, in good order or not.
   }
@@ -189,7 +197,10 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& find
                                   {"ended", *t.attempt_state},
                                   {"state", Name(t.to)},
                                   {"reason", said.reason}});
-  if (observer_ != nullptr) observer_->OnAttemptEnded(after, *t.attempt_state);
+  if (observer_ != nullptr) {
+    observer_->OnAttemptEnded(after, *t.attempt_state);
+    if (IsFinal(after.state) && after.state != JobState::kSucceeded) observer_->OnJobEnded(after);
+  }
   if (t.to == JobState::kSucceeded) {
     if (absl::Status published = publisher_.Publish(after); !published.ok()) {
       base::LogError("a trained model is not published yet",

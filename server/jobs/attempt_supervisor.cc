@@ -37,6 +37,7 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::i
   live.job_id = job.id;
   live.attempt = attempt;
   live.token = token;
+  live.memory_bytes = job.memory_bytes;
   live.progress = job.progress;
   live.last_line = clock_.Monotonic();
   return live;
@@ -75,7 +76,9 @@ absl::Status AttemptSupervisor::Start(const JobRecord& job) {
 
 absl::Status AttemptSupervisor::Launch(const JobRecord& job, Live& live) {
   const std::string attempts = state_.layout.attempts(job.id);
-  NIBBLE_ASSIGN_OR_RETURN(const auto checkpoint, store::FindNewestCheckpoint(state_.files, attempts));
+  std::vector<store::CheckpointInfo> damaged;
+  NIBBLE_ASSIGN_OR_RETURN(const auto checkpoint, store::FindNewestCheckpoint(state_.files, attempts, &damaged));
+  for (const store::CheckpointInfo& one : damaged) NIBBLE_RETURN_IF_ERROR(TellDamaged(live, one));
   // Older ones go only while the newest is known to be good.
   NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, attempts));
   if (checkpoint.has_value() && all.back().directory == checkpoint->directory) {
@@ -104,6 +107,10 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, Live& live) {
   order.isa = options_.isa;
   order.nibble_version = options_.nibble_version;
   NIBBLE_RETURN_IF_ERROR(state_.files.CreateDirectories(JoinPath(live.directory, store::kCheckpointsDirectory)));
+  // What the attempt before was asked for and did not get round to.
+  if (job.attempt > 0 && CheckpointRequested(state_.files, state_.layout.attempt(job.id, job.attempt))) {
+    NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, live.directory));
+  }
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
   NIBBLE_ASSIGN_OR_RETURN(const ProcessId process, runner_.Start(live.directory));
   // Lost with the server, it is found again by the attempt's lock.
@@ -114,7 +121,20 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, Live& live) {
                                     {"attempt", std::to_string(live.attempt)},
                                     {"pid", std::to_string(process.pid)},
                                     {"resume_step", std::to_string(order.resume_step)}});
+  if (observer_ != nullptr) {
+    JobRecord started = job;
+    started.attempt = live.attempt;
+    observer_->OnAttemptStarted(started);
+  }
   return absl::OkStatus();
+}
+
+absl::Status AttemptSupervisor::TellDamaged(Live& live, const store::CheckpointInfo& checkpoint) {
+  if (observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
+  Json fields = Json::object();
+  fields["reason"] = "CHECKPOINT_CORRUPT";
+  fields["message"] = StrCat("the checkpoint of step ", checkpoint.step, " is damaged and not used");
+  return Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
 }
 
 absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
@@ -135,7 +155,7 @@ absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
   base::LogInfo("trainer adopted", {{"job", job.id},
                                     {"attempt", std::to_string(job.attempt)},
                                     {"pid", std::to_string(process->pid)}});
-  if (job.state == JobState::kCancelling) live.stop = Control::kCancel;
+  if (job.state == JobState::kCancelling) live.stop = job.keep_checkpoint ? Control::kCancelKeeping : Control::kCancel;
   if (job.state == JobState::kPausing) live.stop = Control::kPause;
   std::lock_guard lock(mutex_);
   live_.emplace(job.id, std::move(live));  // The next Tick reads the journal.
@@ -155,9 +175,14 @@ void AttemptSupervisor::Tick() {
         continue;
       }
       if (absl::Status followed = live.unreadable ? absl::OkStatus() : Follow(live); !followed.ok()) {
-        base::LogWarning("a journal cannot be followed",
-                         {{"job", live.job_id}, {"why", std::string(followed.message())}});
+        if (!live.complained) {
+          base::LogWarning("a journal cannot be followed",
+                           {{"job", live.job_id}, {"why", std::string(followed.message())}});
+        }
+        live.complained = true;
         live.unreadable = absl::IsDataLoss(followed) || absl::IsInvalidArgument(followed);
+      } else {
+        live.complained = false;
       }
       Press(live);
       ++it;
@@ -180,17 +205,21 @@ void AttemptSupervisor::Press(Live& live) {
       live.terminated = now;
       return;
     }
-    const absl::Duration grace = *live.stop == Control::kCancel  ? options_.cancel_grace
-                                 : *live.stop == Control::kPause ? options_.pause_grace
-                                                                 : absl::InfiniteDuration();  // StopAll counts itself
+    const absl::Duration grace = *live.stop == Control::kCancel    ? options_.cancel_grace
+                                 : *live.stop == Control::kPreempt ? absl::InfiniteDuration()  // StopAll counts itself
+                                                                   : options_.pause_grace;
     if (!live.killed && now - *live.terminated >= grace) {
       runner_.Send(live.directory, Runner::Signal::kKill);
       live.killed = true;
     }
     return;
   }
-  if (!live.killed && options_.hang_timeout > absl::ZeroDuration() && now - live.last_line >= options_.hang_timeout) {
+  if (options_.no_progress_timeout == absl::ZeroDuration()) return;
+  if (!live.hung && now - live.last_line >= options_.no_progress_timeout) {
     live.hung = true;
+    live.terminated = now;
+    runner_.Send(live.directory, Runner::Signal::kTerminate);
+  } else if (live.hung && !live.killed && now - *live.terminated >= options_.no_progress_grace) {
     live.killed = true;
     runner_.Send(live.directory, Runner::Signal::kKill);
   }
@@ -210,7 +239,7 @@ void AttemptSupervisor::StopAll(absl::Duration grace) {
   bool killed = false;
   while (true) {
     Tick();
-    if (num_live() == 0 || now() > give_up) return;
+    if (load().jobs == 0 || now() > give_up) return;
     if (!killed && now() >= kill_at) {
       killed = true;
       std::lock_guard lock(mutex_);
@@ -229,9 +258,26 @@ void AttemptSupervisor::RequestStop(const std::string& job_id, std::int64_t atte
   it->second.terminated.reset();  // A pause that becomes a cancel is said again.
 }
 
-int AttemptSupervisor::num_live() const {
+absl::StatusOr<bool> AttemptSupervisor::RequestCheckpoint(const std::string& job_id, std::int64_t attempt) {
   std::lock_guard lock(mutex_);
-  return static_cast<int>(live_.size() + ended_.size());
+  const auto it = live_.find(job_id);
+  if (it == live_.end() || it->second.attempt != attempt) return false;
+  NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, it->second.directory));
+  return true;
+}
+
+RunningLoad AttemptSupervisor::load() const {
+  std::lock_guard lock(mutex_);
+  RunningLoad load;
+  for (const auto& [id, live] : live_) {
+    ++load.jobs;
+    load.memory_bytes += live.memory_bytes;
+  }
+  for (const Ended& ended : ended_) {
+    ++load.jobs;
+    load.memory_bytes += ended.live.memory_bytes;
+  }
+  return load;
 }
 
 absl::Duration AttemptSupervisor::not_before(const std::string& job_id) const {

@@ -13,9 +13,11 @@
 #include "server/jobs/database.h"
 #include "server/jobs/event_hub.h"
 #include "server/jobs/journal.h"
+#include "server/jobs/policy.h"
 #include "server/jobs/publisher.h"
 #include "server/jobs/runner.h"
 #include "server/jobs/verdict.h"
+#include "server/store/checkpoints.h"
 #include "server/store/state_directory.h"
 
 namespace nibble::jobs {
@@ -43,10 +45,12 @@ class AttemptSupervisor {
 
   // The job is CANCELLING or PAUSING in the database; its trainer hears of it at the next Tick.
   void RequestStop(const std::string& job_id, std::int64_t attempt, Control control);
+  // A checkpoint soon. False when the attempt is over.
+  absl::StatusOr<bool> RequestCheckpoint(const std::string& job_id, std::int64_t attempt);
   absl::StatusOr<ReportAnswer> Ingest(const std::string& job_id, std::int64_t attempt, const std::string& token,
                                       const std::vector<std::string>& lines);
 
-  int num_live() const;
+  RunningLoad load() const;
   // Monotonic time before which a job that failed is not started again.
   absl::Duration not_before(const std::string& job_id) const;
 
@@ -57,6 +61,7 @@ class AttemptSupervisor {
     std::int64_t attempt = 0;
     std::string directory;
     std::string token;
+    std::int64_t memory_bytes = 0;  // as planned
     JournalReader journal;
     std::int64_t last_sequence = 0;
     base::Json progress;
@@ -64,6 +69,7 @@ class AttemptSupervisor {
     std::optional<absl::Duration> terminated;  // when SIGTERM went out
     bool killed = false;
     bool hung = false;
+    bool complained = false;  // of what is wrong with the journal now
     bool unreadable = false;  // the journal is damaged: left alone until the end
     bool adopted = false;  // taken over after a restart: its end may be LOST
     absl::Duration last_line;
@@ -72,10 +78,12 @@ class AttemptSupervisor {
     Live live;
     ExitStatus exit;
     absl::Status start_failure;
+    absl::Duration try_at = -absl::InfiniteDuration();  // after a failure: not at every tick
   };
 
   Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token) const;
   absl::Status Launch(const JobRecord& job, Live& live);
+  absl::Status TellDamaged(Live& live, const store::CheckpointInfo& checkpoint);
   // All with mutex_ held:
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);
   absl::Status BecomeRunning(Live& live, const JournalLine& line);

@@ -11,6 +11,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/journal.h"
+#include "server/store/disk_space.h"
 
 namespace nibble::jobs {
 
@@ -19,8 +20,6 @@ using base::StrCat;
 
 namespace {
 
-// Two callers and the scheduler move a job a bounded number of times before it is final.
-constexpr int kMaxMoves = 16;
 constexpr std::int64_t kMaxListed = 10'000;
 
 absl::Status Draining() {
@@ -29,34 +28,51 @@ absl::Status Draining() {
 
 }  // namespace
 
-absl::Status JobController::CheckCapacity() {
+absl::Status JobController::CheckCapacity(const std::string& owner) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t queued, database_.Count(JobState::kQueued));
   if (queued >= options_.max_queued) {
     return base::WithReason(absl::ResourceExhaustedError(StrCat(queued, " jobs are queued, the most there can be")),
                             "QUEUE_FULL", {{"max", std::to_string(options_.max_queued)}});
   }
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, state_.files.FreeBytes(state_.layout.root()));
-  if (free < options_.min_free_bytes) {
-    return base::WithReason(absl::ResourceExhaustedError(StrCat("only ", free, " bytes are free on the server's disk")),
-                            "DISK_FULL");
+  if (!owner.empty() && options_.max_open_per_owner > 0) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t open, database_.CountOpen(owner));
+    if (open >= options_.max_open_per_owner) {
+      return base::WithReason(absl::ResourceExhaustedError(StrCat(owner, " has ", open, " jobs that are not over, the most there can be")),
+                              "TENANT_QUOTA", {{"max", std::to_string(options_.max_open_per_owner)}});
+    }
   }
-  return absl::OkStatus();
+  return store::CheckSpace(state_.files, state_.layout.root(), state_.min_free_bytes);
 }
 
-absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std::string& request_id) {
+absl::StatusOr<std::int64_t> JobController::PlanMemory(const JobSpec& spec) {
+  if (!options_.plan_memory) return 0;
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t need, options_.plan_memory(spec));
+  const std::int64_t have = options_.queue.memory_bytes;
+  if (have == 0 || need <= have) return need;
+  return base::WithReason(
+      absl::ResourceExhaustedError(StrCat("the job needs ", need, " bytes of memory, trainers may take ", have)),
+      "OUT_OF_DEVICE_MEMORY", {{"need", std::to_string(need)}, {"have", std::to_string(have)}});
+}
+
+absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std::string& id_of_request,
+                                                const Submission& submission) {
   if (draining_) return Draining();
   NIBBLE_RETURN_IF_ERROR(Validate(asked));
-  if (request_id.size() > 256) {
-    return base::FieldError("request_id", StrCat("has ", request_id.size(), " bytes, wanted at most 256"));
+  if (id_of_request.size() > 256) {
+    return base::FieldError("request_id", StrCat("has ", id_of_request.size(), " bytes, wanted at most 256"));
   }
-  const std::string body_digest = base::Sha256Hex(base::Dump(ToJson(asked)));
+  const bool owned = !submission.owner.empty() && !id_of_request.empty();
+  const std::string request_id = owned ? StrCat(submission.owner, "\n", id_of_request) : id_of_request;
+  const std::string body_digest =
+      submission.body_digest.empty() ? base::Sha256Hex(base::Dump(ToJson(asked))) : submission.body_digest;
 
   std::lock_guard lock(submit_mutex_);
   if (!request_id.empty()) {
+    NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
     NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, database_.FindRequest(request_id, body_digest));
     if (known.has_value()) return Present(*std::move(known));
   }
-  NIBBLE_RETURN_IF_ERROR(CheckCapacity());
+  NIBBLE_RETURN_IF_ERROR(CheckCapacity(submission.owner));
   NIBBLE_RETURN_IF_ERROR(state_.models->Get(asked.base_model).status());
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(asked.train_dataset));
   NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(train.meta, "format", "the dataset's meta.json", "text"));
@@ -64,8 +80,11 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   job.id = base::NewId("job");
   job.spec = Resolve(asked, job.id, format, options_.default_device);
   job.created = clock_.Now();
+  job.owner = submission.owner;
+  job.tenant = submission.tenant;
   NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // What was left open may not fit what was said ("split" rows of a chat).
   if (options_.check_spec) NIBBLE_RETURN_IF_ERROR(options_.check_spec(job.spec));
+  NIBBLE_ASSIGN_OR_RETURN(job.memory_bytes, PlanMemory(job.spec));
   NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id));
   const absl::Status held = HoldInputs(job);
   if (!held.ok()) {
@@ -80,6 +99,7 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
     Release(job);
     return inserted.status();
   }
+  if (observer_ != nullptr) observer_->OnJobCreated(inserted->job);
   hub_.Notify(job.id);
   Wake();
   return Present(std::move(inserted->job));
@@ -112,20 +132,28 @@ void JobController::Release(const JobRecord& job) {
   if (job.state != JobState::kSucceeded) state_.models->Unreserve(job.spec.output_model, job.id);
 }
 
-absl::StatusOr<JobRecord> JobController::Present(JobRecord job) {
-  if (job.state == JobState::kSucceeded && !job.published) {
-    job.state = JobState::kRunning;  // SUCCEEDED says that the model is there: milliseconds from now.
-    job.ended.reset();
-  }
-  if (job.state == JobState::kQueued) {
+absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRecord> jobs) {
+  std::map<std::string, std::int64_t> positions;
+  const auto is_queued = [](const JobRecord& job) { return job.state == JobState::kQueued; };
+  if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> queued, database_.List({JobState::kQueued}, 0, kMaxListed));
     std::vector<QueuedJob> queue;
     for (const JobRecord& one : queued) queue.push_back({one.id, one.spec.run.priority, one.number, absl::ZeroDuration()});
-    queue = Order(std::move(queue));
-    const auto it = std::find_if(queue.begin(), queue.end(), [&](const QueuedJob& one) { return one.id == job.id; });
-    job.progress["queue_position"] = it - queue.begin();
+    for (const QueuedJob& one : Order(std::move(queue))) positions.emplace(one.id, positions.size());
   }
-  return job;
+  for (JobRecord& job : jobs) {
+    if (job.state == JobState::kSucceeded && !job.published) {
+      job.state = JobState::kRunning;  // SUCCEEDED says that the model is there: milliseconds from now.
+      job.ended.reset();
+    }
+    if (is_queued(job)) job.progress["queue_position"] = positions[job.id];
+  }
+  return jobs;
+}
+
+absl::StatusOr<JobRecord> JobController::Present(JobRecord job) {
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<JobRecord> jobs, Present(std::vector<JobRecord>{std::move(job)}));
+  return std::move(jobs.front());
 }
 
 absl::StatusOr<JobRecord> JobController::Get(const std::string& id) {
@@ -137,68 +165,31 @@ absl::StatusOr<std::vector<JobRecord>> JobController::List(const std::vector<Job
                                                            std::int64_t limit) {
   NIBBLE_ASSIGN_OR_RETURN(std::vector<JobRecord> jobs,
                           database_.List(states, before, std::clamp<std::int64_t>(limit, 1, kMaxListed)));
-  for (JobRecord& job : jobs) {
-    NIBBLE_ASSIGN_OR_RETURN(job, Present(std::move(job)));
-  }
-  return jobs;
-}
-
-absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger trigger) {
-  for (int i = 0; i < kMaxMoves; ++i) {
-    NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
-    NIBBLE_ASSIGN_OR_RETURN(const JobState to, Next(job.state, trigger));
-    Transition t;
-    t.job_id = id;
-    t.from = job.state;
-    t.to = to;
-    t.attempt = job.attempt;
-    if (IsFinal(to)) t.ended = clock_.Now();
-    Json fields = Json::object();
-    fields["state"] = Name(to);
-    fields["from"] = Name(job.state);
-    fields["reason"] = "USER";
-    t.events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(fields)});
-    NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
-    if (!changed) continue;
-    NIBBLE_ASSIGN_OR_RETURN(const JobRecord after, database_.Get(id));
-    if (IsFinal(to)) Release(after);
-    if (to == JobState::kCancelling) supervisor_.RequestStop(id, job.attempt, Control::kCancel);
-    if (to == JobState::kPausing) supervisor_.RequestStop(id, job.attempt, Control::kPause);
-    hub_.Notify(id);
-    Wake();
-    return Present(after);
-  }
-  return absl::AbortedError(StrCat("job ", id, " is moved by others all the time; try again"));
-}
-
-absl::StatusOr<JobRecord> JobController::Cancel(const std::string& id) {
-  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
-  if (job.state == JobState::kCancelled || job.state == JobState::kCancelling) return job;
-  return Move(id, JobTrigger::kCancel);
-}
-
-absl::StatusOr<JobRecord> JobController::Pause(const std::string& id) {
-  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
-  if (job.state == JobState::kPaused || job.state == JobState::kPausing) return job;
-  return Move(id, JobTrigger::kPause);
-}
-
-absl::StatusOr<JobRecord> JobController::Resume(const std::string& id) {
-  if (draining_) return Draining();
-  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
-  if (job.state == JobState::kQueued) return Present(std::move(job));
-  return Move(id, JobTrigger::kResume);
-}
-
-absl::Status JobController::Delete(const std::string& id) {
-  NIBBLE_RETURN_IF_ERROR(database_.Delete(id));
-  hub_.Notify(id);
-  return state_.files.RemoveAll(state_.layout.job(id));
+  return Present(std::move(jobs));
 }
 
 absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::Checkpoints(const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(database_.Get(id).status());
-  return store::ListAllCheckpoints(state_.files, state_.layout.attempts(id));
+  NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, state_.layout.attempts(id)));
+  // Two attempts may have saved the same step: the later one has the name.
+  std::vector<store::CheckpointInfo> named;
+  for (const store::CheckpointInfo& one : all) {
+    if (!named.empty() && named.back().step == one.step) named.pop_back();
+    named.push_back(one);
+  }
+  return named;
+}
+
+absl::StatusOr<store::CheckpointInfo> JobController::FindCheckpoint(const std::string& name) {
+  const std::string id = name.substr(0, name.find('/'));
+  const auto all = Checkpoints(id);
+  if (!all.ok() && !absl::IsNotFound(all.status())) return all.status();
+  for (std::size_t i = all.ok() ? all->size() : 0; i > 0; --i) {
+    const store::CheckpointInfo& info = (*all)[i - 1];
+    if (name == StrCat(id, "/", info.step)) return info;
+  }
+  return base::WithReason(absl::NotFoundError(StrCat("there is no checkpoint \"", name.substr(0, 128), "\"")), "CHECKPOINT",
+                          {{"name", name.substr(0, 128)}});
 }
 
 absl::StatusOr<JobController::EventPage> JobController::Events(const std::string& id, std::int64_t after,

@@ -45,17 +45,28 @@ class JobController {
 
   // Queues a job, or returns the one that this request_id made (api.md 4c). Errors: InvalidArgument (FIELD_VIOLATION),
   // Unimplemented, NotFound (MODEL, DATASET), AlreadyExists (NAME_TAKEN, IDEMPOTENCY_CONFLICT), ResourceExhausted
-  // (QUEUE_FULL, DISK_FULL), and those of ControllerOptions::check_spec.
-  absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id);
+  // (QUEUE_FULL, TENANT_QUOTA, DISK_FULL, OUT_OF_DEVICE_MEMORY), and those of ControllerOptions::check_spec.
+  struct Submission {
+    std::string body_digest = {};  // tells whether a repetition asks for the same; "": the spec's
+    std::string owner = {};        // as JobRecord; request ids are each owner's own
+    std::string tenant = {};
+  };
+  absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id) { return Submit(spec, request_id, {}); }
+  absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
   absl::StatusOr<JobRecord> Get(const std::string& id);  // NotFound (JOB)
   // Newest first. `before`: the number of the last job of the page before, 0 for the first.
   absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before, std::int64_t limit);
-  // Idempotent. FailedPrecondition (ILLEGAL_STATE) where there is no such edge.
-  absl::StatusOr<JobRecord> Cancel(const std::string& id);
-  absl::StatusOr<JobRecord> Pause(const std::string& id);
-  absl::StatusOr<JobRecord> Resume(const std::string& id);
-  absl::Status Delete(const std::string& id);  // a final job and its files; its model stays
+  // Idempotent. FailedPrecondition (ILLEGAL_STATE) where there is no such edge; Aborted (ETAG_MISMATCH) unless the job is as
+  // the etag says, when one is given.
+  using IfEtag = std::optional<std::string>;
+  absl::StatusOr<JobRecord> Cancel(const std::string& id, const IfEtag& etag = {}, bool keep_checkpoint = false);
+  absl::StatusOr<JobRecord> Pause(const std::string& id, const IfEtag& etag = {});
+  absl::StatusOr<JobRecord> Resume(const std::string& id, const IfEtag& etag = {});
+  absl::StatusOr<JobRecord> Checkpoint(const std::string& id, const IfEtag& etag = {});  // of a job that has a trainer
+  absl::Status Delete(const std::string& id, const IfEtag& etag = {});  // a final job and its files; its model stays
   absl::StatusOr<std::vector<store::CheckpointInfo>> Checkpoints(const std::string& id);
+  // "JOB/STEP": of the attempts that have one of that step, the newest. NotFound (CHECKPOINT).
+  absl::StatusOr<store::CheckpointInfo> FindCheckpoint(const std::string& name);
 
   // Events with a sequence above `after`, in order. `ended`: the job is final and these are its last.
   struct EventPage {
@@ -81,9 +92,12 @@ class JobController {
   void Admit();
   void Wake();
   // Moves a job by a trigger, against whatever else moves it; `to` is where it ended up.
-  absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger);
+  absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
+  absl::StatusOr<std::vector<JobRecord>> Present(std::vector<JobRecord> jobs);
   absl::StatusOr<JobRecord> Present(JobRecord job);
-  absl::Status CheckCapacity();
+  absl::Status CheckCapacity(const std::string& owner);
+  absl::StatusOr<std::int64_t> PlanMemory(const JobSpec& spec);
+  void CollectDeleted();
   absl::Status HoldInputs(const JobRecord& job);
   void Release(const JobRecord& job);
 
@@ -94,6 +108,8 @@ class JobController {
   EventHub hub_;
   Publisher publisher_;
   AttemptSupervisor supervisor_;
+
+  JobObserver* const observer_;
 
   std::mutex submit_mutex_;  // one submission at a time: request_id and output name are looked at, then written
   std::mutex pins_mutex_;

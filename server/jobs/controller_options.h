@@ -16,6 +16,7 @@ namespace nibble::jobs {
 struct ControllerOptions {
   QueueLimits queue;
   std::int64_t max_queued = 1000;
+  std::int64_t max_open_per_owner = 10;  // jobs that are not final; 0: no bound. Of those that have an owner
   RetryOptions retry;
   std::int64_t trainer_threads = 1;
   std::string isa = "auto";
@@ -23,22 +24,30 @@ struct ControllerOptions {
   std::string nibble_version = "0.1.0";
   absl::Duration cancel_grace = absl::Seconds(5);   // SIGTERM to SIGKILL
   absl::Duration pause_grace = absl::Seconds(60);   // a checkpoint has to fit in
-  absl::Duration hang_timeout = absl::Minutes(30);  // no journal line for so long: killed and retried
+  // No journal line for so long: SIGTERM, after the grace SIGKILL, a retry that counts. 0: never.
+  absl::Duration no_progress_timeout = absl::Minutes(30);
+  absl::Duration no_progress_grace = absl::Seconds(20);
   absl::Duration tick = absl::Milliseconds(100);    // while trainers live
-  std::uint64_t min_free_bytes = 256ull << 20;      // below: Submit answers DISK_FULL
   absl::Duration request_id_kept = absl::Hours(24);
   // What jobs/ cannot know (does the model take such sequences, is there such a device). Called with the resolved spec.
   std::function<absl::Status(const JobSpec&)> check_spec;
+  // The peak memory of the job's trainer, in bytes; for admission. Without it jobs are admitted by number alone.
+  std::function<absl::StatusOr<std::int64_t>(const JobSpec&)> plan_memory;
 };
 
 // Told what happens, on the thread where it does. Must be quick and may not call the controller. Each thing is told once.
 class JobObserver {
  public:
   virtual ~JobObserver() = default;
+  virtual void OnJobCreated(const JobRecord& /*job*/) {}      // a repeated request creates nothing
+  virtual void OnAttemptStarted(const JobRecord& /*job*/) {}  // `attempt` is the new one; its trainer runs
   virtual void OnEvent(const JobRecord& /*job*/, const Event& /*event*/) {}  // the trainer's: step, eval, ...
   virtual void OnModelPublished(const JobRecord& /*job*/, const store::StoredModel& /*model*/) {}
-  // state of AttemptRecord: "SUCCEEDED", "FAILED", "LOST", ...
+  // state of AttemptRecord: "SUCCEEDED", "FAILED", "LOST", ... The job may go on.
   virtual void OnAttemptEnded(const JobRecord& /*job*/, const std::string& /*state*/) {}
+  virtual void OnArtifactDamaged(const std::string& /*job_id*/) {}  // a checkpoint or an output does not fit its manifest
+  // The job is final; one that SUCCEEDED is a model now.
+  virtual void OnJobEnded(const JobRecord& /*job*/) {}
 };
 
 struct ReportAnswer {

@@ -26,7 +26,8 @@ JobController::JobController(store::StateDirectory& state, Database& database, R
       supervisor_(state, database, runner, clock, options_, hub_, publisher_, observer, [this](const JobRecord& job) {
         if (IsFinal(job.state)) Release(job);
         Wake();
-      }) {}
+      }),
+      observer_(observer) {}
 
 absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateDirectory& state, Database& database,
                                                                    Runner& runner, base::Clock& clock,
@@ -67,7 +68,19 @@ absl::Status JobController::Recover() {
     }
     if (HasTrainer(job.state)) NIBBLE_RETURN_IF_ERROR(supervisor_.Adopt(job));
   }
+  CollectDeleted();
   return absl::OkStatus();
+}
+
+// Files of jobs that were deleted when the server died.
+void JobController::CollectDeleted() {
+  const auto names = state_.files.List(state_.layout.jobs());
+  if (!names.ok()) return;
+  for (const std::string& id : *names) {
+    if (!absl::IsNotFound(database_.Get(id).status())) continue;
+    const absl::Status removed = state_.files.RemoveAll(state_.layout.job(id));
+    base::LogWarning("files of a job that is not there any more", {{"job", id}, {"removed", removed.ok() ? "yes" : "no"}});
+  }
 }
 
 void JobController::Run(const std::string& report_address) {
@@ -80,7 +93,7 @@ void JobController::Run(const std::string& report_address) {
       Tick();
       // With trainers, or jobs that wait out a backoff, often; else only when something changes, or to try again what
       // the disk refused.
-      const bool busy = supervisor_.num_live() > 0;
+      const bool busy = supervisor_.load().jobs > 0;
       const auto wait = busy ? options_.tick : std::max(options_.tick, absl::Milliseconds(500));
       lock.lock();
       wake_.wait_for(lock, absl::ToChronoNanoseconds(wait), [this] { return woken_ || stopping_; });
@@ -110,7 +123,8 @@ void JobController::Admit() {
       }
     }
   }
-  if (supervisor_.num_live() >= options_.queue.max_running) return;
+  const RunningLoad load = supervisor_.load();
+  if (load.jobs >= options_.queue.max_running) return;
   const auto queued = database_.List({JobState::kQueued}, 0, kMaxListed);
   if (!queued.ok()) {
     base::LogError("the queue cannot be read", {{"why", std::string(queued.status().message())}});
@@ -118,10 +132,9 @@ void JobController::Admit() {
   }
   std::vector<QueuedJob> queue;
   for (const JobRecord& job : *queued) {
-    queue.push_back({job.id, job.spec.run.priority, job.number, supervisor_.not_before(job.id)});
+    queue.push_back({job.id, job.spec.run.priority, job.number, supervisor_.not_before(job.id), job.memory_bytes});
   }
-  for (const std::string& id :
-       PickNext(queue, supervisor_.num_live(), options_.queue, clock_.Monotonic())) {
+  for (const std::string& id : PickNext(queue, load, options_.queue, clock_.Monotonic())) {
     const auto job = std::find_if(queued->begin(), queued->end(), [&](const JobRecord& one) { return one.id == id; });
     if (absl::Status started = supervisor_.Start(*job); !started.ok()) {
       base::LogError("a job is not started", {{"job", id}, {"why", std::string(started.message())}});

@@ -45,9 +45,10 @@ class SqliteDatabase : public Database {
       }
       JobRow row = ToRow(job);
       session_ << "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, "
-                  "last_sequence, created_us, started_us, ended_us) VALUES (:id, :state, 0, 0, :spec, '', '{}', '', 0, 0, "
-                  ":created, 0, 0)",
-          use(row.id), use(row.state), use(row.spec), use(row.created_us);
+                  "last_sequence, created_us, started_us, ended_us, method, memory_bytes, owner, tenant) VALUES (:id, :state, "
+                  "0, 0, :spec, '', '{}', '', 0, 0, :created, 0, 0, :method, :memory, :owner, :tenant)",
+          use(row.id), use(row.state), use(row.spec), use(row.created_us), use(job.spec.method), use(row.memory_bytes),
+          use(row.owner), use(row.tenant);
       if (!request_id.empty()) {
         session_ << "INSERT INTO idempotency (request_id, body_digest, job_id, created_us) VALUES (:r, :b, :j, :c)",
             use(request_id), use(body_digest), use(row.id), use(row.created_us);
@@ -104,14 +105,26 @@ class SqliteDatabase : public Database {
         0, 1000);
   }
 
-  absl::StatusOr<std::int64_t> Count(JobState state) override {
-    long long count = 0;
-    NIBBLE_RETURN_IF_ERROR(Read([&] {
-      const std::string name = Name(state);
-      session_ << "SELECT COUNT(*) FROM jobs WHERE state = :s", use(name), into(count);
+  absl::StatusOr<std::int64_t> Count(JobState state) override { return CountWhere("state = :v", Name(state)); }
+  absl::StatusOr<std::int64_t> CountOpen(const std::string& owner) override {
+    return CountWhere("owner = :v AND state NOT IN ('SUCCEEDED', 'FAILED', 'CANCELLED')", owner);
+  }
+
+  absl::StatusOr<std::vector<JobCount>> Counts() override {
+    std::vector<JobCount> counts;
+    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
+      std::string method, state;
+      long long count = 0;
+      soci::statement select = (session_.prepare << "SELECT method, state, COUNT(*) FROM jobs GROUP BY method, state",
+                                into(method), into(state), into(count));
+      select.execute();
+      while (select.fetch()) {
+        NIBBLE_ASSIGN_OR_RETURN(const JobState parsed, ParseJobState(state));
+        counts.push_back({method, parsed, count});
+      }
       return absl::OkStatus();
     }));
-    return count;
+    return counts;
   }
 
   absl::Status Delete(const std::string& id) override {
@@ -122,7 +135,8 @@ class SqliteDatabase : public Database {
             absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " cannot be deleted: cancel it first")),
             "ILLEGAL_STATE", {{"state", Name(job.state)}});
       }
-      for (const char* table : {"events", "attempts", "idempotency"}) {
+      // Its request_id stays until it is old: a late repetition must not make the job anew.
+      for (const char* table : {"events", "attempts"}) {
         session_ << StrCat("DELETE FROM ", table, " WHERE job_id = :id"), use(id);
       }
       session_ << "DELETE FROM jobs WHERE id = :id", use(id);
@@ -158,15 +172,17 @@ class SqliteDatabase : public Database {
     });
   }
 
-  absl::Status MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
-    return Write([&]() -> absl::Status {
+  absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
+    bool marked = false;
+    NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
       soci::statement update =
           (session_.prepare << "UPDATE jobs SET published = 1 WHERE id = :id AND state = 'SUCCEEDED' AND published = 0",
            use(id));
       update.execute(true);
-      if (update.get_affected_rows() != 1) return absl::OkStatus();  // Said before: its events are there.
-      return AppendEvents(id, events, nullptr);
-    });
+      marked = update.get_affected_rows() == 1;
+      return marked ? AppendEvents(id, events, nullptr) : absl::OkStatus();  // Said before: its events are there.
+    }));
+    return marked;
   }
 
   absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) override {
@@ -252,11 +268,10 @@ class SqliteDatabase : public Database {
   // The functions below run inside Read or Write and may throw.
   absl::StatusOr<JobRecord> Find(const std::string& id) {
     JobRow row;
-    session_ << StrCat("SELECT ", kJobColumns, " FROM jobs WHERE id = :id"), use(id), into(row.number), into(row.id),
-        into(row.state), into(row.attempt), into(row.retries), into(row.spec), into(row.error), into(row.progress),
-        into(row.output_digest), into(row.published), into(row.last_sequence), into(row.created_us), into(row.started_us),
-        into(row.ended_us);
-    if (!session_.got_data()) return NoJob(id);
+    soci::statement select(session_);
+    select.exchange(use(id));
+    OpenJobs(select, "WHERE id = :id", row);
+    if (!select.fetch()) return NoJob(id);
     return FromRow(row);
   }
 
@@ -267,7 +282,7 @@ class SqliteDatabase : public Database {
     if (!session_.got_data()) return std::optional<JobRecord>();
     if (digest != body_digest) {
       return base::WithReason(
-          absl::AlreadyExistsError(StrCat("request_id ", request_id, " was used for another request (", id, ")")),
+          absl::AlreadyExistsError(StrCat("the request_id was used for another request, which made ", id)),
           "IDEMPOTENCY_CONFLICT", {{"job", id}});
     }
     NIBBLE_ASSIGN_OR_RETURN(JobRecord job, Find(id));
@@ -279,12 +294,9 @@ class SqliteDatabase : public Database {
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
       const long long number = before, most = limit;
       JobRow row;
-      soci::statement select =
-          (session_.prepare << StrCat("SELECT ", kJobColumns, " FROM jobs ", where), use(number), use(number), use(most),
-           into(row.number), into(row.id), into(row.state), into(row.attempt), into(row.retries), into(row.spec),
-           into(row.error), into(row.progress), into(row.output_digest), into(row.published), into(row.last_sequence),
-           into(row.created_us), into(row.started_us), into(row.ended_us));
-      select.execute();
+      soci::statement select(session_);
+      for (const long long* value : {&number, &number, &most}) select.exchange(use(*value));
+      OpenJobs(select, where, row);
       while (select.fetch()) {
         NIBBLE_ASSIGN_OR_RETURN(JobRecord job, FromRow(row));
         jobs.push_back(std::move(job));
@@ -292,6 +304,15 @@ class SqliteDatabase : public Database {
       return absl::OkStatus();
     }));
     return jobs;
+  }
+
+  absl::StatusOr<std::int64_t> CountWhere(const char* condition, const std::string& value) {
+    long long count = 0;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      session_ << StrCat("SELECT COUNT(*) FROM jobs WHERE ", condition), use(value), into(count);
+      return absl::OkStatus();
+    }));
+    return count;
   }
 
   void SetText(const std::string& id, const char* column, const std::string& value) {
@@ -313,6 +334,7 @@ class SqliteDatabase : public Database {
     if (t.retries.has_value()) SetNumber(t.job_id, "retries", *t.retries);
     if (t.error.has_value()) SetText(t.job_id, "error", base::Dump(ToJson(*t.error)));
     if (t.progress.has_value()) SetText(t.job_id, "progress", base::Dump(*t.progress));
+    if (t.keep_checkpoint) SetNumber(t.job_id, "keep_checkpoint", 1);
     if (t.publish_digest.has_value()) SetText(t.job_id, "output_digest", *t.publish_digest);
     if (t.started.has_value()) SetNumber(t.job_id, "started_us", absl::ToUnixMicros(*t.started));
     if (t.ended.has_value()) SetNumber(t.job_id, "ended_us", absl::ToUnixMicros(*t.ended));

@@ -36,6 +36,7 @@ struct Transition {
   std::optional<JobError> error;
   std::optional<base::Json> progress;
   std::optional<std::string> publish_digest;    // marks the output for publishing
+  bool keep_checkpoint = false;                 // to CANCELLING: a checkpoint first
   std::optional<std::string> attempt_state;     // of the attempt's own row ("LOST", ...)
   std::optional<absl::Time> started, ended;
   std::vector<NewEvent> events;
@@ -58,6 +59,7 @@ class Database {
   virtual absl::StatusOr<Inserted> Insert(const JobRecord& job, const std::string& request_id,
                                           const std::string& body_digest, const NewEvent& first_event) = 0;
   // The job that a request_id made (body_digest is compared as above); nothing when the id is new.
+  // NotFound (JOB) when that job was deleted since.
   virtual absl::StatusOr<std::optional<JobRecord>> FindRequest(const std::string& request_id,
                                                                const std::string& body_digest) = 0;
   virtual absl::Status ForgetRequests(absl::Time before) = 0;
@@ -69,12 +71,20 @@ class Database {
   // Those whose output is recorded but not published.
   virtual absl::StatusOr<std::vector<JobRecord>> ListUnpublished() = 0;
   virtual absl::StatusOr<std::int64_t> Count(JobState state) = 0;
+  virtual absl::StatusOr<std::int64_t> CountOpen(const std::string& owner) = 0;  // not final yet
+  struct JobCount {
+    std::string method;
+    JobState state = JobState::kQueued;
+    std::int64_t count = 0;
+  };
+  virtual absl::StatusOr<std::vector<JobCount>> Counts() = 0;  // those above 0
   virtual absl::Status Delete(const std::string& id) = 0;  // a final job, with all its rows
 
   // False when the job was not there any more: the writer is fenced off. The edge itself must exist (Internal otherwise).
   virtual absl::StatusOr<bool> Apply(const Transition& transition) = 0;
   virtual absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process) = 0;
-  virtual absl::Status MarkPublished(const std::string& id, const std::vector<NewEvent>& events) = 0;
+  // False when it was said before.
+  virtual absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) = 0;
   virtual absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) = 0;
 
   // Appends events and the progress they lead to. A journal line that is there already is skipped. Returns those appended.

@@ -28,6 +28,10 @@ absl::StatusOr<JobRecord> Parse(const JobRow& row) {
   job.output_digest = row.output_digest;
   job.published = row.published != 0;
   job.last_sequence = row.last_sequence;
+  job.memory_bytes = row.memory_bytes;
+  job.keep_checkpoint = row.keep_checkpoint != 0;
+  job.owner = row.owner;
+  job.tenant = row.tenant;
   job.created = absl::FromUnixMicros(row.created_us);
   if (row.started_us != 0) job.started = absl::FromUnixMicros(row.started_us);
   if (row.ended_us != 0) job.ended = absl::FromUnixMicros(row.ended_us);
@@ -35,6 +39,8 @@ absl::StatusOr<JobRecord> Parse(const JobRow& row) {
 }
 
 }  // namespace
+
+std::string Etag(const JobRecord& job) { return base::StrCat(Name(job.state), "-", job.attempt); }
 
 base::Json ToJson(const JobError& error) {
   base::Json json = base::Json::object();
@@ -50,6 +56,9 @@ JobRow ToRow(const JobRecord& job) {
   row.state = Name(job.state);
   row.spec = base::Dump(ToJson(job.spec));
   row.created_us = absl::ToUnixMicros(job.created);
+  row.memory_bytes = job.memory_bytes;
+  row.owner = job.owner;
+  row.tenant = job.tenant;
   return row;
 }
 

@@ -49,6 +49,15 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
                job_id TEXT NOT NULL,
                created_us INTEGER NOT NULL))",
       },
+      {
+          "ALTER TABLE jobs ADD COLUMN method TEXT NOT NULL DEFAULT 'qlora'",
+          "ALTER TABLE jobs ADD COLUMN memory_bytes INTEGER NOT NULL DEFAULT 0",
+          "ALTER TABLE jobs ADD COLUMN keep_checkpoint INTEGER NOT NULL DEFAULT 0",
+          "ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+          "ALTER TABLE jobs ADD COLUMN tenant TEXT NOT NULL DEFAULT ''",
+          "CREATE INDEX jobs_by_owner ON jobs (owner, state)",
+          "CREATE INDEX idempotency_by_age ON idempotency (created_us)",
+      },
   };
   return migrations;
 }

@@ -67,4 +67,20 @@ absl::Status OpenSession(soci::session& session, const std::string& path) {
   return Migrate(session);
 }
 
+void OpenJobs(soci::statement& select, const std::string& where, JobRow& row) {
+  select.exchange(into(row.number));
+  for (std::string* text : {&row.id, &row.state}) select.exchange(into(*text));
+  for (long long* number : {&row.attempt, &row.retries}) select.exchange(into(*number));
+  for (std::string* text : {&row.spec, &row.error, &row.progress, &row.output_digest}) select.exchange(into(*text));
+  for (long long* number : {&row.published, &row.last_sequence, &row.created_us, &row.started_us, &row.ended_us,
+                            &row.memory_bytes, &row.keep_checkpoint}) {
+    select.exchange(into(*number));
+  }
+  for (std::string* text : {&row.owner, &row.tenant}) select.exchange(into(*text));
+  select.alloc();
+  select.prepare(StrCat("SELECT ", kJobColumns, " FROM jobs ", where));
+  select.define_and_bind();
+  select.execute();
+}
+
 }  // namespace nibble::jobs

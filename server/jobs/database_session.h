@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/jobs/database_rows.h"
 
 namespace nibble::jobs {
 
@@ -14,5 +15,8 @@ namespace nibble::jobs {
 absl::Status OpenSession(soci::session& session, const std::string& path);
 
 absl::Status FromSoci(const std::exception& error);
+
+// Runs "SELECT (all columns) FROM jobs WHERE": each fetch() of the statement, whose parameters are bound already, fills `row`.
+void OpenJobs(soci::statement& select, const std::string& where, JobRow& row);
 
 }  // namespace nibble::jobs

@@ -14,6 +14,8 @@
 namespace nibble::jobs {
 
 inline constexpr char kMethodQLora[] = "qlora";
+// All methods that are built.
+inline constexpr const char* kMethods[] = {kMethodQLora};
 
 struct DataConfig {
   std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "server/base/strings.h"
 #include "server/jobs/process.h"
 #include "server/jobs/runner.h"
+#include "server/jobs/stray_processes.h"
 #include "server/store/layout.h"
 
 namespace nibble::jobs {
@@ -137,12 +139,16 @@ class LocalRunner : public Runner {
     if (LockHeld(directory)) {
       const SteadyTime now = std::chrono::steady_clock::now();
       if (!running.gone_since.has_value()) running.gone_since = now;
+      KillHolders(LockPath(directory));
       if (now - *running.gone_since < kWaitForDescendants) return std::nullopt;
       base::LogWarning("a process that the trainer started does not end", {{"attempt", directory}});
     }
     // Also for the adopted: it may be our child after all (a controller made anew in the same process).
     const ExitStatus status = Reap(pid, running.is_child);
     running_.erase(it);
+    std::set<pid_t> known;
+    for (const auto& [other, process] : running_) known.insert(static_cast<pid_t>(process.id.pid));
+    EndStrayChildren(known);
     return status;
   }
 
@@ -186,7 +192,7 @@ std::unique_ptr<Runner> MakeLocalRunner(LocalRunnerOptions options) {
 
 std::vector<std::string> AllowedEnvironment(const std::vector<std::string>& environment) {
   static constexpr std::string_view kAllowed[] = {"PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES",
-                                                  "NVIDIA_VISIBLE_DEVICES"};
+                                                  "NVIDIA_VISIBLE_DEVICES", "NIBBLE_FAILPOINT"};
   std::vector<std::string> allowed;
   for (const std::string& entry : environment) {
     const std::string_view key = std::string_view(entry).substr(0, entry.find('='));

@@ -12,12 +12,18 @@ std::vector<QueuedJob> Order(std::vector<QueuedJob> queue) {
   return queue;
 }
 
-std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, int num_running, const QueueLimits& limits,
+std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
                                   absl::Duration now) {
   std::vector<std::string> picked;
+  RunningLoad load = running;
   for (const QueuedJob& job : Order(queue)) {
-    if (num_running + static_cast<int>(picked.size()) >= limits.max_running) break;
-    if (job.not_before <= now) picked.push_back(job.id);
+    if (load.jobs >= limits.max_running) break;
+    if (job.not_before > now) continue;
+    const bool fits = limits.memory_bytes == 0 || job.memory_bytes <= limits.memory_bytes - load.memory_bytes;
+    if (!fits && load.jobs > 0) break;
+    picked.push_back(job.id);
+    ++load.jobs;
+    load.memory_bytes += job.memory_bytes;
   }
   return picked;
 }

@@ -13,17 +13,27 @@ struct QueuedJob {
   std::int64_t priority = 0;    // higher first
   std::int64_t submitted = 0;   // order of submission: lower first among equals; a retried job keeps its own
   absl::Duration not_before;    // monotonic: waits out its backoff
+  std::int64_t memory_bytes = 0;  // planned peak; 0: not known, takes a place only
 };
 
 struct QueueLimits {
   int max_running = 1;
+  std::int64_t memory_bytes = 0;  // of all trainers together; 0: not bounded
+};
+
+// What runs already.
+struct RunningLoad {
+  int jobs = 0;
+  std::int64_t memory_bytes = 0;
 };
 
 // The queue in the order in which it will be served (backoff not looked at): its index is the queue position.
 std::vector<QueuedJob> Order(std::vector<QueuedJob> queue);
 
-// Ids to start now, at most as many as there is room for. A job that waits out its backoff does not hold up those behind it.
-std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, int num_running, const QueueLimits& limits,
+// Ids to start now, at most as many as there is room for. A job that waits out its backoff does not hold up those behind it; one
+// for which there is no memory yet does, or small jobs would keep a large one waiting for ever. A job that alone needs more
+// than there is starts when nothing else runs.
+std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
                                   absl::Duration now);
 
 struct RetryOptions {

@@ -56,8 +56,11 @@ absl::Status Publisher::Publish(const JobRecord& job) {
   state["state"] = Name(JobState::kSucceeded);
   state["from"] = Name(JobState::kRunning);
   events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(state)});
-  NIBBLE_RETURN_IF_ERROR(database_.MarkPublished(job.id, events));
-  if (observer_ != nullptr && model.has_value()) observer_->OnModelPublished(job, *model);
+  NIBBLE_ASSIGN_OR_RETURN(const bool marked, database_.MarkPublished(job.id, events));
+  if (observer_ != nullptr && marked) {
+    if (model.has_value()) observer_->OnModelPublished(job, *model);
+    observer_->OnJobEnded(job);
+  }
   hub_.Notify(job.id);
   return absl::OkStatus();
 }

@@ -33,10 +33,18 @@ struct JobRecord {
   std::string output_digest;  // manifest digest of the output; "" until the job succeeded
   bool published = false;     // the output is a model now
   std::int64_t last_sequence = 0;
+  std::int64_t memory_bytes = 0;  // planned peak of its trainer; 0: not planned
+  bool keep_checkpoint = false;   // cancelled, but a checkpoint first
+  std::string owner;   // who created it; "" where nobody has to say who he is
+  std::string tenant;  // of the owner
   absl::Time created;
   std::optional<absl::Time> started;  // first start
   std::optional<absl::Time> ended;
 };
+
+// Changes with what decides whether a job may be moved: state and attempt. Not with its progress: a client can cancel a running
+// job that it has just looked at.
+std::string Etag(const JobRecord& job);
 
 struct AttemptRecord {
   std::int64_t attempt = 0;

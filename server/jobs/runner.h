@@ -51,7 +51,8 @@ struct LocalRunnerOptions {
 };
 
 // Child processes of this one: own process group, stdin /dev/null, stdout and stderr into trainer.log, no core files, no
-// inherited descriptors but the attempt's lock.
+// inherited descriptors but the attempt's lock. All children of this process are taken to be its own: with PR_SET_CHILD_SUBREAPER
+// those that trainers leave behind are ended too.
 std::unique_ptr<Runner> MakeLocalRunner(LocalRunnerOptions options);
 
 // Those of `environment` that a trainer may see.

@@ -52,6 +52,10 @@ Verdict Judge(const ExitStatus& exit, const std::optional<Outcome>& outcome) {
       verdict.kind = Kind::kRetry;
       say("INTERNAL", "NO_OUTCOME", "the trainer exited with 0 but left no outcome");
       return verdict;
+    case kExitDiskFull:
+      verdict.kind = Kind::kRetry;
+      say("RESOURCE_EXHAUSTED", "DISK_FULL", "there was no room on the disk");
+      return verdict;
     default:
       verdict.kind = Kind::kRetry;
       say("INTERNAL", "TRAINER_EXIT", StrCat("the trainer exited with code ", judged.value, "; see trainer.log"));

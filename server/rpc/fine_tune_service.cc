@@ -1,8 +1,13 @@
 #include "server/rpc/fine_tune_service.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
 #include <algorithm>
+#include <optional>
 
 #include "server/base/error.h"
+#include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/job_proto.h"
@@ -14,13 +19,21 @@ namespace nibble::rpc {
 
 namespace {
 
-// ABORTED unless the job is as the client thinks.
-absl::Status CheckEtag(jobs::JobController& jobs, const std::string& name, bool given, const std::string& etag) {
-  if (!given) return absl::OkStatus();
-  NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs.Get(name));
-  const std::string now = ToProto(job).etag();
-  if (now == etag) return absl::OkStatus();
-  return base::WithReason(absl::AbortedError(base::StrCat("etag: the job's is ", now)), "ETAG_MISMATCH");
+// What tells a repetition from another request of the same id: the request as it came, before anything is filled in.
+std::string BodyDigest(const v1::CreateJobRequest& request) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    request.spec().SerializeToCodedStream(&coded);
+  }
+  return base::Sha256Hex(bytes);
+}
+
+template <typename Request>
+std::optional<std::string> EtagOf(const Request& request) {
+  return request.has_etag() ? std::optional(request.etag()) : std::nullopt;
 }
 
 bool Matches(const jobs::JobRecord& job, const v1::JobFilter& filter) {
@@ -40,7 +53,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call&) -> absl::Status {
     if (edge_.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
     NIBBLE_ASSIGN_OR_RETURN(jobs::JobSpec spec, FromProto(request->spec()));
     // The default fits every model.
@@ -49,9 +62,7 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
         spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.max_positions);
       }
     }
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id()));
-    // A repeated request answers an older job.
-    if (edge_.clock.Now() - job.created <= edge_.clock.Monotonic() - call.began()) edge_.metrics.JobCreated(job.spec.method);
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id(), {.body_digest = BodyDigest(*request)}));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -93,8 +104,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* FineTuneService::DeleteJob(grpc::CallbackServerContext* context,
                                                      const v1::DeleteJobRequest* request, v1::DeleteJobResponse*) {
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/DeleteJob", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
-    return jobs_.Delete(request->name());
+    return jobs_.Delete(request->name(), EtagOf(*request));
   });
 }
 
@@ -141,14 +151,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
 grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext* context,
                                                      const v1::CancelJobRequest* request, v1::Job* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call&) -> absl::Status {
-    if (request->has_keep_checkpoint() && request->keep_checkpoint()) return NotBuilt("CancelJobRequest.keep_checkpoint");
-    NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord before, jobs_.Get(request->name()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Cancel(request->name()));
-    // A job with a trainer ends later, and is counted then.
-    if (job.state == jobs::JobState::kCancelled && !jobs::IsFinal(before.state) && !jobs::HasTrainer(before.state)) {
-      edge_.metrics.JobFinished(job.spec.method, "CANCELLED", absl::ToDoubleSeconds(edge_.clock.Now() - job.created));
-    }
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Cancel(request->name(), EtagOf(*request), request->keep_checkpoint()));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -157,8 +160,7 @@ grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext* context, const v1::PauseJobRequest* request,
                                                     v1::Job* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Pause(request->name()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Pause(request->name(), EtagOf(*request)));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -167,16 +169,19 @@ grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* FineTuneService::ResumeJob(grpc::CallbackServerContext* context,
                                                      const v1::ResumeJobRequest* request, v1::Job* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckEtag(jobs_, request->name(), request->has_etag(), request->etag()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Resume(request->name()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Resume(request->name(), EtagOf(*request)));
     *response = ToProto(job);
     return absl::OkStatus();
   });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::CheckpointJob(grpc::CallbackServerContext* context,
-                                                         const v1::CheckpointJobRequest*, v1::Job*) {
-  return UnaryNotBuilt(edge_, context, "nibble.v1.FineTuneService/CheckpointJob");
+                                                         const v1::CheckpointJobRequest* request, v1::Job* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CheckpointJob", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Checkpoint(request->name(), EtagOf(*request)));
+    *response = ToProto(job);
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace nibble::rpc

@@ -130,7 +130,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   if (job.ended.has_value()) *out.mutable_end_time() = ToProto(*job.ended);
   out.set_attempt(static_cast<std::int32_t>(job.attempt));
   out.set_retries(static_cast<std::int32_t>(job.retries));
-  out.set_etag(base::StrCat(jobs::Name(job.state), "-", job.attempt, "-", job.last_sequence));
+  out.set_etag(jobs::Etag(job));
   return out;
 }
 
@@ -158,6 +158,7 @@ v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
     checkpoint->set_name(base::StrCat(job.id, "/", Int(body, "step")));
     checkpoint->set_step(Int(body, "step"));
     checkpoint->set_resumable(true);
+    checkpoint->set_servable(job.spec.method == jobs::kMethodQLora);
     checkpoint->set_digest(Text(body, "digest"));
     checkpoint->set_bytes(Int(body, "bytes"));
     checkpoint->set_job(job.id);
@@ -188,6 +189,9 @@ v1::Checkpoint ToProto(const jobs::JobRecord& job, const store::CheckpointInfo& 
   out.set_bytes(static_cast<std::int64_t>(info.bytes));
   out.set_job(job.id);
   out.set_attempt(static_cast<std::int32_t>(info.attempt));
+  out.set_servable(job.spec.method == jobs::kMethodQLora);
+  *out.mutable_create_time() = ToProto(info.created);
+  for (const auto& [name, value] : info.metrics) (*out.mutable_metrics())[ToUtf8(name)] = value;
   return out;
 }
 

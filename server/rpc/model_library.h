@@ -19,6 +19,14 @@
 
 namespace nibble::rpc {
 
+// Where a checkpoint lies and what it was trained on.
+struct CheckpointSource {
+  std::string directory;
+  std::string job_id;
+  std::string base_model;
+  std::int64_t step = 0;
+};
+
 struct ModelLibraryOptions {
   std::string import_root;            // "": no path of the server is taken
   store::UploadLimits upload_limits;  // of a model
@@ -26,6 +34,8 @@ struct ModelLibraryOptions {
   std::int64_t max_eval_tokens = 16384;  // of a conversion's losses
   // The evaluation set of the job that made a model; "" for none.
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
+  // By Checkpoint.name. NotFound (CHECKPOINT).
+  std::function<absl::StatusOr<CheckpointSource>(const std::string& checkpoint)> find_checkpoint;
 };
 
 // Thread-safe.
@@ -61,6 +71,8 @@ class ModelLibrary {
   absl::StatusOr<std::shared_ptr<const ExportedFiles>> Exported(const std::string& artifact_id);
 
   absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name);
+  // Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), DataLoss (CHECKPOINT_CORRUPT).
+  absl::StatusOr<v1::Model> PublishCheckpoint(const v1::PublishCheckpointRequest& request);
 
  private:
   struct KeptUpload {

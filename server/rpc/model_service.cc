@@ -145,8 +145,13 @@ grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext*
 }
 
 grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,
-                                                          const v1::PublishCheckpointRequest*, v1::Model*) {
-  return UnaryNotBuilt(edge_, context, "nibble.v1.ModelService/PublishCheckpoint");
+                                                          const v1::PublishCheckpointRequest* request,
+                                                          v1::Model* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call&) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
+    NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request));
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext* context,

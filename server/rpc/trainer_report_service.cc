@@ -66,7 +66,9 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
                             jobs_.IngestReport(hello_.job_id(), hello_.attempt(), hello_.token(), lines));
     response_.Clear();
     response_.set_acknowledged_sequence(answer.acknowledged);
-    if (answer.command == jobs::Control::kCancel) response_.set_command(iv1::TRAINER_COMMAND_CANCEL);
+    const bool keeps = answer.command == jobs::Control::kCancelKeeping;
+    if (keeps || answer.command == jobs::Control::kCancel) response_.set_command(iv1::TRAINER_COMMAND_CANCEL);
+    response_.set_keep_checkpoint(keeps);
     if (answer.command == jobs::Control::kPause) response_.set_command(iv1::TRAINER_COMMAND_PAUSE);
     return absl::OkStatus();
   }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "server/base/json.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -14,6 +15,8 @@ namespace nibble::store {
 using base::JoinPath;
 
 namespace {
+
+constexpr std::uint64_t kMaxMetricsBytes = 1 << 16;
 
 std::optional<std::int64_t> AttemptNumber(const std::string& name) {
   if (name.empty() || name.size() > 9 || name.find_first_not_of("0123456789") != std::string::npos) return std::nullopt;
@@ -28,6 +31,17 @@ absl::Status Prune(base::FileSystem& files, const std::vector<CheckpointInfo>& c
   return absl::OkStatus();
 }
 
+std::map<std::string, double> ReadMetrics(base::FileSystem& files, const std::string& directory) {
+  std::map<std::string, double> metrics;
+  const auto text = files.Read(JoinPath(directory, kCheckpointMetricsFile), kMaxMetricsBytes);
+  const auto json = base::ParseJson(text.ok() ? *text : "{}");
+  if (!json.ok() || !json->is_object()) return metrics;
+  for (const auto& item : json->items()) {
+    if (item.value().is_number()) metrics[item.key()] = item.value().get<double>();
+  }
+  return metrics;
+}
+
 }  // namespace
 
 absl::StatusOr<PendingDirectory> BeginCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
@@ -36,8 +50,11 @@ absl::StatusOr<PendingDirectory> BeginCheckpoint(base::FileSystem& files, const 
                                   JoinPath(JoinPath(attempt_directory, kCheckpointsDirectory), CheckpointName(step)));
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files, const std::string& attempt_directory,
-                                                            std::int64_t attempt) {
+namespace {
+
+// `damaged`: those whose manifest or sizes are wrong already.
+absl::StatusOr<std::vector<CheckpointInfo>> ListOne(base::FileSystem& files, const std::string& attempt_directory,
+                                                    std::int64_t attempt, std::vector<CheckpointInfo>* damaged) {
   std::vector<CheckpointInfo> found;
   const std::string folder = JoinPath(attempt_directory, kCheckpointsDirectory);
   if (!files.Exists(folder)) return found;
@@ -45,26 +62,34 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& fi
   for (const std::string& name : names) {
     const auto step = CheckpointStep(name);
     if (!step.has_value()) continue;
-    CheckpointInfo info{attempt, *step, JoinPath(folder, name), 0, ""};
+    CheckpointInfo info;
+    info.attempt = attempt;
+    info.step = *step;
+    info.directory = JoinPath(folder, name);
     const auto manifest = CheckSizes(files, info.directory);
-    if (!manifest.ok()) continue;
+    if (!manifest.ok()) {
+      if (damaged != nullptr) damaged->push_back(std::move(info));
+      continue;
+    }
     info.bytes = manifest->total_bytes();
     info.digest = manifest->digest;
+    info.created = ModifiedTime(JoinPath(info.directory, kManifestFile));
+    info.metrics = ReadMetrics(files, info.directory);
     found.push_back(std::move(info));
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
   return found;
 }
 
-absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
-                                                               const std::string& attempts_directory) {
+absl::StatusOr<std::vector<CheckpointInfo>> ListAll(base::FileSystem& files, const std::string& attempts_directory,
+                                                    std::vector<CheckpointInfo>* damaged) {
   std::vector<CheckpointInfo> all;
   if (!files.Exists(attempts_directory)) return all;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(attempts_directory));
   for (const std::string& name : names) {
     const auto attempt = AttemptNumber(name);
     if (!attempt.has_value()) continue;
-    NIBBLE_ASSIGN_OR_RETURN(const auto some, ListCheckpoints(files, JoinPath(attempts_directory, name), *attempt));
+    NIBBLE_ASSIGN_OR_RETURN(const auto some, ListOne(files, JoinPath(attempts_directory, name), *attempt, damaged));
     all.insert(all.end(), some.begin(), some.end());
   }
   std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
@@ -73,14 +98,28 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem&
   return all;
 }
 
+}  // namespace
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files, const std::string& attempt_directory,
+                                                            std::int64_t attempt) {
+  return ListOne(files, attempt_directory, attempt, nullptr);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
+                                                               const std::string& attempts_directory) {
+  return ListAll(files, attempts_directory, nullptr);
+}
+
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSystem& files,
-                                                                   const std::string& attempts_directory) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, ListAllCheckpoints(files, attempts_directory));
+                                                                   const std::string& attempts_directory,
+                                                                   std::vector<CheckpointInfo>* damaged) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, ListAll(files, attempts_directory, damaged));
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
     const auto verified = Verify(files, it->directory);
     if (verified.ok()) return std::optional<CheckpointInfo>(*it);
     base::LogWarning("a checkpoint is damaged, the one before it is tried",
                      {{"directory", it->directory}, {"why", std::string(verified.status().message())}});
+    if (damaged != nullptr) damaged->push_back(*it);
   }
   return std::optional<CheckpointInfo>();
 }

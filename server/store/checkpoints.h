@@ -2,15 +2,19 @@
 // attempt's; the server looks across attempts.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/base/files.h"
 #include "server/store/published_directory.h"
 
 namespace nibble::store {
+
+inline constexpr char kCheckpointMetricsFile[] = "metrics.json";  // {"loss": 2.5}: what is known of it, for people
 
 struct CheckpointInfo {
   std::int64_t attempt = 0;
@@ -18,6 +22,8 @@ struct CheckpointInfo {
   std::string directory;
   std::uint64_t bytes = 0;
   std::string digest;  // of its manifest
+  absl::Time created;
+  std::map<std::string, double> metrics;  // of kCheckpointMetricsFile: "loss", "eval_loss"
 };
 
 // A checkpoint in the making below an attempt's directory; Commit publishes it.
@@ -30,9 +36,11 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& fi
 // Those of all attempts below `attempts_directory`, by step, then attempt.
 absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
                                                                const std::string& attempts_directory);
-// The newest whose every byte fits its manifest, older ones tried in turn; nothing when there is none.
+// The newest whose every byte fits its manifest, older ones tried in turn; nothing when there is none. Those that
+// are damaged, as far as they were looked at, are added to `damaged` where it is given.
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSystem& files,
-                                                                   const std::string& attempts_directory);
+                                                                   const std::string& attempts_directory,
+                                                                   std::vector<CheckpointInfo>* damaged = nullptr);
 // Removes all but the newest `keep` (>= 1) of one attempt.
 absl::Status PruneCheckpoints(base::FileSystem& files, const std::string& attempt_directory, std::int64_t keep);
 // The same across attempts: for the server, when no trainer of the job lives.

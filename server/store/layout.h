@@ -6,7 +6,8 @@
 //   uploads/ID/                                   what a client is sending; emptied at every start
 //   jobs/ID/attempts/N/                           what `nibble-trainer --job_dir` is given; only that attempt writes here
 //     attempt.json                                the order: jobs/attempt.h, written by the server before the start
-//     control.json                                {"command": "cancel" | "pause"}: read by the trainer on SIGTERM
+//     control.json                                {"command": "cancel" | "cancel_keeping" | "pause"}: read on SIGTERM
+//     checkpoint.request                          there: the trainer is to write a checkpoint after the current step
 //     lock                                        held with flock as long as a process of the attempt lives; its pid
 //     journal.jsonl                               jobs/journal.h, appended and synced by the trainer
 //     outcome.json                                jobs/attempt.h, the trainer's last word
@@ -47,6 +48,7 @@ class Layout {
 // Names within one attempt's directory.
 inline constexpr char kAttemptFile[] = "attempt.json";
 inline constexpr char kControlFile[] = "control.json";
+inline constexpr char kCheckpointRequestFile[] = "checkpoint.request";
 inline constexpr char kAttemptLockFile[] = "lock";
 inline constexpr char kJournalFile[] = "journal.jsonl";
 inline constexpr char kOutcomeFile[] = "outcome.json";

@@ -1,7 +1,5 @@
 #include "server/store/model_store.h"
 
-#include <sys/stat.h>
-
 #include <utility>
 
 #include "server/base/error.h"
@@ -9,6 +7,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/store/disk_space.h"
 
 namespace nibble::store {
 
@@ -19,20 +18,16 @@ namespace {
 
 constexpr std::uint64_t kMaxInfoBytes = 1u << 20;
 
-absl::Time ModifiedTime(const std::string& path) {
-  struct stat info;
-  return ::stat(path.c_str(), &info) == 0 ? absl::TimeFromTimespec(info.st_mtim) : absl::UnixEpoch();
-}
-
 }  // namespace
 
-ModelStore::ModelStore(base::FileSystem& files, Layout layout)
-    : files_(files), layout_(std::move(layout)), names_(std::make_shared<NameTable>("model", "MODEL")) {}
+ModelStore::ModelStore(base::FileSystem& files, Layout layout, std::uint64_t min_free_bytes)
+    : files_(files), layout_(std::move(layout)), min_free_bytes_(min_free_bytes), names_(std::make_shared<NameTable>("model", "MODEL")) {}
 
-absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& files, const Layout& layout) {
+absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& files, const Layout& layout,
+                                                             std::uint64_t min_free_bytes) {
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.models()));
   NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, layout.models()));
-  std::unique_ptr<ModelStore> store(new ModelStore(files, layout));
+  std::unique_ptr<ModelStore> store(new ModelStore(files, layout, min_free_bytes));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(layout.models()));
   for (const std::string& name : names) {
     auto model = store->Load(name);
@@ -122,6 +117,7 @@ ModelStore::Pending::Pending(ModelStore& store, std::string name, std::string ow
 ModelStore::Pending::~Pending() { store_.names_->Unreserve(name_, owner_); }
 
 absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::string_view name) {
+  NIBBLE_RETURN_IF_ERROR(CheckSpace(files_, layout_.root(), min_free_bytes_));
   const std::string owner = base::NewId("import");
   NIBBLE_RETURN_IF_ERROR(Reserve(name, owner));
   auto directory = PendingDirectory::Create(files_, layout_.model(name));

@@ -31,7 +31,8 @@ struct StoredModel {
 class ModelStore {
  public:
   // Reads what is there; directories without a fitting manifest are left out with a warning, temporaries are removed.
-  static absl::StatusOr<std::unique_ptr<ModelStore>> Open(base::FileSystem& files, const Layout& layout);
+  static absl::StatusOr<std::unique_ptr<ModelStore>> Open(base::FileSystem& files, const Layout& layout,
+                                                          std::uint64_t min_free_bytes = 0);
 
   std::vector<StoredModel> List() const;                             // by name
   absl::StatusOr<StoredModel> Get(std::string_view name) const;      // NotFound (MODEL)
@@ -62,7 +63,7 @@ class ModelStore {
     const std::string owner_;
     PendingDirectory directory_;
   };
-  absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name);  // AlreadyExists (NAME_TAKEN)
+  absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name);  // AlreadyExists (NAME_TAKEN), DISK_FULL
 
   // While a pin lives the model cannot be deleted. `user` says who, in the refusal ("job job-1", "loaded").
   absl::StatusOr<std::shared_ptr<const Pin>> PinModel(std::string_view name, std::string_view user);
@@ -70,11 +71,12 @@ class ModelStore {
   absl::Status Delete(std::string_view name);  // NotFound; FailedPrecondition (MODEL_IN_USE)
 
  private:
-  ModelStore(base::FileSystem& files, Layout layout);
+  ModelStore(base::FileSystem& files, Layout layout, std::uint64_t min_free_bytes);
   absl::StatusOr<StoredModel> Load(const std::string& name) const;
 
   base::FileSystem& files_;
   const Layout layout_;
+  const std::uint64_t min_free_bytes_;
   mutable std::mutex mutex_;
   std::map<std::string, StoredModel, std::less<>> models_;  // by mutex_
   const std::shared_ptr<NameTable> names_;

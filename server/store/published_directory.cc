@@ -1,6 +1,7 @@
 #include "server/store/published_directory.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -86,6 +87,11 @@ std::uint64_t Manifest::total_bytes() const {
   std::uint64_t total = 0;
   for (const ManifestEntry& file : files) total += file.size;
   return total;
+}
+
+absl::Time ModifiedTime(const std::string& path) {
+  struct stat info;
+  return ::stat(path.c_str(), &info) == 0 ? absl::TimeFromTimespec(info.st_mtim) : absl::UnixEpoch();
 }
 
 absl::StatusOr<ManifestEntry> HashFile(const std::string& path) {

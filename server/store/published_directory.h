@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/base/files.h"
 
 namespace nibble::store {
@@ -32,6 +33,9 @@ absl::StatusOr<Manifest> ReadManifest(base::FileSystem& files, const std::string
 absl::StatusOr<Manifest> CheckSizes(base::FileSystem& files, const std::string& directory);
 // CheckSizes, and every hash: before a checkpoint or an output is used. DataLoss names the file.
 absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory);
+
+// When a file was last written; the epoch when that cannot be told.
+absl::Time ModifiedTime(const std::string& path);
 
 // SHA-256 and size of a file, read in pieces: memory stays flat whatever its size.
 absl::StatusOr<ManifestEntry> HashFile(const std::string& path);

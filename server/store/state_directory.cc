@@ -9,7 +9,7 @@
 namespace nibble::store {
 
 absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileSystem& files, const std::string& path,
-                                                                     UploadLimits dataset_limits) {
+                                                                     UploadLimits limits) {
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(path));
   std::error_code error;
   const std::string absolute = std::filesystem::canonical(path, error).string();
@@ -20,10 +20,10 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileS
   NIBBLE_RETURN_IF_ERROR(files.RemoveAll(layout.uploads()));
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.uploads()));
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.jobs()));
-  NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, layout));
-  NIBBLE_ASSIGN_OR_RETURN(auto datasets, DatasetStore::Open(files, layout, dataset_limits));
+  NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, layout, limits.min_free_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(auto datasets, DatasetStore::Open(files, layout, limits));
   return std::unique_ptr<StateDirectory>(
-      new StateDirectory{files, layout, std::move(lock), std::move(models), std::move(datasets)});
+      new StateDirectory{files, layout, std::move(lock), std::move(models), std::move(datasets), limits.min_free_bytes});
 }
 
 }  // namespace nibble::store

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,13 +15,15 @@ namespace nibble::store {
 // A state directory that this process owns: made if it is not there, locked, leftovers removed, its stores open.
 // Thread-safe through its members.
 struct StateDirectory {
+  // limits.min_free_bytes is the watermark of everything.
   static absl::StatusOr<std::unique_ptr<StateDirectory>> Open(base::FileSystem& files, const std::string& path,
-                                                              UploadLimits dataset_limits = {});
+                                                              UploadLimits limits = {});
   base::FileSystem& files;
   const Layout layout;  // of the absolute path
   std::unique_ptr<StateLock> lock;
   std::unique_ptr<ModelStore> models;
   std::unique_ptr<DatasetStore> datasets;
+  std::uint64_t min_free_bytes = 0;  // the watermark
 };
 
 }  // namespace nibble::store

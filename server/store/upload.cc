@@ -5,6 +5,7 @@
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/store/disk_space.h"
 
 namespace nibble::store {
 
@@ -56,11 +57,7 @@ absl::Status Upload::Append(std::string_view chunk) {
   if (chunk.size() > limits_.max_total_bytes - total_bytes_) return TooLarge("the upload", limits_.max_total_bytes);
   unchecked_bytes_ += chunk.size();
   if (unchecked_bytes_ >= kAskDiskEvery) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files_.FreeBytes(directory_));
-    if (free < limits_.min_free_bytes + chunk.size()) {
-      return base::WithReason(absl::ResourceExhaustedError(StrCat("only ", free, " bytes are free on the server's disk")),
-                              "DISK_FULL");
-    }
+    NIBBLE_RETURN_IF_ERROR(CheckSpace(files_, directory_, limits_.min_free_bytes + chunk.size()));
     unchecked_bytes_ = 0;
   }
   NIBBLE_RETURN_IF_ERROR(file_->Append(chunk));

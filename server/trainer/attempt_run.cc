@@ -48,25 +48,41 @@ class AttemptRun {
     NIBBLE_RETURN_IF_ERROR(MakeModel());
     NIBBLE_RETURN_IF_ERROR(Resume());
     NIBBLE_RETURN_IF_ERROR(Write("state", {{"state", "RUNNING"}, {"step", progress_.step}, {"max_steps", max_steps_}}));
-    if (progress_.step == 0) NIBBLE_RETURN_IF_ERROR(EvaluateNow());
+    absl::StatusOr<jobs::Outcome> outcome = Train();
+    // Told to stop: between micro-batches, or in the middle of an evaluation.
+    if (absl::IsCancelled(outcome.status()) && Stopping()) return Interrupt();
+    return outcome;
+  }
+
+ private:
+  bool Stopping() const { return context_.terminated() || context_.reporter.fenced(); }
+
+  // Cancelled when Stopping(): the state is then that after progress_.step whole steps.
+  absl::StatusOr<jobs::Outcome> Train() {
+    if (EvaluationIsDue()) NIBBLE_RETURN_IF_ERROR(EvaluateNow());
     while (progress_.step < max_steps_) {
-      NIBBLE_ASSIGN_OR_RETURN(const bool whole, Step());
-      if (!whole) return Interrupt();
+      NIBBLE_RETURN_IF_ERROR(Step());
       const bool last = progress_.step == max_steps_;
-      if (!last && spec_.run.eval_every > 0 && progress_.step % spec_.run.eval_every == 0) {
-        NIBBLE_RETURN_IF_ERROR(EvaluateNow());
-      }
+      if (EvaluationIsDue()) NIBBLE_RETURN_IF_ERROR(EvaluateNow());
       if (!last && spec_.run.save_every > 0 && progress_.step % spec_.run.save_every == 0) {
         NIBBLE_RETURN_IF_ERROR(Save());
       }
-      if (Stopping()) return Interrupt();
+      if (jobs::CheckpointRequested(context_.files, context_.directory)) {
+        if (progress_.step > saved_step_) NIBBLE_RETURN_IF_ERROR(Save());
+        NIBBLE_RETURN_IF_ERROR(jobs::ClearCheckpointRequest(context_.files, context_.directory));
+      }
+      if (Stopping()) return absl::CancelledError("told to stop");
     }
     NIBBLE_RETURN_IF_ERROR(EvaluateNow());
     return Publish();
   }
 
- private:
-  bool Stopping() const { return context_.terminated() || context_.reporter.fenced(); }
+  // Before the first step, and every eval_every; the evaluation after the last step is made in any case. One that was
+  // interrupted is due again when the job goes on.
+  bool EvaluationIsDue() const {
+    if (!inputs_.has_eval || progress_.step >= max_steps_ || progress_.evaluated_step == progress_.step) return false;
+    return progress_.step == 0 || (spec_.run.eval_every > 0 && progress_.step % spec_.run.eval_every == 0);
+  }
 
   absl::Status Write(std::string_view type, const Json& fields) {
     NIBBLE_ASSIGN_OR_RETURN(std::string line, context_.journal.Append(type, fields));
@@ -86,6 +102,7 @@ class AttemptRun {
 
   absl::Status LoadInputs() {
     const jobs::AttemptOrder& order = context_.order;
+    NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, order.base_model_directory).status());
     NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(order.base_model_directory));
     std::string nf4_directory = order.base_model_directory;
     if (source->info().format != model::Format::kNf4) {
@@ -167,11 +184,17 @@ class AttemptRun {
     NIBBLE_ASSIGN_OR_RETURN(progress_, LoadCheckpoint(context_.files, context_.order.resume_checkpoint_directory,
                                                       inputs_.identity, model_->parameters(), moments_));
     loader_->Seek(progress_.cursor);
+    saved_step_ = progress_.step;
+    for (const std::string& difference : progress_.differences) {
+      NIBBLE_RETURN_IF_ERROR(Write("warning", {{"reason", "RESUMED_ELSEWHERE"},
+                                               {"message", base::StrCat(difference, ": the bits may differ from those of an "
+                                                                                    "undisturbed run")}}));
+    }
     return Log(base::StrCat("resumed at step ", progress_.step));
   }
 
-  // One optimiser step; false when the run was told to stop in the middle (nothing has changed then but gradients).
-  absl::StatusOr<bool> Step() {
+  // One optimiser step; Cancelled when the run was told to stop in the middle (nothing has changed then but gradients).
+  absl::Status Step() {
     const double began = Seconds();
     const auto launches_before = context_.stream.launches->total();
     // All micro-batches of the step first: the loss is a mean over the tokens of the step, not of means.
@@ -188,7 +211,7 @@ class AttemptRun {
     for (std::size_t i = 0; i < batches.size(); ++i) {
       if (Stopping()) {
         loader_->Seek(progress_.cursor);
-        return false;
+        return absl::CancelledError("told to stop");
       }
       NIBBLE_ASSIGN_OR_RETURN(
           const double loss,
@@ -222,20 +245,20 @@ class AttemptRun {
     progress_.tokens += tokens;
     progress_.trained_tokens += trained;
     progress_.cursor = loader_->cursor();
+    progress_.metrics["loss"] = loss;
     const double took = Seconds() - began;
-    NIBBLE_RETURN_IF_ERROR(Write("step", {{"step", progress_.step},
-                                          {"loss", loss},
-                                          {"lr", lr},
-                                          {"grad_norm", grad_norm},
-                                          {"epoch", progress_.cursor.epoch},
-                                          {"tokens", tokens},
-                                          {"trainable_tokens", trained},
-                                          {"tokens_per_s", static_cast<double>(tokens) / took},
-                                          {"step_ms", took * 1000.0},
-                                          {"kernel_launches", context_.stream.launches->total() - launches_before},
-                                          {"peak_memory_bytes", base::PeakResidentBytes()},
-                                          {"launches", TakeLaunches()}}));
-    return true;
+    return Write("step", {{"step", progress_.step},
+                          {"loss", loss},
+                          {"lr", lr},
+                          {"grad_norm", grad_norm},
+                          {"epoch", progress_.cursor.epoch},
+                          {"tokens", tokens},
+                          {"trainable_tokens", trained},
+                          {"tokens_per_s", static_cast<double>(tokens) / took},
+                          {"step_ms", took * 1000.0},
+                          {"kernel_launches", context_.stream.launches->total() - launches_before},
+                          {"peak_memory_bytes", base::PeakResidentBytes()},
+                          {"launches", TakeLaunches()}});
   }
 
   // Launches by kernel since the last call: every event that carries them carries what came before it, so their sum is all.
@@ -259,7 +282,8 @@ class AttemptRun {
   absl::Status EvaluateNow() {
     if (!inputs_.has_eval) return absl::OkStatus();
     NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluationLoss(model_->ServingWeights()));
-    last_eval_loss_ = loss;
+    last_eval_loss_ = progress_.metrics["eval_loss"] = loss;
+    progress_.evaluated_step = progress_.step;
     return Write("eval", {{"step", progress_.step}, {"eval_loss", loss}, {"launches", TakeLaunches()}});
   }
 
@@ -267,13 +291,14 @@ class AttemptRun {
     const double began = Seconds();
     NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo saved,
                             SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity,
-                                           model_->parameters(), moments_));
+                                           model_->parameters(), moments_, adapter_));
     const std::string relative = saved.directory.substr(context_.directory.size() + 1);
     NIBBLE_RETURN_IF_ERROR(Write("checkpoint", {{"step", saved.step},
                                                 {"directory", relative},
                                                 {"bytes", saved.bytes},
                                                 {"duration_ms", (Seconds() - began) * 1000.0},
                                                 {"digest", saved.digest}}));
+    saved_step_ = progress_.step;
     return store::PruneCheckpoints(context_.files, context_.directory, std::max<std::int64_t>(1, spec_.run.keep_last));
   }
 
@@ -283,12 +308,13 @@ class AttemptRun {
       return absl::AbortedError("a newer attempt of the job runs: this one ends");
     }
     NIBBLE_ASSIGN_OR_RETURN(const jobs::Control control, jobs::ReadControl(context_.files, context_.directory));
-    if (control == jobs::Control::kCancel) {
+    const bool cancelled = control == jobs::Control::kCancel || control == jobs::Control::kCancelKeeping;
+    if (control != jobs::Control::kCancel && progress_.step > saved_step_) NIBBLE_RETURN_IF_ERROR(Save());
+    if (cancelled) {
       outcome.kind = jobs::Outcome::Kind::kCancelled;
       outcome.exit_code = jobs::kExitOk;
       return outcome;
     }
-    if (progress_.step > context_.order.resume_step) NIBBLE_RETURN_IF_ERROR(Save());
     outcome.kind = jobs::Outcome::Kind::kPaused;
     outcome.exit_code = jobs::kExitTempFail;
     return outcome;
@@ -375,6 +401,7 @@ class AttemptRun {
   std::unique_ptr<data::Loader> loader_;
   TrainingProgress progress_;
   std::int64_t max_steps_ = 0;
+  std::int64_t saved_step_ = 0;  // what a later attempt can go on from
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
 };
@@ -397,15 +424,6 @@ jobs::Outcome RunAttempt(const AttemptContext& context) {
   absl::StatusOr<jobs::Outcome> outcome = AttemptRun(context).Run();
   if (outcome.ok()) return *std::move(outcome);
   const absl::Status& status = outcome.status();
-  // Told to stop inside an evaluation: what was saved before is what the next attempt goes on from.
-  if (status.code() == absl::StatusCode::kCancelled && context.terminated()) {
-    const auto control = jobs::ReadControl(context.files, context.directory);
-    const bool cancelled = control.ok() && *control == jobs::Control::kCancel;
-    jobs::Outcome stopped;
-    stopped.kind = cancelled ? jobs::Outcome::Kind::kCancelled : jobs::Outcome::Kind::kPaused;
-    stopped.exit_code = cancelled ? jobs::kExitOk : jobs::kExitTempFail;
-    return stopped;
-  }
   jobs::Outcome failed;
   failed.kind = jobs::Outcome::Kind::kFailed;
   failed.code = jobs::CodeName(status.code());

@@ -5,6 +5,7 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/convert/checkpoint_model.h"
 #include "server/model/safetensors.h"
 #include "server/model/safetensors_writer.h"
 
@@ -12,7 +13,6 @@ namespace nibble::trainer {
 namespace {
 
 constexpr char kStateFile[] = "state.json";
-constexpr char kTensorsFile[] = "state.safetensors";
 constexpr const char* kParts[] = {"", ".exp_avg", ".exp_avg_sq"};
 
 base::Json ToJson(const RunIdentity& identity) {
@@ -30,7 +30,8 @@ std::string_view Bytes(std::span<const float> values) {
 absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
-                                                     const std::vector<Moments>& moments) {
+                                                     const std::vector<Moments>& moments,
+                                                     const model::AdapterConfig& adapter) {
   NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory pending,
                           store::BeginCheckpoint(files, attempt_directory, progress.step));
   std::vector<model::TensorPlan> plan;
@@ -40,7 +41,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
     }
   }
   NIBBLE_ASSIGN_OR_RETURN(auto writer,
-                          model::SafetensorsWriter::Create(files, base::JoinPath(pending.path(), kTensorsFile), plan));
+                          model::SafetensorsWriter::Create(files, base::JoinPath(pending.path(), convert::kCheckpointTensorsFile), plan));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name, Bytes(parameters[i].value)));
     NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name + kParts[1], Bytes(moments[i].m)));
@@ -53,9 +54,14 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                             {"trained_tokens", progress.trained_tokens},
                             {"epoch", progress.cursor.epoch},
                             {"examples_taken", progress.cursor.taken},
+                            {"evaluated_step", progress.evaluated_step},
                             {"identity", ToJson(identity)}};
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(files, base::JoinPath(pending.path(), kStateFile), base::Dump(state, 2)));
+  NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, base::JoinPath(pending.path(), model::kAdapterConfigFile),
+                                                   base::Dump(model::ToPeftConfig(adapter), 2)));
+  NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, base::JoinPath(pending.path(), store::kCheckpointMetricsFile),
+                                                   base::Dump(base::Json(progress.metrics))));
   NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, pending.Commit());
   return store::CheckpointInfo{.step = progress.step,
                                .directory = pending.target(),
@@ -73,16 +79,20 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
   if (found == state.end() || !found->is_object()) {
     return absl::DataLossError(base::StrCat("checkpoint ", directory, ": ", kStateFile, " says of no run"));
   }
+  TrainingProgress progress;
   const base::Json want = ToJson(identity);
   for (const auto& [key, value] : want.items()) {
     const base::Json got = found->value(key, base::Json());
-    if (got != value) {
+    if (got == value) continue;
+    if (key == "isa" || key == "threads" || key == "version") {
+      progress.differences.push_back(base::StrCat(key, " was ", base::Dump(got), ", is ", base::Dump(value)));
+    } else {
       return absl::FailedPreconditionError(base::StrCat("checkpoint ", directory, " was made with ", key, " ",
                                                         base::Dump(got), ", this run has ", base::Dump(value),
                                                         ": the result would not be the same"));
     }
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::OpenSafetensors(base::JoinPath(directory, kTensorsFile)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::OpenSafetensors(base::JoinPath(directory, convert::kCheckpointTensorsFile)));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const std::span<float> targets[] = {parameters[i].value, moments[i].m, moments[i].v};
     for (std::size_t p = 0; p < 3; ++p) {
@@ -95,13 +105,13 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
       std::memcpy(targets[p].data(), it->second.bytes.data(), targets[p].size_bytes());
     }
   }
-  TrainingProgress progress;
   NIBBLE_ASSIGN_OR_RETURN(progress.step, base::GetInt(state, "step", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.micro_batches, base::GetInt(state, "micro_batches", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.tokens, base::GetInt(state, "tokens", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.trained_tokens, base::GetInt(state, "trained_tokens", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.cursor.epoch, base::GetInt(state, "epoch", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.cursor.taken, base::GetInt(state, "examples_taken", kStateFile));
+  NIBBLE_ASSIGN_OR_RETURN(progress.evaluated_step, base::GetInt(state, "evaluated_step", kStateFile, progress.step));
   return progress;
 }
 

@@ -2,12 +2,14 @@
 // the bits to be.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/base/files.h"
 #include "server/data/loader.h"
+#include "server/model/adapter.h"
 #include "server/store/checkpoints.h"
 #include "server/trainer/adamw.h"
 #include "server/trainer/qlora_model.h"
@@ -20,9 +22,14 @@ struct TrainingProgress {
   std::int64_t tokens = 0;
   std::int64_t trained_tokens = 0;
   data::Cursor cursor;
+  std::int64_t evaluated_step = -1;  // the step after which the last evaluation was made
+  std::map<std::string, double> metrics;  // of the last step and evaluation, for people: "loss", "eval_loss"
+  // Of a resume: what of the machine or the program is not as it was ("threads was 1, is 2").
+  std::vector<std::string> differences;
 };
 
-// What determines the bits beside the state itself. A resume on other values is refused.
+// What determines the bits beside the state itself. A resume with another spec, base or data is refused: it would be
+// another job. Another machine or version is told: a job must be able to go on after an upgrade.
 struct RunIdentity {
   std::string spec_digest;   // of the resolved spec
   std::string base_digest;
@@ -32,13 +39,15 @@ struct RunIdentity {
   std::string version;
 };
 
+// With the adapter's config beside it the checkpoint is servable as it is (convert/checkpoint_model.h).
 absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
-                                                     const std::vector<Moments>& moments);
+                                                     const std::vector<Moments>& moments,
+                                                     const model::AdapterConfig& adapter);
 
-// Fills parameters and moments. DataLoss when a tensor is missing or of another shape; FailedPrecondition naming what differs
-// in the identity.
+// Fills parameters and moments. DataLoss when a tensor is missing or of another shape; FailedPrecondition naming the digest
+// that differs.
 absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
                                                 const RunIdentity& identity, std::vector<Parameter>& parameters,
                                                 std::vector<Moments>& moments);

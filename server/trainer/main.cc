@@ -4,9 +4,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <iostream>
+#include <memory>
 
 #include "kernels/isa.h"
 #include "server/base/clock.h"
+#include "server/base/failpoint_files.h"
+#include "server/base/error.h"
 #include "server/base/log.h"
 #include "server/jobs/attempt.h"
 #include "server/trainer/attempt_run.h"
@@ -20,7 +23,17 @@ void OnTerminate(int) { g_terminated = 1; }
 
 int Run(const std::string& directory) {
   using namespace nibble;  // main alone
-  base::FileSystem& files = base::RealFileSystem();
+  std::unique_ptr<base::FileSystem> failing;
+  if (const char* failpoint = std::getenv("NIBBLE_FAILPOINT"); failpoint != nullptr) {
+    auto made = base::MakeFailpointFiles(base::RealFileSystem(), failpoint);
+    if (!made.ok()) {
+      base::LogError("NIBBLE_FAILPOINT", {{"error", std::string(made.status().message())}});
+      return 1;
+    }
+    base::LogWarning("this trainer will fail on purpose", {{"failpoint", failpoint}});
+    failing = *std::move(made);
+  }
+  base::FileSystem& files = failing != nullptr ? *failing : base::RealFileSystem();
   const auto order = jobs::ReadAttemptOrder(files, directory);
   if (!order.ok()) {
     base::LogError("no order", {{"error", std::string(order.status().message())}});
@@ -42,7 +55,7 @@ int Run(const std::string& directory) {
   auto journal = jobs::JournalWriter::Open(files, base::RealClock(), directory);
   if (!journal.ok()) {
     base::LogError("no journal", {{"error", std::string(journal.status().message())}});
-    return 1;
+    return base::Reason(journal.status()) == "DISK_FULL" ? jobs::kExitDiskFull : 1;
   }
   trainer::Reporter reporter({order->report_address, order->job_id, order->attempt, order->token});
   const std::function<bool()> terminated = [] { return g_terminated != 0; };
@@ -57,7 +70,8 @@ int Run(const std::string& directory) {
   if (reporter.fenced()) return 1;  // a newer attempt owns the job: nothing more is written
   if (const absl::Status written = jobs::WriteOutcome(files, directory, outcome); !written.ok()) {
     base::LogError("no outcome written", {{"error", std::string(written.message())}});
-    return 1;
+    // A full disk cannot take the reason; the exit code can say it.
+    return base::Reason(written) == "DISK_FULL" ? jobs::kExitDiskFull : 1;
   }
   if (outcome.kind == jobs::Outcome::Kind::kFailed) {
     base::LogError("attempt failed", {{"code", outcome.code}, {"reason", outcome.reason}, {"message", outcome.message}});

@@ -24,6 +24,9 @@ class Server:
     def __init__(self, state, *flags):
         self.state = pathlib.Path(state)
         self.flags = [str(flag) for flag in flags]
+        if "--min_free_bytes" not in self.flags:
+            self.flags += ["--min_free_bytes", str(1 << 20)]  # whatever disk the tests run on
+        self.environment = {}
         self.process = None
         self.grpc = None
         self.http = None
@@ -34,7 +37,7 @@ class Server:
         self.log = open(self.state.parent / (self.state.name + ".log"), "ab")
         self.process = subprocess.Popen(
             [BIN / "nibbled", "--state_dir", self.state, "--grpc_address", self.grpc or "127.0.0.1:0", "--http_address",
-             self.http or "127.0.0.1:0", *self.flags], env={}, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+             self.http or "127.0.0.1:0", *self.flags], env=self.environment, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"nibbled ended with {self.process.returncode}: {self.read_log()}"

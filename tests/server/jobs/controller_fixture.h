@@ -19,21 +19,26 @@ class ControllerFixture : public ::testing::Test {
  protected:
   class Observer : public JobObserver {
    public:
+    void OnJobCreated(const JobRecord&) override { ++created; }
+    void OnAttemptStarted(const JobRecord& job) override { started.push_back(job.attempt); }
+    void OnArtifactDamaged(const std::string&) override { ++damaged; }
+    void OnJobEnded(const JobRecord& job) override { ended.push_back(Name(job.state)); }
     void OnEvent(const JobRecord&, const Event& event) override { events.push_back(event.type); }
     void OnModelPublished(const JobRecord&, const store::StoredModel& model) override { models.push_back(model.name); }
     void OnAttemptEnded(const JobRecord&, const std::string& state) override { attempts.push_back(state); }
-    std::vector<std::string> events, models, attempts;
+    std::vector<std::string> events, models, attempts, ended;
+    std::vector<std::int64_t> started;
+    int created = 0, damaged = 0;
   };
 
   void SetUp() override {
-    options_.min_free_bytes = 0;
     Open();
     AddModel("base");
     AddDataset("train");
     AddDataset("eval");
   }
   void Open() {
-    auto state = store::StateDirectory::Open(base::RealFileSystem(), temp_ / "state");
+    auto state = store::StateDirectory::Open(base::RealFileSystem(), temp_ / "state", {.min_free_bytes = min_free_bytes_});
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
     auto database = Database::Open(state_->layout.database());
@@ -172,6 +177,7 @@ class ControllerFixture : public ::testing::Test {
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   FakeMachine machine_{clock_};
   ControllerOptions options_;
+  std::uint64_t min_free_bytes_ = 0;
   Observer observer_;
   std::unique_ptr<store::StateDirectory> state_;
   std::unique_ptr<Database> database_;

@@ -53,6 +53,9 @@ TEST_F(ControllerTest, GoodRunEndsAsAModel) {
   EXPECT_TRUE(state_->models->Verify("out").ok());
   EXPECT_THAT(observer_.models, ElementsAre("out"));
   EXPECT_THAT(observer_.attempts, ElementsAre("SUCCEEDED"));
+  EXPECT_THAT(observer_.ended, ElementsAre("SUCCEEDED"));
+  EXPECT_THAT(observer_.started, ElementsAre(1));
+  EXPECT_EQ(observer_.created, 1);
   EXPECT_THAT(observer_.events, ElementsAre("state", "step", "step", "step", "step"));
   EXPECT_TRUE(state_->models->Delete("base").ok()) << "nobody uses it any more";
 }
@@ -115,6 +118,28 @@ TEST_F(ControllerTest, FullQueueIsSaid) {
   Submit();
   Submit();
   EXPECT_EQ(base::Reason(controller_->Submit(Spec(), "").status()), "QUEUE_FULL");
+}
+
+TEST_F(ControllerTest, OwnersHaveAQuotaAndRequestIdsOfTheirOwn) {
+  Kill();
+  options_.max_open_per_owner = 2;
+  Open();
+  const auto submit = [&](const std::string& owner, const std::string& request) {
+    return controller_->Submit(Spec(), request, {.owner = owner, .tenant = "team"});
+  };
+  const std::string a = submit("ann", "r1")->id;
+  EXPECT_EQ(submit("ann", "r1")->id, a);
+  const auto bob = submit("bob", "r1");
+  ASSERT_TRUE(bob.ok()) << bob.status();
+  EXPECT_NE(bob->id, a) << "another's request id";
+  EXPECT_EQ(bob->owner, "bob");
+  EXPECT_EQ(bob->tenant, "team");
+  ASSERT_TRUE(submit("ann", "r2").ok());
+  EXPECT_EQ(base::Reason(submit("ann", "r3").status()), "TENANT_QUOTA");
+  EXPECT_TRUE(submit("ann", "r2").ok()) << "a repetition is no new job";
+  ASSERT_TRUE(controller_->Cancel(a).ok());
+  EXPECT_TRUE(submit("ann", "r3").ok());
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(submit("", "").ok()) << "nobody's quota";
 }
 
 TEST_F(ControllerTest, OneRunsTheOthersWaitInOrder) {
@@ -200,6 +225,8 @@ TEST_F(ControllerTest, DamagedCheckpointIsPassedOverAtResume) {
   clock_.Advance(absl::Seconds(10));
   controller_->Tick();
   EXPECT_EQ(Trainer(id).order.resume_step, 1);
+  EXPECT_EQ(observer_.damaged, 1);
+  EXPECT_EQ(Events(id).back().body["reason"], "CHECKPOINT_CORRUPT");
 }
 
 TEST_F(ControllerTest, RetriesEndAndTheJobFailsWithTheLastReason) {
@@ -215,6 +242,9 @@ TEST_F(ControllerTest, RetriesEndAndTheJobFailsWithTheLastReason) {
   EXPECT_EQ(job->state, kFailed);
   EXPECT_EQ(job->attempt, 6);
   EXPECT_EQ(job->error->reason, "TRAINER_EXIT");
+  EXPECT_THAT(observer_.attempts, ElementsAre("FAILED", "FAILED", "FAILED", "FAILED", "FAILED", "FAILED"));
+  EXPECT_THAT(observer_.ended, ElementsAre("FAILED")) << "a job ends once, however many attempts it took";
+  EXPECT_THAT(observer_.started, ElementsAre(1, 2, 3, 4, 5, 6));
 }
 
 TEST_F(ControllerTest, CheckpointedStopDoesNotCount) {  // R4
@@ -266,9 +296,34 @@ TEST_F(ControllerTest, SilentTrainerIsEndedAndRetried) {
   EXPECT_EQ(State(id), kRunning);
   clock_.Advance(absl::Minutes(1));
   controller_->Tick();
+  EXPECT_THAT(Trainer(id).signals, ElementsAre(Runner::Signal::kTerminate));
+  EXPECT_EQ(State(id), kRunning);
+  clock_.Advance(absl::Seconds(20));
+  controller_->Tick();
+  EXPECT_THAT(Trainer(id).signals, ElementsAre(Runner::Signal::kTerminate, Runner::Signal::kKill));
   controller_->Tick();
   EXPECT_EQ(State(id), kQueued);
-  EXPECT_EQ(Events(id).back().body["reason"], "TRAINER_HUNG");
+  EXPECT_EQ(Events(id).back().body["reason"], "NO_PROGRESS");
+  EXPECT_EQ(controller_->Get(id)->retries, 1);
+  EXPECT_EQ(database_->GetAttempt(id, 1)->state, "FAILED");
+}
+
+TEST_F(ControllerTest, SilentTrainerThatChecksPointsWhenToldCountsAllTheSame) {  // R16
+  const std::string id = Submit();
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  clock_.Advance(absl::Minutes(30));
+  controller_->Tick();
+  Checkpoint(Trainer(id), 3);
+  Stop(Trainer(id), Outcome::Kind::kPaused);
+  machine_.Exit(Trainer(id), kExitTempFail);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_EQ(controller_->Get(id)->retries, 1);
+  clock_.Advance(absl::Seconds(10));
+  controller_->Tick();
+  EXPECT_EQ(Trainer(id).order.resume_step, 3);
 }
 
 TEST_F(ControllerTest, CancelWhileQueuedNeverStarts) {
@@ -279,6 +334,7 @@ TEST_F(ControllerTest, CancelWhileQueuedNeverStarts) {
   EXPECT_EQ(machine_.All().size(), 0u);
   EXPECT_TRUE(controller_->Events(id, 0, 10)->ended);
   EXPECT_TRUE(state_->models->Reserve("out", "x").ok());
+  EXPECT_THAT(observer_.ended, ElementsAre("CANCELLED"));
   EXPECT_EQ(base::Reason(controller_->Resume(id).status()), "ILLEGAL_STATE");
   EXPECT_EQ(base::Reason(controller_->Cancel("job-x").status()), "JOB");
 }
@@ -301,6 +357,129 @@ TEST_F(ControllerTest, CancelTellsTheTrainerThenKillsIt) {
   EXPECT_EQ(State(id), kCancelled);
   EXPECT_EQ(machine_.num_alive(), 0);
   EXPECT_THAT(observer_.attempts, ElementsAre("CANCELLED"));
+  EXPECT_THAT(observer_.ended, ElementsAre("CANCELLED"));
+}
+
+TEST_F(ControllerTest, CancelThatKeepsACheckpointWaitsForItEvenAcrossARestart) {
+  const std::string id = Submit();
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  EXPECT_EQ(controller_->Cancel(id, {}, /*keep_checkpoint=*/true)->state, kCancelling);
+  KillAndReopen();  // Before the trainer was told.
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = *machine_.All()[0];
+  EXPECT_EQ(*ReadControl(base::RealFileSystem(), trainer.directory), Control::kCancelKeeping);
+  clock_.Advance(absl::Seconds(30));
+  controller_->Tick();
+  EXPECT_THAT(trainer.signals, ElementsAre(Runner::Signal::kTerminate)) << "a checkpoint takes its time";
+  Checkpoint(trainer, 3);
+  Stop(trainer, Outcome::Kind::kCancelled);
+  machine_.Exit(trainer, kExitOk);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kCancelled);
+  EXPECT_EQ(controller_->Checkpoints(id)->size(), 1u);
+}
+
+TEST_F(ControllerTest, CheckpointIsAskedOfTheTrainerAndOfTheNextOneIfItDies) {
+  const std::string id = Submit();
+  EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE");  // QUEUED
+  controller_->Tick();
+  EXPECT_EQ(controller_->Checkpoint(id)->state, kPreparing);
+  EXPECT_TRUE(controller_->Checkpoint(id).ok()) << "twice is as good as once";
+  EXPECT_TRUE(CheckpointRequested(base::RealFileSystem(), Trainer(id).directory));
+  EXPECT_TRUE(Trainer(id).signals.empty());
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  clock_.Advance(absl::Seconds(10));
+  controller_->Tick();
+  ASSERT_EQ(Trainer(id).order.attempt, 2);
+  EXPECT_TRUE(CheckpointRequested(base::RealFileSystem(), Trainer(id).directory));
+  ASSERT_TRUE(ClearCheckpointRequest(base::RealFileSystem(), Trainer(id).directory).ok());
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE");  // CANCELLING
+}
+
+TEST_F(ControllerTest, EtagGuardsEveryMove) {
+  const std::string id = Submit(Spec("out"));
+  const std::string before = Etag(*controller_->Get(id));
+  controller_->Tick();
+  EXPECT_EQ(base::Reason(controller_->Cancel(id, before).status()), "ETAG_MISMATCH");
+  EXPECT_EQ(controller_->Cancel(id, before).status().code(), absl::StatusCode::kAborted);
+  Ready(Trainer(id));
+  controller_->Tick();
+  const std::string running = Etag(*controller_->Get(id));
+  Step(Trainer(id), 1);
+  controller_->Tick();
+  EXPECT_EQ(base::Reason(controller_->Checkpoint(id, before).status()), "ETAG_MISMATCH");
+  EXPECT_TRUE(controller_->Checkpoint(id, running).ok()) << "progress does not change it";
+  EXPECT_EQ(base::Reason(controller_->Pause(id, before).status()), "ETAG_MISMATCH");
+  const auto pausing = controller_->Pause(id, running);
+  ASSERT_TRUE(pausing.ok());
+  EXPECT_EQ(base::Reason(controller_->Pause(id, running).status()), "ETAG_MISMATCH") << "it is PAUSING now";
+  machine_.Exit(Trainer(id), kExitTempFail);
+  controller_->Tick();
+  EXPECT_EQ(base::Reason(controller_->Resume(id, running).status()), "ETAG_MISMATCH");
+  EXPECT_TRUE(controller_->Resume(id, Etag(*controller_->Get(id))).ok());
+  EXPECT_TRUE(controller_->Cancel(id).ok());
+  EXPECT_EQ(base::Reason(controller_->Delete(id, running)), "ETAG_MISMATCH");
+  EXPECT_TRUE(controller_->Delete(id, Etag(*controller_->Get(id))).ok());
+}
+
+TEST_F(ControllerTest, RequestIdIsKeptForADayEvenWhenItsJobIsDeleted) {
+  const auto submit = [&](const std::string& output) { return controller_->Submit(Spec(output), "request"); };
+  const std::string id = submit("out")->id;
+  clock_.Advance(absl::Hours(24) - absl::Seconds(1));
+  EXPECT_EQ(submit("out")->id, id);
+  EXPECT_EQ(base::Reason(submit("other").status()), "IDEMPOTENCY_CONFLICT");
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  ASSERT_TRUE(controller_->Delete(id).ok());
+  EXPECT_EQ(base::Reason(submit("out").status()), "JOB") << "no second job of one request";
+  clock_.Advance(absl::Seconds(2));
+  const auto again = submit("other");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_NE(again->id, id);
+}
+
+TEST_F(ControllerTest, JobsAreAdmittedByTheirPlannedMemory) {
+  Kill();
+  options_.queue = {.max_running = 4, .memory_bytes = 1000};
+  options_.plan_memory = [](const JobSpec& spec) -> absl::StatusOr<std::int64_t> { return spec.qlora.r * 100; };
+  Open();
+  const auto submit = [&](std::int64_t r) {
+    JobSpec spec = Spec();
+    spec.qlora.r = r;
+    return controller_->Submit(spec, "");
+  };
+  const auto too_large = submit(11).status();
+  EXPECT_EQ(base::Reason(too_large), "OUT_OF_DEVICE_MEMORY");
+  EXPECT_EQ(base::ReasonMetadata(too_large).at("need"), "1100");
+  const std::string a = submit(6)->id, b = submit(5)->id, c = submit(1)->id;
+  controller_->Tick();
+  EXPECT_EQ(State(a), kPreparing);
+  EXPECT_EQ(State(b), kQueued);
+  EXPECT_EQ(State(c), kQueued) << "it must not pass b, for which room is being made";
+  KillAndReopen();
+  controller_->Tick();
+  EXPECT_EQ(State(b), kQueued) << "the adopted trainer's memory still counts";
+  Fail(Trainer(a), "NAN_LOSS", kExitBadInput);
+  machine_.Exit(Trainer(a), kExitBadInput);
+  controller_->Tick();
+  EXPECT_EQ(State(b), kPreparing);
+  EXPECT_EQ(State(c), kPreparing);
+}
+
+TEST_F(ControllerTest, LowDiskIsRefusedBeforeItIsFullAndReadsGoOn) {  // R9
+  const std::string id = Submit();
+  Kill();
+  min_free_bytes_ = std::uint64_t{1} << 60;
+  Open();
+  const auto refused = controller_->Submit(Spec(), "").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(base::Reason(refused), "DISK_FULL");
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_TRUE(controller_->Cancel(id).ok());
+  EXPECT_TRUE(controller_->Delete(id).ok());
 }
 
 TEST_F(ControllerTest, PauseCheckpointsAndResumeGoesOnFromThere) {

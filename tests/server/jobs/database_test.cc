@@ -206,7 +206,38 @@ TEST_F(DatabaseTest, DeleteTakesFinalJobsOnlyAndAllTheirRows) {
   ASSERT_TRUE(database_->Delete("job-1").ok());
   EXPECT_FALSE(database_->Get("job-1").ok());
   EXPECT_TRUE(database_->Events("job-1", 0, 10)->empty());
+  EXPECT_EQ(database_->FindRequest("r1", "d").status().code(), absl::StatusCode::kNotFound) << "remembered all the same";
+  ASSERT_TRUE(database_->ForgetRequests(absl::InfiniteFuture()).ok());
   EXPECT_FALSE(database_->FindRequest("r1", "d")->has_value());
+}
+
+TEST_F(DatabaseTest, CountsAreByMethodAndState) {
+  EXPECT_TRUE(database_->Counts()->empty());
+  ASSERT_TRUE(Insert("job-1").ok());
+  ASSERT_TRUE(Insert("job-2").ok());
+  const auto counts = database_->Counts();
+  ASSERT_TRUE(counts.ok()) << counts.status();
+  ASSERT_EQ(counts->size(), 1u);
+  EXPECT_EQ((*counts)[0].method, "qlora");
+  EXPECT_EQ((*counts)[0].state, JobState::kQueued);
+  EXPECT_EQ((*counts)[0].count, 2);
+}
+
+TEST_F(DatabaseTest, SchemaOfEveryEarlierVersionIsTakenForward) {
+  ASSERT_TRUE(Insert("job-1").ok());
+  Execute("DROP INDEX idempotency_by_age");
+  Execute("DROP INDEX jobs_by_owner");
+  for (const char* column : {"method", "memory_bytes", "keep_checkpoint", "owner", "tenant"}) {
+    Execute(std::string("ALTER TABLE jobs DROP COLUMN ") + column);
+  }
+  Execute("UPDATE schema_version SET version = 1");
+  auto reopened = Database::Open(path_);
+  ASSERT_TRUE(reopened.ok()) << reopened.status();
+  const auto job = (*reopened)->Get("job-1");
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->memory_bytes, 0);
+  EXPECT_FALSE(job->keep_checkpoint);
+  EXPECT_EQ((*reopened)->Counts()->at(0).method, "qlora");
 }
 
 TEST_F(DatabaseTest, FileIsInWalMode) {

@@ -32,6 +32,8 @@ class FaultyDatabase : public Database {
   }
   absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override { return real_->ListUnpublished(); }
   absl::StatusOr<std::int64_t> Count(JobState state) override { return real_->Count(state); }
+  absl::StatusOr<std::int64_t> CountOpen(const std::string& owner) override { return real_->CountOpen(owner); }
+  absl::StatusOr<std::vector<JobCount>> Counts() override { return real_->Counts(); }
   absl::Status Delete(const std::string& id) override {
     return Write<absl::Status>([&] { return real_->Delete(id); });
   }
@@ -41,8 +43,8 @@ class FaultyDatabase : public Database {
   absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process) override {
     return Write<absl::Status>([&] { return real_->RecordProcess(id, attempt, process); });
   }
-  absl::Status MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
-    return Write<absl::Status>([&] { return real_->MarkPublished(id, events); });
+  absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
+    return Write<absl::StatusOr<bool>>([&] { return real_->MarkPublished(id, events); });
   }
   absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) override {
     return real_->GetAttempt(id, attempt);

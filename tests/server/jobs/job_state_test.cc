@@ -71,17 +71,31 @@ TEST(JobStateTest, NamesComeBack) {
 
 TEST(PolicyTest, HigherPriorityFirstThenFirstComeFirstServed) {
   const std::vector<QueuedJob> queue = {{"b", 0, 2, {}}, {"a", 0, 1, {}}, {"urgent", 5, 3, {}}};
-  EXPECT_EQ(PickNext(queue, 0, {1}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
-  EXPECT_EQ(PickNext(queue, 0, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent", "a", "b"}));
-  EXPECT_EQ(PickNext(queue, 2, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
-  EXPECT_TRUE(PickNext(queue, 1, {1}, absl::ZeroDuration()).empty());
-  EXPECT_TRUE(PickNext({}, 0, {1}, absl::ZeroDuration()).empty());
+  EXPECT_EQ(PickNext(queue, {}, {1}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
+  EXPECT_EQ(PickNext(queue, {}, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent", "a", "b"}));
+  EXPECT_EQ(PickNext(queue, {2}, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
+  EXPECT_TRUE(PickNext(queue, {1}, {1}, absl::ZeroDuration()).empty());
+  EXPECT_TRUE(PickNext({}, {}, {1}, absl::ZeroDuration()).empty());
 }
 
 TEST(PolicyTest, JobInBackoffLetsOthersPass) {
   const std::vector<QueuedJob> queue = {{"waits", 9, 1, absl::Seconds(10)}, {"ready", 0, 2, {}}};
-  EXPECT_EQ(PickNext(queue, 0, {2}, absl::Seconds(9)), std::vector<std::string>({"ready"}));
-  EXPECT_EQ(PickNext(queue, 0, {2}, absl::Seconds(10)), std::vector<std::string>({"waits", "ready"}));
+  EXPECT_EQ(PickNext(queue, {}, {2}, absl::Seconds(9)), std::vector<std::string>({"ready"}));
+  EXPECT_EQ(PickNext(queue, {}, {2}, absl::Seconds(10)), std::vector<std::string>({"waits", "ready"}));
+}
+
+TEST(PolicyTest, PlannedMemoryBoundsWhatRunsTogether) {
+  const auto job = [](const char* id, std::int64_t number, std::int64_t bytes) { return QueuedJob{id, 0, number, {}, bytes}; };
+  const std::vector<QueuedJob> queue = {job("a", 1, 60), job("b", 2, 50), job("c", 3, 10)};
+  const QueueLimits limits = {.max_running = 8, .memory_bytes = 100};
+  using Ids = std::vector<std::string>;
+  EXPECT_EQ(PickNext(queue, {}, limits, absl::ZeroDuration()), Ids({"a"})) << "c does not pass b";
+  EXPECT_EQ(PickNext(queue, {1, 40}, limits, absl::ZeroDuration()), Ids({"a"}));
+  EXPECT_EQ(PickNext(queue, {1, 41}, limits, absl::ZeroDuration()), Ids());
+  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 50), job("d", 4, 1)}, {}, limits, absl::ZeroDuration()), Ids({"b", "c"}));
+  EXPECT_EQ(PickNext(queue, {}, {.max_running = 8}, absl::ZeroDuration()), Ids({"a", "b", "c"})) << "no bound";
+  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, limits, absl::ZeroDuration()), Ids({"giant"})) << "alone, or never";
+  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {1, 1}, limits, absl::ZeroDuration()), Ids());
 }
 
 TEST(PolicyTest, BackoffDoublesFromTenSecondsToSixMinutes) {  // R2
@@ -117,6 +131,9 @@ TEST(VerdictTest, TableOfExitCodes) {
   EXPECT_EQ(judge(E::kExited, 0).reason, "NO_OUTCOME");
   EXPECT_EQ(judge(E::kExited, 42).kind, V::kFailed);
   EXPECT_EQ(judge(E::kExited, 42, Made(O::kFailed, 42)).reason, "NO_TRAINABLE_TOKENS");
+  EXPECT_EQ(judge(E::kExited, 74).kind, V::kRetry);
+  EXPECT_EQ(judge(E::kExited, 74).reason, "DISK_FULL");  // R8: no room even for the outcome
+  for (const int code : {137, 139, 255}) EXPECT_EQ(judge(E::kExited, code).kind, V::kRetry) << code;
   EXPECT_EQ(judge(E::kExited, 75).kind, V::kRetryUncounted);
   EXPECT_EQ(judge(E::kExited, 75, Made(O::kPaused, 75)).kind, V::kStopped);
   EXPECT_EQ(judge(E::kExited, 0, Made(O::kCancelled, 0)).kind, V::kStopped);

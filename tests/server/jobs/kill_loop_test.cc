@@ -19,14 +19,13 @@ namespace {
 class KillLoopTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    state_ = *store::StateDirectory::Open(base::RealFileSystem(), temp_ / "state");
+    state_ = *store::StateDirectory::Open(base::RealFileSystem(), temp_ / "state", {.min_free_bytes = 0});
     auto model = state_->models->Begin("base");
     ASSERT_TRUE((*model)->Commit().ok());
     auto dataset = state_->datasets->Begin("train");
     ASSERT_TRUE((*dataset)->Append("x").ok());
     const auto validate = [](const std::string&) { return base::ParseJson(R"({"format":"text"})"); };
     ASSERT_TRUE((*dataset)->Finish(base::Sha256Hex("x"), validate).ok());
-    options_.min_free_bytes = 0;
     options_.retry.scale = 0.0001;
     options_.retry.max_retries = 1'000'000;
     options_.tick = absl::Milliseconds(5);
@@ -109,9 +108,9 @@ class KillLoopTest : public ::testing::Test {
   std::unique_ptr<JobController> controller_;
 };
 
-TEST_F(KillLoopTest, ServerKilledTwoHundredTimes) {  // R1
+TEST_F(KillLoopTest, ServerKilledAgainAndAgain) {  // R1
   int kills = 0;
-  while (kills < 200) {
+  while (kills < NIBBLE_SERVER_KILLS) {
     const std::string id = Submit();
     for (int i = 0; i < 5; ++i, ++kills) {
       SleepUpTo(150);
@@ -127,8 +126,8 @@ TEST_F(KillLoopTest, ServerKilledTwoHundredTimes) {  // R1
   controller_->Shutdown(absl::Seconds(5));
 }
 
-TEST_F(KillLoopTest, TrainerKilledFiftyTimes) {  // R2
-  for (int kills = 0; kills < 50;) {
+TEST_F(KillLoopTest, TrainerKilledAgainAndAgain) {  // R2
+  for (int kills = 0; kills < NIBBLE_TRAINER_KILLS;) {
     const std::string id = Submit();
     for (int i = 0; i < 3; ++i, ++kills) {
       SleepUpTo(250);

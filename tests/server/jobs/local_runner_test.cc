@@ -7,13 +7,10 @@
 
 #include <chrono>
 #include <fstream>
-#include <thread>
 
 #include "server/base/error.h"
-#include "server/base/sha256.h"
-#include "server/jobs/controller.h"
 #include "server/jobs/process.h"
-#include "tests/support/temp_directory.h"
+#include "tests/server/jobs/local_runner_fixture.h"
 
 namespace nibble::jobs {
 namespace {
@@ -23,101 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using enum JobState;
 
-constexpr char kTrainer[] = NIBBLE_SOURCE_DIR "/tests/server/jobs/tiny_trainer.py";
-
 std::vector<std::string> Environment() { return {"PATH=/usr/bin:/bin", "LANG=C.UTF-8"}; }
-
-class LocalRunnerTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto state = store::StateDirectory::Open(base::RealFileSystem(), temp_ / "state");
-    ASSERT_TRUE(state.ok()) << state.status();
-    state_ = *std::move(state);
-    auto model = state_->models->Begin("base");
-    std::ofstream((*model)->directory() + "/nibble.json") << R"({"format":"f32"})";
-    ASSERT_TRUE((*model)->Commit().ok());
-    auto dataset = state_->datasets->Begin("train");
-    ASSERT_TRUE((*dataset)->Append("x").ok());
-    const auto validate = [](const std::string&) { return base::ParseJson(R"({"format":"text"})"); };
-    ASSERT_TRUE((*dataset)->Finish(base::Sha256Hex("x"), validate).ok());
-    options_.min_free_bytes = 0;
-    options_.retry.scale = 0.001;
-    options_.tick = absl::Milliseconds(10);
-    options_.cancel_grace = absl::Milliseconds(300);
-    Open();
-  }
-  void Open() {
-    database_ = *Database::Open(state_->layout.database());
-    runner_ = MakeLocalRunner({kTrainer, Environment()});
-    auto controller = JobController::Open(*state_, *database_, *runner_, base::RealClock(), options_);
-    ASSERT_TRUE(controller.ok()) << controller.status();
-    controller_ = *std::move(controller);
-    controller_->Run("");
-  }
-  void Kill() {
-    controller_.reset();
-    runner_.reset();
-    database_.reset();
-  }
-  void TearDown() override {
-    if (controller_ != nullptr) controller_->Shutdown(absl::Seconds(5));
-    Kill();
-    // No zombie and no child is left behind by any test.
-    EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
-    EXPECT_EQ(errno, ECHILD);
-  }
-  std::string Submit(const std::string& behaviour, const std::string& output = "") {
-    JobSpec spec;
-    spec.base_model = "base";
-    spec.train_dataset = "train";
-    spec.output_model = output;
-    spec.labels["behaviour"] = behaviour;
-    const auto job = controller_->Submit(spec, "");
-    EXPECT_TRUE(job.ok()) << job.status();
-    return job.ok() ? job->id : "";
-  }
-  JobRecord WaitFor(const std::string& id, const std::function<bool(const JobRecord&)>& done) {
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (true) {
-      const auto job = controller_->Get(id);
-      EXPECT_TRUE(job.ok());
-      if (!job.ok() || done(*job)) return *job;
-      if (std::chrono::steady_clock::now() > give_up) {
-        ADD_FAILURE() << "still " << Name(job->state);
-        return *job;
-      }
-      (void)controller_->WaitForEvents(id, job->last_sequence, 1, absl::Milliseconds(200));
-    }
-  }
-  JobRecord WaitForEnd(const std::string& id) {
-    return WaitFor(id, [](const JobRecord& job) { return IsFinal(job.state); });
-  }
-  JobRecord WaitForState(const std::string& id, JobState state) {
-    return WaitFor(id, [state](const JobRecord& job) { return job.state == state; });
-  }
-  std::vector<std::pair<std::int64_t, std::int64_t>> Steps(const std::string& id) {  // (attempt, step)
-    std::vector<std::pair<std::int64_t, std::int64_t>> steps;
-    const auto page = controller_->Events(id, 0, 10'000);
-    for (const Event& event : page->events) {
-      if (event.type == "step") steps.emplace_back(event.attempt, event.body["step"].get<std::int64_t>());
-    }
-    return steps;
-  }
-  std::string Hold() const { return state_->layout.dataset("train") + "/hold"; }
-  std::string Log(const std::string& id, int attempt) const {
-    return *base::RealFileSystem().Read(state_->layout.attempt(id, attempt) + "/trainer.log", 1 << 20);
-  }
-  pid_t Pid(const std::string& id) {
-    return static_cast<pid_t>(database_->GetAttempt(id, database_->Get(id)->attempt)->process->pid);
-  }
-
-  nibble::testing::TempDirectory temp_;
-  ControllerOptions options_;
-  std::unique_ptr<store::StateDirectory> state_;
-  std::unique_ptr<Database> database_;
-  std::unique_ptr<Runner> runner_;
-  std::unique_ptr<JobController> controller_;
-};
 
 TEST_F(LocalRunnerTest, JobRunsToAModel) {
   const std::string id = Submit("ok", "out");

@@ -59,6 +59,12 @@ def checkpoint(step):
 signal.signal(signal.SIGTERM, on_term)
 print("hello from the trainer", sorted(os.environ), flush=True)
 first = order["attempt"] == 1
+behaviour, _, mark = behaviour.partition(" ")
+if behaviour.startswith("breed"):
+    # In its group; in sessions of their own; and daemons that have given up all they inherited.
+    for i in range(180):
+        subprocess.Popen(["sleep", mark], start_new_session=i % 3 > 0, close_fds=i % 3 == 2)
+    behaviour = {"breed": "ok", "breed-forever": "forever"}[behaviour]
 if behaviour == "bad_input":
     outcome("failed", 42, code="INVALID_ARGUMENT", reason="NO_TRAINABLE_TOKENS", message="nothing to learn")
 if behaviour == "fork":
@@ -83,6 +89,8 @@ for step in range(start + 1, STEPS + 1):
         checkpoint(step)
     if first and step == 5 and behaviour == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
+    if first and step == 3 and behaviour == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
     if step == 3:
         # So that a test can stop the world here.
         while os.path.exists(os.path.join(os.path.dirname(order["train_data_path"]), "hold")):

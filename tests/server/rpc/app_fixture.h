@@ -64,6 +64,7 @@ class AppTest : public testing::Test {
     options.http_address = "127.0.0.1:0";
     options.import_root = NIBBLE_SOURCE_DIR "/tests/golden/model";
     options.threads = 2;
+    options.min_free_bytes = 1 << 20;  // whatever disk the tests run on
     options.engine.kv_tokens = 2048;
     return options;
   }

@@ -1,6 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <thread>
+#include <vector>
+
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
 
@@ -139,6 +143,82 @@ TEST_F(FineTuneServiceTest, TheSameRequestIdIsTheSameJob) {
   EXPECT_EQ(first.name(), second.name());
   request.mutable_spec()->mutable_run()->set_max_steps(3);
   EXPECT_EQ(ReasonOf(Create(request, &second)), "IDEMPOTENCY_CONFLICT");
+}
+
+TEST_F(FineTuneServiceTest, FiftyParallelCallsOfOneRequestMakeOneJob) {  // R24
+  v1::CreateJobRequest request = Request();
+  request.set_request_id("4f0c0c4e-1a2b-4c3d-8e9f-000000000024");
+  std::vector<std::thread> threads;
+  std::vector<std::string> names(50);
+  for (std::string& name : names) {
+    threads.emplace_back([&] {
+      v1::Job job;
+      const auto status = Create(request, &job);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      name = job.name();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), 1u);
+  v1::ListJobsResponse list;
+  grpc::ClientContext context;
+  ASSERT_TRUE(jobs_->ListJobs(&context, {}, &list).ok());
+  EXPECT_EQ(list.jobs_size(), 1);
+}
+
+TEST_F(FineTuneServiceTest, EtagsGuardEveryMutation) {
+  v1::Job job;
+  ASSERT_TRUE(Create(Request(), &job).ok());
+  ASSERT_FALSE(job.etag().empty());
+  const auto call = [&](auto method, auto request, auto* response, const std::string& etag) {
+    request.set_name(job.name());
+    request.set_etag(etag);
+    grpc::ClientContext context;
+    return ((*jobs_).*method)(&context, request, response);
+  };
+  using Stub = v1::FineTuneService::Stub;
+  v1::Job after;
+  v1::DeleteJobResponse deleted;
+  EXPECT_EQ(ReasonOf(call(&Stub::CancelJob, v1::CancelJobRequest(), &after, "other")), "ETAG_MISMATCH");
+  EXPECT_EQ(ReasonOf(call(&Stub::PauseJob, v1::PauseJobRequest(), &after, "other")), "ETAG_MISMATCH");
+  EXPECT_EQ(ReasonOf(call(&Stub::ResumeJob, v1::ResumeJobRequest(), &after, "other")), "ETAG_MISMATCH");
+  EXPECT_EQ(ReasonOf(call(&Stub::CheckpointJob, v1::CheckpointJobRequest(), &after, "other")), "ETAG_MISMATCH");
+  const auto mismatch = call(&Stub::DeleteJob, v1::DeleteJobRequest(), &deleted, "other");
+  EXPECT_EQ(mismatch.error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(ReasonOf(mismatch), "ETAG_MISMATCH");
+}
+
+TEST_F(FineTuneServiceTest, JobsThatCannotDoItSaySo) {
+  v1::Job job;
+  ASSERT_TRUE(Create(Request(), &job).ok());
+  v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  cancel.set_keep_checkpoint(true);
+  {
+    grpc::ClientContext context;
+    ASSERT_TRUE(jobs_->CancelJob(&context, cancel, &job).ok());
+  }
+  for (int i = 0; i < 200 && job.state() != v1::JOB_STATE_CANCELLED; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    v1::GetJobRequest get;
+    get.set_name(job.name());
+    grpc::ClientContext context;
+    ASSERT_TRUE(jobs_->GetJob(&context, get, &job).ok());
+  }
+  ASSERT_EQ(job.state(), v1::JOB_STATE_CANCELLED);
+  v1::CheckpointJobRequest checkpoint;
+  checkpoint.set_name(job.name());
+  grpc::ClientContext context;
+  EXPECT_EQ(ReasonOf(jobs_->CheckpointJob(&context, checkpoint, &job)), "ILLEGAL_STATE");
+  v1::PublishCheckpointRequest publish;
+  publish.set_checkpoint(job.name() + "/5");
+  publish.set_name("m");
+  v1::Model model;
+  grpc::ClientContext context2;
+  EXPECT_EQ(ReasonOf(models_->PublishCheckpoint(&context2, publish, &model)), "CHECKPOINT");
+  publish.set_checkpoint("../../x");
+  grpc::ClientContext context3;
+  EXPECT_EQ(ReasonOf(models_->PublishCheckpoint(&context3, publish, &model)), "CHECKPOINT");
 }
 
 TEST_F(FineTuneServiceTest, AWatchBeginsWithASnapshotAndEndsWithTheJob) {

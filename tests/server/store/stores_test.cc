@@ -9,6 +9,7 @@
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/store/checkpoints.h"
+#include "server/store/disk_space.h"
 #include "server/store/state_directory.h"
 #include "tests/support/temp_directory.h"
 
@@ -219,6 +220,26 @@ TEST_F(StoresTest, DiskBelowTheWatermarkRefusesUploads) {
   ASSERT_TRUE(upload.ok());
   ASSERT_TRUE((*upload)->BeginFile("a").ok());
   EXPECT_EQ(base::Reason((*upload)->Append("x")), "DISK_FULL");
+}
+
+TEST_F(StoresTest, DiskBelowTheWatermarkRefusesNewModelsAndKeepsTheOldOnesServed) {  // R9
+  auto models = ModelStore::Open(Files(), state_->layout, std::uint64_t{1} << 60);
+  ASSERT_TRUE(models.ok());
+  const absl::Status refused = (*models)->Begin("m").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(base::Reason(refused), "DISK_FULL");
+  EXPECT_TRUE((*ModelStore::Open(Files(), state_->layout, 0))->Begin("m").ok());
+}
+
+TEST(DiskSpaceTest, WatermarkIsFivePercentAndAtLeastOneGibibyte) {  // R9
+  constexpr std::uint64_t kGiB = std::uint64_t{1} << 30;
+  EXPECT_EQ(DefaultWatermark(64 << 20), kGiB);
+  EXPECT_EQ(DefaultWatermark(20 * kGiB), kGiB);
+  EXPECT_EQ(DefaultWatermark(100 * kGiB), 5 * kGiB);
+  EXPECT_GT(*TotalBytes("/"), *Files().FreeBytes("/"));
+  EXPECT_FALSE(TotalBytes("/nothing/there").ok());
+  EXPECT_TRUE(CheckSpace(Files(), "/", 1).ok());
+  EXPECT_FALSE(CheckSpace(Files(), "/", std::uint64_t{1} << 60).ok());
 }
 
 class CheckpointsTest : public ::testing::Test {

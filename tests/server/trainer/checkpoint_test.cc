@@ -35,10 +35,12 @@ class CheckpointTest : public ::testing::Test {
  protected:
   CheckpointTest() {
     EXPECT_TRUE(base::RealFileSystem().CreateDirectories(directory_.path()).ok());
-    progress_ = {.step = 7, .micro_batches = 21, .tokens = 1234, .trained_tokens = 567, .cursor = {.epoch = 2, .taken = 5}};
+    progress_ = {.step = 7, .micro_batches = 21, .tokens = 1234, .trained_tokens = 567, .cursor = {.epoch = 2, .taken = 5},
+                 .evaluated_step = 6, .metrics = {{"loss", 2.5}}, .differences = {}};
   }
   std::string Save() {
-    const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments);
+    const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments,
+                                      {.rank = 3, .alpha = 6.0});
     EXPECT_TRUE(saved.ok()) << saved.status();
     return saved.ok() ? saved->directory : "";
   }
@@ -69,6 +71,35 @@ TEST_F(CheckpointTest, LoadGivesBackEveryBit) {
   EXPECT_EQ(progress->trained_tokens, 567);
   EXPECT_EQ(progress->cursor.epoch, 2);
   EXPECT_EQ(progress->cursor.taken, 5);
+  EXPECT_EQ(progress->evaluated_step, 6) << "an evaluation that was interrupted is due again";
+  EXPECT_TRUE(progress->differences.empty());
+}
+
+TEST_F(CheckpointTest, AnotherMachineOrVersionIsToldAndNotRefused) {
+  const std::string directory = Save();
+  RunIdentity elsewhere = identity_;
+  elsewhere.threads = 4;
+  elsewhere.isa = "plain";
+  elsewhere.version = "0.2";
+  State loaded(2);
+  const auto progress = Load(directory, elsewhere, loaded);
+  ASSERT_TRUE(progress.ok()) << progress.status();
+  ASSERT_EQ(progress->differences.size(), 3u);
+  EXPECT_EQ(progress->differences[1], "threads was 2, is 4");
+  EXPECT_EQ(loaded.values, state_.values);
+}
+
+TEST_F(CheckpointTest, ItShowsItsFiguresAndCanBeServed) {
+  const std::string directory = Save();
+  const auto listed = store::ListCheckpoints(base::RealFileSystem(), directory_.path(), 1);
+  ASSERT_TRUE(listed.ok() && listed->size() == 1);
+  EXPECT_EQ(listed->front().metrics.at("loss"), 2.5);
+  EXPECT_GT(listed->front().created, absl::UnixEpoch());
+  const auto text = base::RealFileSystem().Read(directory + "/adapter_config.json", 1 << 20);
+  ASSERT_TRUE(text.ok());
+  const auto adapter = model::ParsePeftConfig(*base::ParseJson(*text));
+  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  EXPECT_EQ(adapter->rank, 3);
 }
 
 // AdamW goes on from a checkpoint as if it had never stopped.

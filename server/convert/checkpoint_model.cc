@@ -1,0 +1,64 @@
+#include "server/convert/checkpoint_model.h"
+
+#include <cstring>
+#include <vector>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/convert.h"
+#include "server/model/adapter.h"
+#include "server/model/safetensors.h"
+
+namespace nibble::convert {
+
+using base::StrCat;
+
+namespace {
+
+constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+
+absl::StatusOr<model::AdapterConfig> ReadAdapter(base::FileSystem& files, const std::string& checkpoint) {
+  const auto text = files.Read(base::JoinPath(checkpoint, model::kAdapterConfigFile), kMaxConfigBytes);
+  if (absl::IsNotFound(text.status())) {
+    return base::WithReason(absl::FailedPreconditionError("the checkpoint has no adapter that could be served"), "NOT_SERVABLE");
+  }
+  NIBBLE_RETURN_IF_ERROR(text.status());
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(*text));
+  return model::ParsePeftConfig(json);
+}
+
+absl::StatusOr<std::vector<std::vector<float>>> ReadValues(const std::string& checkpoint,
+                                                           const std::vector<model::TensorPlan>& plan) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto file, model::OpenSafetensors(base::JoinPath(checkpoint, kCheckpointTensorsFile)));
+  std::vector<std::vector<float>> values;
+  for (const model::TensorPlan& tensor : plan) {
+    const auto it = file.tensors.find(tensor.name);
+    if (it == file.tensors.end() || it->second.dtype != kernels::DType::kF32 || it->second.shape != tensor.shape) {
+      return absl::DataLossError(StrCat("the checkpoint's ", tensor.name, " is missing or of another shape"));
+    }
+    std::vector<float>& value = values.emplace_back(it->second.bytes.size() / sizeof(float));
+    std::memcpy(value.data(), it->second.bytes.data(), it->second.bytes.size());
+  }
+  return values;
+}
+
+}  // namespace
+
+absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
+                                                        const std::string& checkpoint_directory, const base::Json& provenance,
+                                                        const std::string& scratch, const std::string& target,
+                                                        const kernels::Stream& stream) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, ReadAdapter(files, checkpoint_directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, model::AdapterTensors(base.config(), adapter)));
+  if (base.info().format == model::Format::kNf4) return MakeLoraModel(files, base, adapter, values, provenance, target);
+  NIBBLE_RETURN_IF_ERROR(ConvertModel(files, base, scratch, {.to = model::Format::kNf4}, stream).status());
+  absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {
+    NIBBLE_ASSIGN_OR_RETURN(const auto nf4, model::Artifact::Open(scratch));
+    return MakeLoraModel(files, *nf4, adapter, values, provenance, target);
+  }();
+  const absl::Status removed = files.RemoveAll(scratch);
+  return made.ok() && !removed.ok() ? removed : std::move(made);
+}
+
+}  // namespace nibble::convert

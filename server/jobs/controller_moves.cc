@@ -1,0 +1,117 @@
+// JobController: what a user does to a job.
+#include "server/base/error.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/jobs/controller.h"
+
+namespace nibble::jobs {
+
+using base::Json;
+using base::StrCat;
+
+namespace {
+
+// Two callers and the scheduler move a job a bounded number of times before it is final.
+constexpr int kMaxMoves = 16;
+
+absl::Status CheckEtag(const JobRecord& job, const JobController::IfEtag& etag) {
+  if (!etag.has_value() || *etag == Etag(job)) return absl::OkStatus();
+  return base::WithReason(absl::AbortedError(StrCat("etag: the job's is ", Etag(job))), "ETAG_MISMATCH",
+                          {{"etag", Etag(job)}});
+}
+
+}  // namespace
+
+absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger trigger, const IfEtag& etag,
+                                              bool keep_checkpoint) {
+  for (int i = 0; i < kMaxMoves; ++i) {
+    NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    NIBBLE_ASSIGN_OR_RETURN(const JobState to, Next(job.state, trigger));
+    Transition t;
+    t.job_id = id;
+    t.from = job.state;
+    t.to = to;
+    t.attempt = job.attempt;
+    t.keep_checkpoint = keep_checkpoint;
+    if (IsFinal(to)) t.ended = clock_.Now();
+    Json fields = Json::object();
+    fields["state"] = Name(to);
+    fields["from"] = Name(job.state);
+    fields["reason"] = "USER";
+    t.events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(fields)});
+    NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
+    if (!changed) continue;
+    JobRecord after = job;
+    after.state = to;
+    after.ended = t.ended;
+    if (IsFinal(to)) {
+      if (observer_ != nullptr) observer_->OnJobEnded(after);
+      Release(after);
+    }
+    if (to == JobState::kCancelling) {
+      supervisor_.RequestStop(id, job.attempt, keep_checkpoint ? Control::kCancelKeeping : Control::kCancel);
+    }
+    if (to == JobState::kPausing) supervisor_.RequestStop(id, job.attempt, Control::kPause);
+    hub_.Notify(id);
+    Wake();
+    return Get(id);
+  }
+  return absl::AbortedError(StrCat("job ", id, " is moved by others all the time; try again"));
+}
+
+absl::StatusOr<JobRecord> JobController::Cancel(const std::string& id, const IfEtag& etag, bool keep_checkpoint) {
+  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
+  if (job.state == JobState::kCancelled || job.state == JobState::kCancelling) {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    return job;
+  }
+  return Move(id, JobTrigger::kCancel, etag, keep_checkpoint);
+}
+
+absl::StatusOr<JobRecord> JobController::Pause(const std::string& id, const IfEtag& etag) {
+  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
+  if (job.state == JobState::kPaused || job.state == JobState::kPausing) {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    return job;
+  }
+  return Move(id, JobTrigger::kPause, etag);
+}
+
+absl::StatusOr<JobRecord> JobController::Resume(const std::string& id, const IfEtag& etag) {
+  if (draining_) return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING");
+  NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
+  if (job.state == JobState::kQueued) {
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    return Present(std::move(job));
+  }
+  return Move(id, JobTrigger::kResume, etag);
+}
+
+absl::StatusOr<JobRecord> JobController::Checkpoint(const std::string& id, const IfEtag& etag) {
+  for (int i = 0; i < kMaxMoves; ++i) {
+    NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
+    NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+    if (job.state == JobState::kPausing) return job;  // It writes one as it is.
+    if (job.state != JobState::kRunning && job.state != JobState::kPreparing) {
+      return base::WithReason(
+          absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " has no trainer to write a checkpoint")),
+          "ILLEGAL_STATE", {{"state", Name(job.state)}});
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const bool asked, supervisor_.RequestCheckpoint(id, job.attempt));
+    if (asked) return job;
+    Wake();  // Its trainer has just ended.
+  }
+  return absl::AbortedError(StrCat("the trainer of job ", id, " is just ending; try again"));
+}
+
+absl::Status JobController::Delete(const std::string& id, const IfEtag& etag) {
+  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
+  NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
+  NIBBLE_RETURN_IF_ERROR(database_.Delete(id));  // A final job's etag never changes.
+  hub_.Notify(id);
+  return state_.files.RemoveAll(state_.layout.job(id));
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,85 @@
+#include "server/jobs/stray_processes.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "server/base/files.h"
+#include "server/base/log.h"
+#include "server/base/strings.h"
+
+namespace nibble::jobs {
+
+namespace {
+
+constexpr auto kWaitForDeath = std::chrono::seconds(1);
+
+std::vector<pid_t> Processes() {
+  std::vector<pid_t> all;
+  const auto names = base::RealFileSystem().List("/proc");
+  if (!names.ok()) return all;
+  for (const std::string& name : *names) {
+    if (name.find_first_not_of("0123456789") == std::string::npos) all.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
+  }
+  return all;
+}
+
+pid_t ParentOf(pid_t pid) {
+  const auto text = base::RealFileSystem().Read(base::StrCat("/proc/", pid, "/stat"), 4096);
+  if (!text.ok()) return 0;
+  // "pid (name) state parent": the name may hold anything.
+  const std::size_t close = text->rfind(')');
+  if (close == std::string::npos) return 0;
+  std::istringstream fields(text->substr(close + 1));
+  std::string state;
+  pid_t parent = 0;
+  fields >> state >> parent;
+  return parent;
+}
+
+// SIGKILL needs its moment; a process that hangs in the kernel is left for later.
+void ReapKilled(pid_t pid) {
+  const auto give_up = std::chrono::steady_clock::now() + kWaitForDeath;
+  while (::waitpid(pid, nullptr, WNOHANG) == 0 && std::chrono::steady_clock::now() < give_up) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace
+
+void KillHolders(const std::string& path) {
+  for (const pid_t pid : Processes()) {
+    if (pid == ::getpid()) continue;
+    const std::string folder = base::StrCat("/proc/", pid, "/fd");
+    std::error_code error;
+    for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+      std::error_code gone;
+      if (std::filesystem::read_symlink(it->path(), gone).string() != path || gone) continue;
+      base::LogWarning("a process that a trainer started is ended", {{"pid", std::to_string(pid)}});
+      ::kill(pid, SIGKILL);
+      break;
+    }
+  }
+}
+
+void EndStrayChildren(const std::set<pid_t>& known) {
+  // One that is ended leaves its own children to us: until there are no more.
+  for (bool found = true; found;) {
+    found = false;
+    for (const pid_t pid : Processes()) {
+      if (known.contains(pid) || ParentOf(pid) != ::getpid()) continue;
+      ::kill(pid, SIGKILL);
+      ReapKilled(pid);
+      found = ParentOf(pid) != ::getpid();
+    }
+  }
+}
+
+}  // namespace nibble::jobs

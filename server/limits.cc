@@ -1,0 +1,118 @@
+#include "server/limits.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/resource_quota.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <optional>
+
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble {
+
+namespace {
+
+constexpr std::uint64_t kMaxProcFile = 1 << 16;
+
+void SetMs(grpc::ServerBuilder& builder, const char* name, double seconds) {
+  builder.AddChannelArgument(name, static_cast<int>(std::min(seconds * 1e3, 2e9)));
+}
+
+// The first number of the text; nothing for "max".
+std::optional<std::int64_t> FirstNumber(std::string_view text) {
+  const std::size_t at = text.find_first_of("0123456789");
+  std::int64_t number = 0;
+  if (at == std::string_view::npos) return std::nullopt;
+  const auto [end, error] = std::from_chars(text.data() + at, text.data() + text.size(), number);
+  return error == std::errc() ? std::optional(number) : std::nullopt;  // cgroup v1 writes 2^63 - 4096 for "no limit"
+}
+
+}  // namespace
+
+void AddLimitFlags(CLI::App& cli, Limits& l) {
+  const CLI::Range seconds(0.0, 1e8);
+  cli.add_option("--max_receive_bytes", l.max_receive_bytes, "Of one message")->check(CLI::PositiveNumber);
+  cli.add_option("--max_send_bytes", l.max_send_bytes, "Of one message")->check(CLI::PositiveNumber);
+  cli.add_option("--max_concurrent_streams", l.max_concurrent_streams, "A connection")->check(CLI::PositiveNumber);
+  cli.add_option("--max_metadata_bytes", l.max_metadata_bytes, "A request")->check(CLI::PositiveNumber);
+  cli.add_option("--max_connections", l.max_connections, "Checked against the limit of open files")->check(CLI::PositiveNumber);
+  cli.add_option("--rpc_memory_bytes", l.rpc_memory_bytes, "Of gRPC's buffers")->check(CLI::PositiveNumber);
+  cli.add_option("--max_rpc_threads", l.max_rpc_threads, "Of gRPC")->check(CLI::PositiveNumber);
+  cli.add_option("--handshake_timeout_s", l.handshake_timeout_s, "A client that does not finish its handshake")->check(seconds);
+  cli.add_option("--keepalive_time_s", l.keepalive_time_s, "A silent client is pinged after this")->check(seconds);
+  cli.add_option("--keepalive_timeout_s", l.keepalive_timeout_s, "One that does not answer the ping is cut off")->check(seconds);
+  cli.add_option("--min_ping_interval_s", l.min_ping_interval_s, "A client may ping as often as this")->check(seconds);
+  cli.add_option("--max_ping_strikes", l.max_ping_strikes, "Pings too soon before a client is told to go")->check(CLI::Range(0, 1000));
+  cli.add_option("--max_connection_age_s", l.max_connection_age_s, "Then the client is asked to connect anew")->check(seconds);
+  cli.add_option("--max_connection_age_grace_s", l.max_connection_age_grace_s, "For its calls to end")->check(seconds);
+  cli.add_option("--max_connection_idle_s", l.max_connection_idle_s, "Without a call")->check(seconds);
+  cli.add_option("--workers", l.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
+  cli.add_option("--default_deadline_s", l.default_deadline_s, "Of a unary call whose client gave none")->check(seconds);
+  cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Of an upload")->check(seconds);
+  cli.add_option("--max_stream_messages", l.max_stream_messages, "Of an upload")->check(CLI::PositiveNumber);
+  cli.add_option("--max_dataset_bytes", l.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);
+  cli.add_option("--max_model_bytes", l.max_model_bytes, "Of one uploaded model")->check(CLI::PositiveNumber);
+  cli.add_option("--min_free_bytes", l.min_free_bytes,
+                 "With less free on the disk nothing new is taken in; -1: 5% of it, at least 1 GiB")
+      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 60));
+  cli.add_option("--max_queued_jobs", l.max_queued_jobs, "Further ones are refused")->check(CLI::PositiveNumber);
+  cli.add_option("--max_running_jobs", l.max_running_jobs, "Trainers at a time")->check(CLI::Range(1, 64));
+  cli.add_option("--max_jobs_per_principal", l.max_jobs_per_principal, "Not over yet, of one user who has a name; 0: no bound")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--train_memory_bytes", l.train_memory_bytes, "Planned memory of all trainers; 0: all that there is")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--max_retries", l.max_retries, "Of a job whose trainer fails")->check(CLI::Range(0, 1000));
+  cli.add_option("--retry_backoff_scale", l.retry_backoff_scale, "Of the waits before a job is tried again")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--no_progress_timeout_s", l.no_progress_timeout_s, "A trainer silent for so long is ended; 0: never")->check(seconds);
+  cli.add_option("--no_progress_grace_s", l.no_progress_grace_s, "The same, SIGTERM to SIGKILL")->check(seconds);
+  cli.add_option("--cancel_grace_s", l.cancel_grace_s, "Of a trainer that is told to stop, before it is killed")->check(seconds);
+  cli.add_option("--pause_grace_s", l.pause_grace_s, "The same, where it writes a checkpoint first")->check(seconds);
+}
+
+void ApplyLimits(const Limits& l, grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(l.max_receive_bytes);
+  builder.SetMaxSendMessageSize(l.max_send_bytes);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, l.max_concurrent_streams);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, l.max_metadata_bytes);
+  SetMs(builder, GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, l.handshake_timeout_s);
+  SetMs(builder, GRPC_ARG_KEEPALIVE_TIME_MS, l.keepalive_time_s);
+  SetMs(builder, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, l.keepalive_timeout_s);
+  SetMs(builder, GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, l.min_ping_interval_s);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, l.max_ping_strikes);
+  SetMs(builder, GRPC_ARG_MAX_CONNECTION_AGE_MS, l.max_connection_age_s);
+  SetMs(builder, GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, l.max_connection_age_grace_s);
+  SetMs(builder, GRPC_ARG_MAX_CONNECTION_IDLE_MS, l.max_connection_idle_s);
+  grpc::ResourceQuota quota("nibbled");
+  quota.Resize(static_cast<std::size_t>(l.rpc_memory_bytes)).SetMaxThreads(l.max_rpc_threads);
+  builder.SetResourceQuota(quota);
+}
+
+absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const std::string& root) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string meminfo, files.Read(base::JoinPath(root, "proc/meminfo"), kMaxProcFile));
+  const std::size_t at = meminfo.find("MemTotal:");
+  const auto total_kib = FirstNumber(at == std::string::npos ? "" : std::string_view(meminfo).substr(at));
+  if (!total_kib.has_value()) return absl::InternalError("/proc/meminfo names no MemTotal");
+  std::int64_t bytes = *total_kib * 1024;
+  for (const char* path : {"sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    const auto text = files.Read(base::JoinPath(root, path), kMaxProcFile);
+    const auto limit = text.ok() ? FirstNumber(*text) : std::nullopt;
+    if (limit.has_value() && *limit > 0) bytes = std::min(bytes, *limit);
+  }
+  return bytes;
+}
+
+std::int64_t TrainMemoryBytes(const Limits& limits, base::FileSystem& files) {
+  if (limits.train_memory_bytes > 0) return limits.train_memory_bytes;
+  const auto machine = MachineMemoryBytes(files, "/");
+  if (machine.ok()) return *machine;
+  base::LogWarning("the machine's memory is not known: jobs are admitted by number alone",
+                   {{"why", std::string(machine.status().message())}});
+  return 0;
+}
+
+}  // namespace nibble

@@ -1,0 +1,68 @@
+// What the server bounds, with the defaults of ops.md 4. Every one is a flag of nibbled of the same name.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/base/files.h"
+
+namespace CLI {
+class App;
+}
+namespace grpc {
+class ServerBuilder;
+}
+
+namespace nibble {
+
+struct Limits {
+  // Connections.
+  int max_receive_bytes = 4 << 20;  // of one message
+  int max_send_bytes = 16 << 20;
+  int max_concurrent_streams = 100;  // a connection
+  int max_metadata_bytes = 8 << 10;  // a request
+  int max_connections = 512;         // told at the start when the limit of open files is too low for them
+  std::int64_t rpc_memory_bytes = 256 << 20;
+  int max_rpc_threads = 64;
+  double handshake_timeout_s = 10;
+  double keepalive_time_s = 60;  // without a word from the client: a ping
+  double keepalive_timeout_s = 20;
+  double min_ping_interval_s = 10;  // a client that pings more often is told to go, after max_ping_strikes
+  int max_ping_strikes = 2;
+  double max_connection_age_s = 30 * 60;
+  double max_connection_age_grace_s = 60;
+  double max_connection_idle_s = 15 * 60;
+
+  // Calls.
+  int workers = 4;               // threads for what waits for the disk or a load
+  double default_deadline_s = 30;  // of a unary call whose client gave none
+  double max_stream_age_s = 3600;  // of an upload
+  std::int64_t max_stream_messages = 10'000;
+
+  // The disk.
+  std::int64_t max_dataset_bytes = std::int64_t{1} << 30;
+  std::int64_t max_model_bytes = std::int64_t{64} << 30;
+  std::int64_t min_free_bytes = -1;  // below, nothing new is taken in; -1: 5% of the file system, at least 1 GiB
+
+  // Jobs.
+  std::int64_t max_queued_jobs = 1000;
+  std::int64_t max_running_jobs = 1;
+  std::int64_t max_jobs_per_principal = 10;  // not over yet; 0: no bound
+  std::int64_t train_memory_bytes = 0;  // of all trainers together, as planned; 0: what the machine (or its cgroup) has
+  std::int64_t max_retries = 5;         // exits that count, of one job
+  double retry_backoff_scale = 1.0;     // of the waits of 10 s, 20 s ... 360 s before a retry
+  double no_progress_timeout_s = 30 * 60;  // a trainer that tells of nothing for so long is ended; 0: never
+  double no_progress_grace_s = 20;         // then SIGKILL
+  double cancel_grace_s = 5;            // SIGTERM to SIGKILL
+  double pause_grace_s = 60;            // a checkpoint has to fit in
+};
+
+void AddLimitFlags(CLI::App& cli, Limits& limits);
+// Those that gRPC itself keeps.
+void ApplyLimits(const Limits& limits, grpc::ServerBuilder& builder);
+// What trainers may take: the flag, or all that this process may (cgroup v2 or v1, or the machine).
+std::int64_t TrainMemoryBytes(const Limits& limits, base::FileSystem& files);
+// The smallest bound, in bytes, that /proc/meminfo and the cgroup files below `root` ("/") name.
+absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const std::string& root);
+
+}  // namespace nibble

@@ -1,0 +1,44 @@
+// ModelLibrary: a checkpoint becomes a model while its job goes on.
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/checkpoint_model.h"
+#include "server/rpc/model_library.h"
+#include "server/store/published_directory.h"
+
+namespace nibble::rpc {
+
+absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request) {
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(source.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.base_model, "a checkpoint that is being published"));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
+  // Every byte, before any is used. The job may remove the checkpoint meanwhile: then it is gone, not damaged.
+  const auto missing = [&] { return !state_.files.Exists(source.directory); };
+  const auto gone = [&] {
+    return base::WithReason(absl::NotFoundError(base::StrCat("there is no checkpoint \"", request.checkpoint(), "\" any more")),
+                            "CHECKPOINT", {{"name", request.checkpoint()}});
+  };
+  const auto verified = store::Verify(state_.files, source.directory);
+  if (!verified.ok()) {
+    if (missing()) return gone();
+    metrics_.ArtifactVerifyFailed();
+    return base::WithReason(verified.status(), "CHECKPOINT_CORRUPT", {{"checkpoint", request.checkpoint()}});
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
+  const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.base_model},
+                                 {"step", source.step},           {"checkpoint", request.checkpoint()},
+                                 {"checkpoint_digest", verified->digest}};
+  const std::string scratch = base::JoinPath(state_.layout.uploads(), base::NewId("publish"));
+  const auto made = convert::MakeCheckpointModel(state_.files, *artifact, source.directory, provenance, scratch,
+                                                 pending->directory(), convert_stream_);
+  if (!made.ok()) return missing() ? gone() : made.status();
+  NIBBLE_RETURN_IF_ERROR(pending->Commit().status());
+  return Describe(request.name(), false);
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,21 @@
+// The low watermark of the disk: what would need room is refused before the disk is full, for a full one could not even delete
+// (ops.md 0.9). Reads, cancels and deletes do not ask.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/files.h"
+
+namespace nibble::store {
+
+// Of a file system of so many bytes: 5%, at least 1 GiB.
+std::uint64_t DefaultWatermark(std::uint64_t total_bytes);
+// Of the file system that holds `path`.
+absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path);
+
+// ResourceExhausted (DISK_FULL) when less than `min_free_bytes` is free where `path` lies.
+absl::Status CheckSpace(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
+
+}  // namespace nibble::store

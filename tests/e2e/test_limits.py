@@ -1,0 +1,110 @@
+"""Limits of ops.md, section 4, as flags of nibbled: each is set low and met."""
+import os
+import struct
+import time
+
+import grpc
+import pytest
+
+from conftest import TRAIN
+from http2 import GOAWAY, HEADERS, MAX_CONCURRENT_STREAMS, PING, SETTINGS, Connection, call_headers, frame
+from test_message_limits import code_of, field
+from test_reliability import prepare, wait_until
+
+CREATE = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN]
+
+
+def test_connections_that_do_nothing_are_closed(make_server):
+    server = make_server("--handshake_timeout_s", 1, "--max_connection_idle_s", 1)
+    silent, idle = Connection(server.grpc, hello=False), Connection(server.grpc)
+    assert silent.closed_within(10) is not None, "handshake_timeout_s"
+    assert idle.closed_within(10) is not None, "max_connection_idle_s"
+
+
+def test_connection_grows_old(make_server):
+    server = make_server("--max_connection_age_s", 1, "--max_connection_age_grace_s", 1)
+    connection = Connection(server.grpc)
+    open_call = frame(HEADERS, 4, 1, call_headers(b"/nibble.v1.FineTuneService/WatchJob"))
+    connection.send(open_call)
+    assert connection.closed_within(10) is not None
+
+
+def test_client_that_does_not_answer_pings_is_cut_off(make_server):
+    server = make_server("--keepalive_time_s", 1, "--keepalive_timeout_s", 1)
+    connection = Connection(server.grpc)
+    connection.send(frame(HEADERS, 4, 1, call_headers(b"/nibble.v1.DatasetService/UploadDataset")))  # and nothing more
+    kinds = [kind for kind, flags, _, _ in connection.frames(10) if not (kind == PING and flags & 1)]
+    assert PING in kinds and kinds[-1] in (GOAWAY, "closed"), kinds
+
+
+def test_client_that_pings_too_often_is_told_to_go(make_server):
+    server = make_server("--min_ping_interval_s", 60, "--max_ping_strikes", 1)
+    connection = Connection(server.grpc)
+    for i in range(5):
+        connection.send(frame(PING, 0, 0, struct.pack(">Q", i)))
+        time.sleep(0.05)
+    goaway = [payload for kind, _, _, payload in connection.frames(5) if kind == GOAWAY]
+    assert goaway and b"too_many_pings" in goaway[0]
+
+
+def test_streams_of_a_connection_are_announced(make_server):
+    server = make_server("--max_concurrent_streams", 7)
+    for kind, _, _, payload in Connection(server.grpc).frames(5):
+        if kind == SETTINGS and payload:
+            settings = {struct.unpack(">HI", payload[i:i + 6]) for i in range(0, len(payload), 6)}
+            assert (MAX_CONCURRENT_STREAMS, 7) in settings
+            return
+    raise AssertionError("no SETTINGS")
+
+
+def test_messages_and_headers(make_server, text_file):
+    server = make_server("--max_receive_bytes", 5000, "--max_metadata_bytes", 1024, "--max_stream_messages", 5,
+                         "--max_dataset_bytes", 100, "--max_stream_age_s", 3600)
+    channel = grpc.insecure_channel(server.grpc)
+    models = channel.unary_unary("/nibble.v1.ModelService/ListModels")
+    assert models(b"") == b""
+    assert code_of(lambda: models(b"", metadata=[("x-big", "y" * 4000)])) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    create = channel.unary_unary("/nibble.v1.FineTuneService/CreateJob")
+    assert code_of(lambda: create(field(2, b"x" * 6000))) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    upload = channel.stream_unary("/nibble.v1.DatasetService/UploadDataset")
+    header = field(1, field(1, b"name"))
+    assert code_of(lambda: upload(iter([header] + [field(2, b"x")] * 6))) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert code_of(lambda: upload(iter([header, field(2, b"x" * 101)]))) in (grpc.StatusCode.RESOURCE_EXHAUSTED,
+                                                                             grpc.StatusCode.INVALID_ARGUMENT)
+    assert server.run("datasets", "upload", text_file, "--name", "page", check=False).returncode != 0
+
+
+def test_queue_of_jobs(make_server, model_directory, text_file):
+    server = prepare(make_server("--max_queued_jobs", 2, "--max_running_jobs", 2), model_directory, text_file)
+    first = server.json(*CREATE, "--max-steps", 1000)["id"]
+    second = server.json(*CREATE, "--max-steps", 1000)["id"]
+    wait_until(lambda: all(server.json("jobs", "get", job)["state"] == "RUNNING" for job in (first, second)))
+    third = server.json(*CREATE, "--max-steps", 2)["id"]
+    server.json(*CREATE, "--max-steps", 2)
+    assert server.json("jobs", "get", third)["state"] == "QUEUED"
+    refused = server.run(*CREATE, "--max-steps", 2, check=False)
+    assert refused.returncode != 0 and "QUEUE_FULL" in refused.stderr
+    for job in (first, second):
+        server.run("jobs", "cancel", job)
+    wait_until(lambda: server.json("jobs", "get", third)["state"] == "SUCCEEDED", 120)
+
+
+def test_retries_of_a_job(make_server, model_directory, text_file):
+    server = prepare(make_server("--max_retries", 1, "--retry_backoff_scale", "0.01"), model_directory, text_file)
+    server.stop()
+    server.environment = {"NIBBLE_FAILPOINT": "checkpoints/step-00000001:1:before"}  # of every attempt
+    server.start()
+    job = server.json(*CREATE, "--max-steps", 4, "--save-every", 1)["id"]
+    assert server.run("jobs", "watch", job, check=False).returncode != 0
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "FAILED" and got["attempt"] == 2 and got["retries"] == 2
+    assert server.metrics()['nibble_jobs_finished_total{method="qlora",result="FAILED"}'] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to see the descriptors of another process")
+def test_connections_are_closed_when_their_clients_are_gone(make_server):
+    server = make_server()
+    before = len(os.listdir(f"/proc/{server.process.pid}/fd"))
+    for connection in [Connection(server.grpc) for _ in range(100)]:
+        connection.close()
+    wait_until(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= before + 2)

@@ -1,0 +1,333 @@
+"""Faults of ops.md, section 9, against the real programs. Each test names its row."""
+import concurrent.futures
+import json
+import os
+import pathlib
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+
+import grpc
+import pytest
+
+from conftest import BIN, TRAIN, Server
+from test_kill import SAVE, STEPS, check, create, trainers, wait_for_step
+
+HEALTH = "/grpc.health.v1.Health/Check"
+
+
+def curve(server, job):
+    """What training said: (step, loss, learning rate, norm) and (step, evaluation loss), every step once."""
+    events = server.lines("jobs", "watch", job)
+    steps = {e["step"]: (e["loss"], e["lr"], e["grad_norm"]) for e in events if e["type"] == "step"}
+    evals = {e["step"]: e["eval_loss"] for e in events if e["type"] == "eval"}
+    return steps, evals
+
+
+def prepare(server, model_directory, text_file):
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    return server
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory, model_directory, text_file):
+    """A server and a job that nobody disturbed: what the others are compared with."""
+    server = Server(tmp_path_factory.mktemp("calm") / "state", "--retry_backoff_scale", "0.01",
+                    "--no_progress_timeout_s", "5", "--no_progress_grace_s", "1").start()
+    prepare(server, model_directory, text_file)
+    job = create(server, "calm")
+    server.run("jobs", "watch", job)
+    yield server, server.json("models", "get", "calm")["digest"], curve(server, job)
+    server.stop()
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_R23_second_server_on_one_directory_is_refused(calm):
+    server = calm[0]
+    second = subprocess.run([BIN / "nibbled", "--state_dir", server.state, "--grpc_address", "127.0.0.1:0", "--http_address",
+                             "127.0.0.1:0"], env={}, capture_output=True, text=True, timeout=30)
+    assert second.returncode != 0
+    assert str(server.process.pid) in second.stderr
+    assert server.json("models", "list")["models"]
+
+
+def test_R4_sigterm_to_the_trainer_checkpoints_and_counts_as_no_retry(calm):
+    server, digest, undisturbed = calm
+    job = create(server, "preempted")
+    wait_for_step(server, job, SAVE + 2)
+    began = time.monotonic()
+    (pid,) = trainers(server)
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGTERM)  # R5: a second one changes nothing
+    wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+    assert time.monotonic() - began <= 25
+    server.run("jobs", "watch", job)
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == 2 and got["retries"] == 0
+    states = [e for e in server.lines("jobs", "watch", job) if e["type"] == "state"]
+    assert [e["state"] for e in states] == ["QUEUED", "PREPARING", "RUNNING", "QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
+    steps = [e["step"] for e in server.lines("jobs", "watch", job) if e["type"] == "step"]
+    assert steps == list(range(1, STEPS + 1)), "no step was lost, none was made twice"
+    assert curve(server, job) == undisturbed, "the curve is the same, bit for bit"
+    assert server.json("models", "get", "preempted")["digest"] == digest
+
+
+def test_R2_trainer_killed_at_random_steps(calm):
+    server, digest, undisturbed = calm
+    job = create(server, "killed-often")
+    draw = random.Random(5)
+    for step in (SAVE + draw.randrange(1, 5), 3 * SAVE + draw.randrange(1, 5)):
+        wait_for_step(server, job, step)
+        for pid in trainers(server):
+            os.kill(pid, signal.SIGKILL)
+    server.run("jobs", "watch", job)
+    events = server.lines("jobs", "watch", job)
+    assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == 3 and got["retries"] == 2
+    failures = [e for e in events if e["type"] == "state" and e["state"] == "QUEUED" and e.get("reason")]
+    assert [e["reason"] for e in failures] == ["TRAINER_SIGNAL"] * 2
+    assert len([e for e in events if e["type"] == "step"]) <= STEPS + 2 * SAVE
+    assert curve(server, job) == undisturbed
+    assert server.json("models", "get", "killed-often")["digest"] == digest
+
+
+def checkpoint_job(make_server, model_directory, text_file, failpoint, output):
+    """A job whose first trainer meets a failpoint while it writes the checkpoint of step 10."""
+    server = make_server("--retry_backoff_scale", "0.01")
+    server.stop()
+    server.environment = {"NIBBLE_FAILPOINT": failpoint}
+    server.start()
+    prepare(server, model_directory, text_file)
+    job = create(server, output)
+    server.run("jobs", "watch", job)
+    return server, job
+
+
+KILLS = [1, 4, 7]
+
+
+@pytest.mark.parametrize("operation", KILLS + [pytest.param(n, marks=pytest.mark.full) for n in range(1, 24) if n not in KILLS])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.full)])
+def test_R5_killed_while_it_writes_a_checkpoint(make_server, model_directory, text_file, calm, operation, when):
+    _, digest, undisturbed = calm
+    failpoint = f"attempts/1/checkpoints/step-00000010:{operation}:{when}"
+    server, job = checkpoint_job(make_server, model_directory, text_file, failpoint, "out")
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "SUCCEEDED" and got["attempt"] <= 2
+    if operation in KILLS:
+        assert got["attempt"] == 2, "the failpoint was not met"
+        events = server.lines("jobs", "watch", job)
+        resumed = [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"]
+        assert resumed[1] in (5, 10)
+    assert curve(server, job) == undisturbed
+    assert server.json("models", "get", "out")["digest"] == digest
+    assert not list(server.state.glob("jobs/*/attempts/*/checkpoints/*.tmp.*"))
+
+
+def test_R8_no_room_for_a_checkpoint(make_server, model_directory, text_file, calm):
+    _, digest, _ = calm
+    server, job = checkpoint_job(make_server, model_directory, text_file, "attempts/1/checkpoints/step-00000010:2:full", "out")
+    events = server.lines("jobs", "watch", job)
+    failed = [e for e in events if e["type"] == "state" and e.get("reason") == "DISK_FULL"]
+    assert len(failed) == 1 and failed[0]["attempt"] == 1
+    assert server.json("jobs", "get", job)["state"] == "SUCCEEDED", "there was room again: it went on"
+    assert server.json("models", "get", "out")["digest"] == digest
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    path = tmp_path / "disk"
+    path.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", path], capture_output=True).returncode:
+        pytest.skip("needs root, to mount a small file system")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def fill(disk, leave):
+    """A file that leaves so many bytes."""
+    free = os.statvfs(disk)
+    size = free.f_bavail * free.f_frsize - leave
+    with open(disk / "filler", "wb") as filler:
+        while size > 0:
+            chunk = min(size, 1 << 20)
+            filler.write(b"\0" * chunk)
+            size -= chunk
+    return disk / "filler"
+
+
+def test_R8_R9_full_disk_refuses_what_is_new_serves_what_is_there_and_recovers(small_disk, model_directory, text_file, make_server):
+    server = make_server("--retry_backoff_scale", "0.01", "--min_free_bytes", 8 << 20, "--max_retries", 1000,
+                         state=small_disk / "state")
+    prepare(server, model_directory, text_file)
+    # Low, not full: the watermark trips first (R9).
+    filler = fill(small_disk, 7 << 20)
+    for refused in (["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "x", *TRAIN],
+                    ["datasets", "upload", text_file, "--name", "page2"],
+                    ["models", "import", model_directory, "--name", "small2"],
+                    ["models", "convert", "small", "--to", "int8", "--name", "small-int8"]):
+        result = server.run(*refused, check=False)
+        assert result.returncode != 0 and "DISK_FULL" in result.stderr, result.stderr
+    assert server.json("models", "list")["models"][0]["name"] == "small"
+    filler.unlink()
+
+    # Full in the middle of a job: neither the trainer nor the database can write.
+    job = create(server, "out")
+    other = create(server, "waiting")
+    wait_for_step(server, job, SAVE + 1)
+    filler = fill(small_disk, 0)
+    time.sleep(1.5)
+    assert server.process.poll() is None
+    assert server.json("jobs", "get", job)["id"] == job
+    assert server.json("models", "get", "small")["name"] == "small"
+    assert server.json("score", "small", "--text", "The keeper")["token_ids"]
+    cancelled = server.run("jobs", "cancel", other, check=False)  # done, or refused: never half
+    assert cancelled.returncode == 0 or "DISK_FULL" in cancelled.stderr, cancelled.stderr
+    filler.unlink()
+
+    # Room again: everything goes on without a restart.
+    server.run("jobs", "cancel", other)
+    server.run("jobs", "watch", job)
+    events = server.lines("jobs", "watch", job)
+    assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
+    assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
+    assert server.json("jobs", "get", other)["state"] == "CANCELLED"
+    assert server.stop() == 0
+    assert sqlite3.connect(server.state / "nibble.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_R12_flipped_byte_of_a_model_is_not_served(make_server, model_directory):
+    server = make_server()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    assert server.json("score", "small", "--text", "light")["token_ids"]
+    server.run("models", "unload", "small")
+    metric = "nibble_artifact_verify_failures_total"
+    assert server.metrics()[metric] == 0
+    files = sorted(p for p in (server.state / "models/small").iterdir() if p.name != "manifest.json")
+    draw = random.Random(12)
+    for number, path in enumerate(files, start=1):
+        old = path.read_bytes()
+        at = draw.randrange(len(old))
+        path.write_bytes(old[:at] + bytes([old[at] ^ (1 << draw.randrange(8))]) + old[at + 1:])
+        result = server.run("models", "load", "small", check=False)
+        assert result.returncode != 0 and "ARTIFACT_CORRUPT" in result.stderr, (path.name, result.stderr)
+        assert str(server.state) not in result.stderr
+        assert server.metrics()[metric] == number
+        path.write_bytes(old)
+    server.run("models", "load", "small")
+
+
+def test_R12_flipped_byte_of_a_checkpoint_is_passed_over(calm):
+    server, digest, undisturbed = calm
+    job = create(server, "bad-checkpoint")
+    wait_for_step(server, job, 2 * SAVE + 1)
+    server.run("jobs", "pause", job)
+    wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
+    newest = sorted(server.state.glob(f"jobs/{job}/attempts/1/checkpoints/step-*"))[-1] / "state.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 4
+    newest.write_bytes(data)
+    before = server.metrics()["nibble_artifact_verify_failures_total"]
+    server.run("jobs", "resume", job)
+    server.run("jobs", "watch", job)
+    events = server.lines("jobs", "watch", job)
+    assert any(e["type"] == "warning" and e["reason"] == "CHECKPOINT_CORRUPT" for e in events)
+    assert server.metrics()["nibble_artifact_verify_failures_total"] == before + 1
+    assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
+    assert curve(server, job) == undisturbed
+    assert server.json("models", "get", "bad-checkpoint")["digest"] == digest
+
+
+def test_R16_frozen_trainer_is_ended_and_the_job_goes_on(calm):
+    server, digest, _ = calm
+    job = create(server, "frozen")
+    wait_for_step(server, job, SAVE + 1)
+    (pid,) = trainers(server)
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    wait_until(lambda: server.json("jobs", "get", job)["attempt"] == 2)
+    assert time.monotonic() - began <= 5 + 30
+    check(server, job, digest, "frozen")
+    assert any(e.get("reason") == "NO_PROGRESS" for e in server.lines("jobs", "watch", job))
+
+
+def test_R3_sigterm_under_load_finishes_what_runs(make_server, model_directory, text_file):
+    server = make_server()
+    prepare(server, model_directory, text_file)
+    server.run("models", "load", "small")
+    job = create(server, "later")
+    wait_for_step(server, job, 2)
+    channel = grpc.insecure_channel(server.grpc)
+    health = channel.unary_unary(HEALTH)
+    models = channel.unary_unary("/nibble.v1.ModelService/ListModels")
+    assert health(b"") == b"\x08\x01" and models(b"")
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(server.json, "generate", "small", "--prompt", f"The boat {i}", "--max-tokens", 700, "--ignore-eos")
+                   for i in range(6)]
+        wait_until(lambda: sum(v for k, v in server.metrics().items() if k.startswith("nibble_requests_running")) >= 4)
+        began = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: health(b"", timeout=5) == b"\x08\x02", 5)
+        with pytest.raises(grpc.RpcError) as refused:
+            models(b"", timeout=5)
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        for answer in answers:
+            assert len(answer.result()["token_ids"]) == 700
+    assert server.process.wait(timeout=30) == 0
+    assert time.monotonic() - began <= 30
+    assert trainers(server) == []
+    server.start()
+    server.run("jobs", "watch", job)
+    assert server.json("jobs", "get", job)["retries"] == 0
+
+
+def test_checkpoint_now_published_and_served_while_the_job_runs(calm):
+    server, digest, _ = calm
+    job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "published",
+                      "--max-steps", 400, "--save-every", 0, *TRAIN)["id"]
+    wait_for_step(server, job, 3)
+    assert server.json("jobs", "checkpoints", job)["checkpoints"] == []
+    server.run("jobs", "checkpoint", job)
+    wait_until(lambda: server.json("jobs", "checkpoints", job)["checkpoints"])
+    (checkpoint,) = server.json("jobs", "checkpoints", job)["checkpoints"]
+    assert checkpoint["name"] == f"{job}/{checkpoint['step']}" and checkpoint["servable"] and checkpoint["resumable"]
+    model = server.json("jobs", "publish", checkpoint["name"], "--name", "so-far")
+    assert model["format"] == "lora" and model["digest"] != digest
+    assert server.json("jobs", "publish", checkpoint["name"], "--name", "again")["digest"] == model["digest"]
+    assert server.run("jobs", "publish", checkpoint["name"], "--name", "again", check=False).returncode != 0
+    answer = server.json("generate", "so-far", "--prompt", "The keeper", "--max-tokens", 5)
+    assert 1 <= len(answer["token_ids"]) <= 5
+    assert server.json("jobs", "get", job)["state"] == "RUNNING", "the job went on meanwhile"
+    cancelled = server.json("jobs", "cancel", job, "--keep-checkpoint")
+    assert cancelled["state"] == "CANCELLING"
+    wait_until(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
+    kept = server.json("jobs", "checkpoints", job)["checkpoints"]
+    assert kept[0]["step"] > checkpoint["step"], "a checkpoint was written before it stopped"
+    server.run("jobs", "delete", job)
+    assert not (server.state / "jobs" / job).exists()
+    assert server.json("models", "get", "so-far")["name"] == "so-far", "what was published stays"
+
+
+def test_published_checkpoint_is_what_the_trainer_would_have_published(calm, tmp_path):
+    """Of a learning rate that does not look ahead: step 10 of 20 is the end of a job of 10 steps."""
+    server, _, _ = calm
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"optim": {"schedule": "LR_SCHEDULE_CONSTANT", "warmupSteps": 2}}))
+    common = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--save-every", 10, "--spec", spec, *TRAIN]
+    ten = server.json(*common, "--output", "ten", "--max-steps", 10)["id"]
+    twenty = server.json(*common, "--output", "twenty", "--max-steps", 20)["id"]
+    server.run("jobs", "watch", ten)
+    server.run("jobs", "watch", twenty)
+    published = server.json("jobs", "publish", f"{twenty}/10", "--name", "ten-of-twenty")["digest"]
+    assert published == server.json("models", "get", "ten")["digest"]
+    assert published != server.json("models", "get", "twenty")["digest"]

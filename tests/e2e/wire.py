@@ -1,0 +1,50 @@
+"""The API by gRPC, without generated code: messages come from the protos by protoc's descriptor set."""
+import functools
+import pathlib
+import subprocess
+import tempfile
+
+import google.rpc
+import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+# Those that need no google/longrunning, which the wheel does not have.
+FILES = ["fine_tune_service", "server_service", "inference_service", "dataset_service"]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@functools.lru_cache(maxsize=None)
+def pool():
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "set"
+        googleapis = pathlib.Path(list(google.rpc.__path__)[0]).parents[1]  # googleapis-common-protos
+        include = ["-I", ROOT / "proto", "-I", googleapis]
+        subprocess.run(["protoc", *include, "--include_imports", f"--descriptor_set_out={out}",
+                        *(ROOT / "proto/nibble/v1" / f"{name}.proto" for name in FILES)], check=True)
+        files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+    made = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        made.Add(file)
+    return made
+
+
+def message(name, **fields):
+    """message("CreateJobRequest", request_id="x")"""
+    return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"nibble.v1.{name}"))(**fields)
+
+
+class Api:
+    """Api(address).call("FineTuneService", "GetJob", name=id)"""
+
+    def __init__(self, address):
+        self.channel = grpc.insecure_channel(address)
+
+    def call(self, service, method, request=None, timeout=30, **fields):
+        described = pool().FindServiceByName(f"nibble.v1.{service}").FindMethodByName(method)
+        inputs = message_factory.GetMessageClass(described.input_type)
+        outputs = message_factory.GetMessageClass(described.output_type)
+        invoke = self.channel.unary_unary(f"/nibble.v1.{service}/{method}", inputs.SerializeToString, outputs.FromString)
+        return invoke(request if request is not None else inputs(**fields), timeout=timeout)
+
+    def close(self):
+        self.channel.close()
