@@ -28,6 +28,7 @@
 #include "server/jobs/controller.h"
 #include "server/metered_files.h"
 #include "server/plan/check_job.h"
+#include "server/reflection.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
 #include "server/rpc/inference_service.h"
@@ -213,6 +214,8 @@ absl::Status App::State::OpenServing() {
   edge->default_deadline = absl::Seconds(options.default_deadline_s);
   edge->max_stream_age = absl::Seconds(options.max_stream_age_s);
   edge->max_stream_messages = options.max_stream_messages;
+  edge->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
+  edge->slow_reader = absl::Seconds(options.slow_reader_s);
   const auto locate = [this](const std::string& name) -> absl::StatusOr<std::string> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state->models->Get(name));
     // Every byte before it is served: seconds for a large model, against weights that are quietly wrong.
@@ -266,6 +269,7 @@ absl::Status App::State::StartGrpc() {
   builder.AddListeningPort(options.grpc_address, grpc::InsecureServerCredentials(), &grpc_port);
   ApplyLimits(options, builder);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its clients
+  SetReflection(builder, options.reflection);
   const std::vector<grpc::Service*> services = {dataset_service.get(),   fine_tune_service.get(), model_service.get(),
                                                 inference_service.get(), server_service.get(),    operations_service.get(),
                                                 report_service.get()};

@@ -22,6 +22,7 @@ struct AppOptions : Limits {
   int threads = 1;
   serve::EngineOptions engine;
 
+  bool reflection = false;
   absl::Duration drain = absl::Seconds(20);       // requests that run
   absl::Duration job_grace = absl::Seconds(20);   // trainers, for a checkpoint
 };

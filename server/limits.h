@@ -38,6 +38,8 @@ struct Limits {
   double default_deadline_s = 30;  // of a unary call whose client gave none
   double max_stream_age_s = 3600;  // of an upload
   std::int64_t max_stream_messages = 10'000;
+  int stream_buffer = 256;         // messages that a slow reader may be behind
+  double slow_reader_s = 30;       // one that takes nothing for so long loses its request
 
   // The disk.
   std::int64_t max_dataset_bytes = std::int64_t{1} << 30;

@@ -46,7 +46,12 @@ std::string TrainerBesideMe() {
   return access(trainer.c_str(), X_OK) == 0 ? trainer : "";
 }
 
-void AddFlags(CLI::App& cli, AppOptions& options, double& drain_s, double& job_grace_s) {
+// Durations as people give them.
+struct Seconds {
+  double drain, job_grace;
+};
+
+void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.option_defaults()->always_capture_default();  // --help tells them
   cli.add_option("--state_dir", options.state_dir, "Where models, datasets and jobs are kept")->required();
   cli.add_option("--grpc_address", options.grpc_address, "HOST:PORT of the API; loopback only; port 0 picks one");
@@ -58,12 +63,14 @@ void AddFlags(CLI::App& cli, AppOptions& options, double& drain_s, double& job_g
   cli.add_option("--trainer", options.trainer_path, "The trainer's program; default: beside this one");
   cli.add_option("--max_waiting_requests", options.engine.max_waiting, "A model")->check(CLI::Range(0, 1'000'000));
   cli.add_option("--max_running_requests", options.engine.max_running, "A model")->check(CLI::Range(1, 4096));
+  cli.add_option("--max_waiting_tokens", options.engine.max_waiting_tokens, "Prompt tokens that may wait, a model")->check(CLI::PositiveNumber);
   cli.add_option("--max_context", options.engine.max_context, "Tokens of a request, prompt and completion")->check(CLI::PositiveNumber);
   cli.add_option("--kv_tokens", options.engine.kv_tokens, "Capacity of a model's KV cache")->check(CLI::PositiveNumber);
   cli.add_option("--prefill_chunk", options.engine.prefill_chunk, "Prompt tokens a step")->check(CLI::PositiveNumber);
+  cli.add_flag("--reflection", options.reflection, "Tell any client every method and message (gRPC reflection)");
   nibble::AddLimitFlags(cli, options);
-  cli.add_option("--drain_s", drain_s, "At shutdown: for requests that run")->check(CLI::NonNegativeNumber);
-  cli.add_option("--job_grace_s", job_grace_s, "At shutdown: for trainers to write a checkpoint")->check(CLI::NonNegativeNumber);
+  cli.add_option("--drain_s", seconds.drain, "At shutdown: for requests that run")->check(CLI::NonNegativeNumber);
+  cli.add_option("--job_grace_s", seconds.job_grace, "At shutdown: for trainers to write a checkpoint")->check(CLI::NonNegativeNumber);
 }
 
 }  // namespace
@@ -71,13 +78,12 @@ void AddFlags(CLI::App& cli, AppOptions& options, double& drain_s, double& job_g
 int main(int argc, char** argv) {
   AppOptions options;
   options.threads = AvailableCpus();
-  double drain_s = absl::ToDoubleSeconds(options.drain);
-  double job_grace_s = absl::ToDoubleSeconds(options.job_grace);
+  Seconds seconds = {absl::ToDoubleSeconds(options.drain), absl::ToDoubleSeconds(options.job_grace)};
   CLI::App cli{"The Nibble server: fine-tunes language models in low precision and serves them"};
-  AddFlags(cli, options, drain_s, job_grace_s);
+  AddFlags(cli, options, seconds);
   CLI11_PARSE(cli, argc, argv);
-  options.drain = absl::Seconds(drain_s);
-  options.job_grace = absl::Seconds(job_grace_s);
+  options.drain = absl::Seconds(seconds.drain);
+  options.job_grace = absl::Seconds(seconds.job_grace);
   if (options.trainer_path.empty()) options.trainer_path = TrainerBesideMe();
   SetOpenMp(options.threads, argv);
 

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
+#include <sstream>
 
 #include "absl/strings/numbers.h"
 #include "client/status.h"
@@ -36,6 +37,21 @@ void PrintError(std::ostream& err, const absl::Status& status) {
   err << std::flush;
 }
 
+void AddCommands(CLI::App& app, Session& session) {
+  AddModelCommands(app, session);
+  AddDatasetCommands(app, session);
+  AddJobCommands(app, session);
+  AddInferenceCommands(app, session);
+  AddServerCommands(app, session);
+}
+
+// The commands below `app`, each with the words that lead to it.
+void Collect(CLI::App& app, const std::string& words, std::vector<std::string>& names) {
+  const auto below = app.get_subcommands({});
+  if (below.empty()) names.push_back(words);
+  for (CLI::App* sub : below) Collect(*sub, base::StrCat(words, words.empty() ? "" : " ", sub->get_name()), names);
+}
+
 int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connect& connect) {
   Session session(terminal, connect);
   CLI::App app("Fine-tunes language models in low precision and serves the result.", "nibble");
@@ -51,11 +67,7 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
         if (absl::SimpleAtod(text, &seconds) && seconds > 0 && seconds <= kMaxTimeoutSeconds) return "";
         return base::StrCat("got ", text, ", want seconds above 0, at most ", kMaxTimeoutSeconds);
       });
-  AddModelCommands(app, session);
-  AddDatasetCommands(app, session);
-  AddJobCommands(app, session);
-  AddInferenceCommands(app, session);
-  AddServerCommands(app, session);
+  AddCommands(app, session);
   try {
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back.
     app.parse(arguments);
@@ -84,6 +96,18 @@ std::string WholeNumber(const std::string& text) {
   std::int64_t value = 0;
   if (absl::SimpleAtoi(text, &value)) return "";
   return base::StrCat("got ", text, ", want a whole number of at most 64 bits");
+}
+
+std::vector<std::string> Commands() {
+  std::istringstream in;
+  std::ostringstream out;
+  Terminal terminal{in, out, out};
+  Session session(terminal, nullptr);
+  CLI::App app;
+  AddCommands(app, session);
+  std::vector<std::string> names;
+  Collect(app, "", names);
+  return names;
 }
 
 int ExitCode(const absl::Status& status) {

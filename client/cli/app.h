@@ -24,6 +24,9 @@ inline constexpr int kExitCancelled = 8;  // also DEADLINE_EXCEEDED, a watched j
 
 int ExitCode(const absl::Status& status);
 
+// Every command: "models import", "generate".
+std::vector<std::string> Commands();
+
 // Runs one command; `arguments` without the program's name. Nothing is thrown.
 int Run(std::vector<std::string> arguments, Terminal& terminal, const Connect& connect);
 

@@ -1,5 +1,7 @@
 #include "server/model/kv_pool.h"
 
+#include <cstddef>
+#include <cstring>
 #include <numeric>
 
 #include "server/base/error.h"
@@ -44,5 +46,13 @@ bool KvPool::Take(std::int64_t count, std::vector<std::int32_t>* pages) {
 }
 
 void KvPool::Give(const std::vector<std::int32_t>& pages) { free_.insert(free_.end(), pages.rbegin(), pages.rend()); }
+
+void KvPool::Copy(const std::vector<std::int32_t>& from, const std::vector<std::int32_t>& to, std::int64_t count) {
+  const std::int64_t bytes = view_.PageElements() * kernels::SizeOf(view_.dtype);
+  auto* base = static_cast<std::byte*>(view_.base);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+    std::memcpy(base + to[i] * bytes, base + from[i] * bytes, static_cast<std::size_t>(bytes));
+  }
+}
 
 }  // namespace nibble::model

@@ -26,6 +26,8 @@ class KvPool {
   // `count` page numbers, or nothing when fewer are free.
   bool Take(std::int64_t count, std::vector<std::int32_t>* pages);
   void Give(const std::vector<std::int32_t>& pages);
+  // The first `count` of `from` become those of `to`, byte for byte.
+  void Copy(const std::vector<std::int32_t>& from, const std::vector<std::int32_t>& to, std::int64_t count);
 
   const kernels::KvCacheView& view() const { return view_; }
   std::int64_t num_pages() const { return view_.num_pages; }

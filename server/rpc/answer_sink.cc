@@ -25,16 +25,20 @@ void AnswerSink::Begin() {
   start->set_seed(context_.options.seed);
   Emit(start_);
   if (context_.echo_text.empty()) return;
-  v1::GenerateReply echo;
-  echo.mutable_delta()->set_text(context_.echo_text);
-  Emit(echo);
+  for (int index = 0; index < context_.options.request.n; ++index) {
+    v1::GenerateReply echo;
+    echo.mutable_delta()->set_index(index);
+    echo.mutable_delta()->set_text(context_.echo_text);
+    Emit(echo);
+  }
 }
 
-void AnswerSink::OnDelta(std::string_view text, std::span<const serve::TokenLogprob> tokens) {
+void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve::TokenLogprob> tokens) {
   Begin();
   context_.edge.metrics.TokensGenerated(context_.resident->name, tokens.size());
   v1::GenerateReply reply;
   auto* delta = reply.mutable_delta();
+  delta->set_index(index);
   delta->set_text(text.data(), text.size());
   for (const serve::TokenLogprob& token : tokens) {
     delta->add_token_ids(token.token);
@@ -43,15 +47,30 @@ void AnswerSink::OnDelta(std::string_view text, std::span<const serve::TokenLogp
   Emit(reply);
 }
 
+void AnswerSink::OnOutputEnd(const serve::OutputEnd& ended) {
+  Begin();
+  v1::GenerateReply reply;
+  auto* end = reply.mutable_finish();
+  end->set_index(ended.index);
+  end->set_reason(ToProto(ended.reason));
+  end->set_matched(ended.matched_stop);
+  end->set_incomplete_utf8(ended.incomplete_utf8);
+  Emit(reply);
+}
+
 absl::Status AnswerSink::Ended(const serve::Finish& finish) const {
-  absl::Status status = finish.status;
-  if (!absl::IsCancelled(status) && !absl::IsDeadlineExceeded(status)) return status;
+  absl::Status status = Why(finish.status);
+  if (status.ok()) return status;
   const serve::Usage& usage = finish.usage;
-  const char* stage = usage.completion_tokens > 0 ? "DECODE" : started_ ? "PREFILL" : "QUEUE";
-  status = base::WithReason(status, CodeName(status.code()),
-                            {{"stage", stage}, {"tokens", std::to_string(usage.completion_tokens)}});
+  if (absl::IsCancelled(status) || absl::IsDeadlineExceeded(status)) {
+    const char* stage = usage.completion_tokens > 0 ? "DECODE" : started_ ? "PREFILL" : "QUEUE";
+    status = base::WithReason(status, CodeName(status.code()),
+                              {{"stage", stage}, {"tokens", std::to_string(usage.completion_tokens)}});
+  }
   // What was made is paid for: usage travels with the error (api.md 4d).
-  status.SetPayload("type.googleapis.com/nibble.v1.Usage", absl::Cord(ToProto(usage).SerializeAsString()));
+  if (started_) {
+    status.SetPayload("type.googleapis.com/nibble.v1.Usage", absl::Cord(ToProto(usage).SerializeAsString()));
+  }
   return status;
 }
 
@@ -64,13 +83,6 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
                                        .prompt_tokens = finish.usage.ttft_ms > 0 ? finish.usage.prompt_tokens : 0,
                                        .completion_tokens = finish.usage.completion_tokens});
   if (status.ok()) {
-    Begin();
-    v1::GenerateReply reply;
-    auto* end = reply.mutable_finish();
-    end->set_reason(ToProto(finish.reason));
-    end->set_matched(finish.matched_stop);
-    end->set_incomplete_utf8(finish.incomplete_utf8);
-    Emit(reply);
     v1::GenerateReply usage;
     *usage.mutable_usage() = ToProto(finish.usage);
     Emit(usage);
@@ -80,6 +92,7 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
 }
 
 void AnswerSink::LetGo() {
+  context_.entry.reset();
   if (context_.resident == nullptr) return;
   context_.edge.workers.Run([resident = std::move(context_.resident)] {});
   context_.resident = nullptr;

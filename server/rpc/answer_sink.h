@@ -6,6 +6,7 @@
 #include "nibble/v1/inference_service.pb.h"
 #include "server/rpc/call.h"
 #include "server/rpc/inference_input.h"
+#include "server/rpc/request_ids.h"
 #include "server/serve/model_manager.h"
 
 namespace nibble::rpc {
@@ -17,6 +18,7 @@ struct AnswerContext {
   std::string request_id;
   std::string echo_text;               // "" without echo
   std::vector<std::int32_t> prompt;    // kept for prompt_logprobs
+  std::unique_ptr<RequestIds::Entry> entry;
 };
 
 // Called from the engine's thread.
@@ -31,12 +33,16 @@ class AnswerSink : public serve::ResponseSink {
     start_.mutable_start()->set_queue_ms(queue_ms);
   }
   void OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) final;
-  void OnDelta(std::string_view text, std::span<const serve::TokenLogprob> tokens) final;
+  void OnDelta(int index, std::string_view text, std::span<const serve::TokenLogprob> tokens) final;
+  void OnOutputEnd(const serve::OutputEnd& end) final;
   void OnFinish(const serve::Finish& finish) final;
 
  protected:
   virtual void Emit(v1::GenerateReply& reply) = 0;
+  // What the caller is told where the engine's own status does not say why.
+  virtual absl::Status Why(const absl::Status& status) const { return status; }
   virtual void End(const absl::Status& status) = 0;
+  int num_outputs() const { return context_.options.request.n; }
 
  private:
   void Begin();

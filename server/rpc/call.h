@@ -48,6 +48,7 @@ struct Edge {
   std::atomic<int> live_answers{0};                     // requests that an engine may still call back about
   absl::Duration default_deadline = absl::Seconds(30);  // of a unary call whose client gave none
   std::size_t stream_buffer = 256;                      // messages a slow reader may be behind
+  absl::Duration slow_reader = absl::Seconds(30);       // a reader that takes nothing for so long loses its request
   absl::Duration max_stream_age = absl::Hours(1);       // of an upload
   std::int64_t max_stream_messages = 10'000;
   std::size_t max_chunk_bytes = 1u << 20;

@@ -9,6 +9,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/status.h"
+#include "server/rpc/time.h"
 
 namespace nibble::rpc {
 
@@ -20,6 +21,10 @@ using base::StrCat;
 constexpr int kMaxStops = 16;
 constexpr std::size_t kMaxStopBytes = 256;
 constexpr int kMaxLogprobs = 20;
+constexpr int kMaxOutputs = 16;
+constexpr int kMaxLogitBias = 300;
+constexpr int kMaxPriority = 100;
+constexpr double kMaxRepetitionPenalty = 1000;  // so that no logit leaves f32
 
 absl::Status CheckRange(const char* field, double value, double low, double high) {
   if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
@@ -27,27 +32,42 @@ absl::Status CheckRange(const char* field, double value, double low, double high
 }
 
 absl::Status CheckBuilt(const v1::GenerateRequest& request) {
-  const v1::Sampling& sampling = request.sampling();
   if (request.constraint_case() != v1::GenerateRequest::CONSTRAINT_NOT_SET) {
     return NotBuilt(request.has_json_schema() ? "GenerateRequest.json_schema"
                     : request.has_regex()     ? "GenerateRequest.regex"
                                               : "GenerateRequest.choice");
   }
-  if (sampling.has_n()) {
-    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.n", sampling.n(), 1, 16));
-    if (sampling.n() > 1) return NotBuilt("Sampling.n");
+  return absl::OkStatus();
+}
+
+absl::Status TakePenalties(const v1::Sampling& sampling, serve::Penalties& out) {
+  if (sampling.has_repetition_penalty()) {
+    if (!(sampling.repetition_penalty() > 0 && sampling.repetition_penalty() <= kMaxRepetitionPenalty)) {
+      return FieldError("sampling.repetition_penalty",
+                        StrCat("is ", sampling.repetition_penalty(), ", wanted above 0, at most ", kMaxRepetitionPenalty));
+    }
+    out.repetition = static_cast<float>(sampling.repetition_penalty());
   }
-  if (sampling.has_repetition_penalty() && sampling.repetition_penalty() != 1) return NotBuilt("Sampling.repetition_penalty");
-  if (sampling.has_presence_penalty() && sampling.presence_penalty() != 0) return NotBuilt("Sampling.presence_penalty");
-  if (sampling.has_frequency_penalty() && sampling.frequency_penalty() != 0) return NotBuilt("Sampling.frequency_penalty");
-  if (sampling.logit_bias_size() > 0) return NotBuilt("Sampling.logit_bias");
-  if (request.output().include_special_tokens()) return NotBuilt("OutputOptions.include_special_tokens");
-  if (request.has_priority() && request.priority() != 0) return NotBuilt("GenerateRequest.priority");
-  if (request.has_queue_timeout()) return NotBuilt("GenerateRequest.queue_timeout");
+  NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.presence_penalty", sampling.presence_penalty(), -2, 2));
+  NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.frequency_penalty", sampling.frequency_penalty(), -2, 2));
+  out.presence = static_cast<float>(sampling.presence_penalty());
+  out.frequency = static_cast<float>(sampling.frequency_penalty());
+  if (sampling.logit_bias_size() > kMaxLogitBias) {
+    return FieldError("sampling.logit_bias", StrCat("has ", sampling.logit_bias_size(), " tokens, wanted at most ", kMaxLogitBias));
+  }
+  for (const auto& [token, bias] : sampling.logit_bias()) {
+    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.logit_bias", bias, -100, 100));
+    out.bias.emplace_back(token, static_cast<float>(bias));
+  }
   return absl::OkStatus();
 }
 
 absl::Status TakeSampling(const v1::Sampling& sampling, GenerateOptions& out) {
+  if (sampling.has_n()) {
+    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.n", sampling.n(), 1, kMaxOutputs));
+    out.request.n = sampling.n();
+  }
+  NIBBLE_RETURN_IF_ERROR(TakePenalties(sampling, out.request.penalties));
   kernels::SampleParams& params = out.request.sampling;
   if (sampling.has_temperature()) {
     NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.temperature", sampling.temperature(), 0, 100));
@@ -135,6 +155,13 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
     out.num_prompt_logprobs = output.prompt_logprobs();
   }
   out.echo = output.echo();
+  out.request.include_special_tokens = output.include_special_tokens();
+  NIBBLE_RETURN_IF_ERROR(CheckRange("priority", request.priority(), -kMaxPriority, kMaxPriority));
+  out.request.priority = request.priority();
+  if (request.has_queue_timeout()) {
+    out.queue_timeout = FromProto(request.queue_timeout());
+    if (*out.queue_timeout <= absl::ZeroDuration()) return FieldError("queue_timeout", "wanted above 0");
+  }
   out.request.logprobs = out.logprobs;
   out.request.prompt_logprobs = out.prompt_logprobs;
   out.request.top_logprobs = std::max(out.num_logprobs, out.num_prompt_logprobs);

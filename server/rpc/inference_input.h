@@ -1,6 +1,7 @@
 // Requests of InferenceService as the engine's; all validation.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct GenerateOptions {
   bool prompt_logprobs = false;
   std::int64_t num_prompt_logprobs = 0;
   bool echo = false;
+  std::optional<absl::Duration> queue_timeout;
 };
 
 // Unimplemented names a field that is not built; InvalidArgument one that is out of range. The model is not looked at.

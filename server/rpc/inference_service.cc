@@ -1,5 +1,7 @@
 #include "server/rpc/inference_service.h"
 
+#include <algorithm>
+
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -14,11 +16,12 @@ namespace nibble::rpc {
 namespace {
 
 constexpr std::size_t kMaxRequestIdBytes = 128;
+constexpr int kMaxAborted = 1000;
 
 // Loads the model, encodes the prompt and hands both to the engine; `make_sink` gets the context of the answer.
 template <typename MakeSink>
-absl::Status Submit(Edge& edge, serve::ModelManager& models, const Call& call, const v1::GenerateRequest& proto, bool chat,
-                    MakeSink make_sink) {
+absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, const Call& call,
+                    const v1::GenerateRequest& proto, bool chat, MakeSink make_sink) {
   if (edge.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   NIBBLE_ASSIGN_OR_RETURN(GenerateOptions options, FromProto(proto, chat));
   if (proto.request_id().size() > kMaxRequestIdBytes) {
@@ -31,32 +34,42 @@ absl::Status Submit(Edge& edge, serve::ModelManager& models, const Call& call, c
   request.prompt = prompt;
   request.cancel = call.cancel();
   request.deadline = call.deadline();
+  if (options.queue_timeout.has_value()) request.queue_deadline = call.began() + *options.queue_timeout;
+  const std::string id = proto.request_id().empty() ? call.request_id() : proto.request_id();
+  auto entry = std::make_unique<RequestIds::Entry>(ids, id, call.cancel());
   serve::Engine& engine = *resident->engine;
   return engine.Submit(std::move(request),
                        make_sink(AnswerContext{.edge = edge,
                                                .resident = std::move(resident),
                                                .options = std::move(options),
-                                               .request_id = proto.request_id().empty() ? call.request_id() : proto.request_id(),
+                                               .request_id = id,
                                                .echo_text = std::move(echo),
-                                               .prompt = std::move(prompt)}));
+                                               .prompt = std::move(prompt),
+                                               .entry = std::move(entry)}));
 }
 
-// Joins the replies of one output.
+// Joins the replies of each output.
 class UnarySink final : public AnswerSink {
  public:
   UnarySink(AnswerContext context, UnaryCall* call, v1::GenerateResponse* response)
-      : AnswerSink(std::move(context)), call_(call), response_(response), output_(response->add_outputs()) {}
+      : AnswerSink(std::move(context)), call_(call), response_(response) {}
 
  private:
+  v1::GenerateOutput& Output(std::int32_t index) {
+    while (response_->outputs_size() <= index) response_->add_outputs()->set_index(response_->outputs_size() - 1);
+    return *response_->mutable_outputs(index);
+  }
   void Emit(v1::GenerateReply& reply) override {
     switch (reply.event_case()) {
       case v1::GenerateReply::kStart: response_->mutable_start()->Swap(reply.mutable_start()); return;
-      case v1::GenerateReply::kDelta:
-        output_->mutable_text()->append(reply.delta().text());
-        output_->mutable_token_ids()->MergeFrom(reply.delta().token_ids());
-        output_->mutable_logprobs()->MergeFrom(reply.delta().logprobs());
+      case v1::GenerateReply::kDelta: {
+        v1::GenerateOutput& output = Output(reply.delta().index());
+        output.mutable_text()->append(reply.delta().text());
+        output.mutable_token_ids()->MergeFrom(reply.delta().token_ids());
+        output.mutable_logprobs()->MergeFrom(reply.delta().logprobs());
         return;
-      case v1::GenerateReply::kFinish: output_->mutable_finish()->Swap(reply.mutable_finish()); return;
+      }
+      case v1::GenerateReply::kFinish: Output(reply.finish().index()).mutable_finish()->Swap(reply.mutable_finish()); return;
       case v1::GenerateReply::kUsage: response_->mutable_usage()->Swap(reply.mutable_usage()); return;
       default: return;
     }
@@ -65,25 +78,46 @@ class UnarySink final : public AnswerSink {
 
   UnaryCall* const call_;
   v1::GenerateResponse* const response_;
-  v1::GenerateOutput* const output_;
 };
 
+// A reader that is behind stops its request between steps; one that stays behind loses it.
 class StreamSink final : public AnswerSink {
  public:
   StreamSink(AnswerContext context, std::shared_ptr<StreamReactor<v1::GenerateReply>> stream)
       : AnswerSink(std::move(context)), stream_(std::move(stream)), cancel_(stream_->call().cancel()) {}
 
  private:
+  // Of every output a delta and a finish may come before the engine asks again, and a usage.
+  bool Ready() override {
+    if (stream_->ended() || stream_->space() > 2 * static_cast<std::size_t>(num_outputs())) {
+      behind_since_ = absl::InfiniteDuration();
+      return true;
+    }
+    const Edge& edge = stream_->call().edge();
+    const absl::Duration now = edge.clock.Monotonic();
+    behind_since_ = std::min(behind_since_, now);
+    if (now - behind_since_ >= edge.slow_reader) {
+      slow_ = true;
+      cancel_.Cancel();
+    }
+    return false;
+  }
   void Emit(v1::GenerateReply& reply) override {
     if (stream_->Push(reply) || stream_->ended()) return;
-    // The engine waits for nobody.
+    slow_ = true;
     cancel_.Cancel();
-    stream_->Abort(base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER"));
   }
-  void End(const absl::Status& status) override { stream_->End(status); }
+  absl::Status Why(const absl::Status& status) const override {
+    if (!slow_ || !absl::IsCancelled(status)) return status;
+    return base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER");
+  }
+  // What the slow reader has not taken is dropped: it would not come to the end.
+  void End(const absl::Status& status) override { slow_ ? stream_->Abort(status) : stream_->End(status); }
 
   const std::shared_ptr<StreamReactor<v1::GenerateReply>> stream_;
   base::CancelToken cancel_;
+  absl::Duration behind_since_ = absl::InfiniteDuration();
+  bool slow_ = false;
 };
 
 }  // namespace
@@ -92,7 +126,7 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
                                                           const v1::GenerateRequest* request, bool chat,
                                                           v1::GenerateResponse* response) {
   return UnaryAsync(edge_, context, method, [this, request, chat, response](UnaryCall* call) {
-    const absl::Status status = Submit(edge_, models_, call->call(), *request, chat, [&](AnswerContext answer) {
+    const absl::Status status = Submit(edge_, models_, ids_, call->call(), *request, chat, [&](AnswerContext answer) {
       return std::make_shared<UnarySink>(std::move(answer), call, response);
     });
     if (!status.ok()) call->Done(status);
@@ -106,7 +140,7 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
   // gRPC keeps the request only as long as the call: a worker may come to it later.
   const bool taken = edge_.workers.TryRun([this, stream, chat, copy = *request] {
     if (stream->ended()) return;
-    const absl::Status status = Submit(edge_, models_, stream->call(), copy, chat, [&](AnswerContext answer) {
+    const absl::Status status = Submit(edge_, models_, ids_, stream->call(), copy, chat, [&](AnswerContext answer) {
       return std::make_shared<StreamSink>(std::move(answer), stream);
     });
     if (!status.ok()) stream->End(status);
@@ -196,9 +230,17 @@ grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* c
   return UnaryNotBuilt(edge_, context, "nibble.v1.InferenceService/Embed");
 }
 
-grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context, const v1::AbortRequest*,
-                                                  v1::AbortResponse*) {
-  return UnaryNotBuilt(edge_, context, "nibble.v1.InferenceService/Abort");
+grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context, const v1::AbortRequest* request,
+                                                  v1::AbortResponse* response) {
+  return Unary(edge_, context, "nibble.v1.InferenceService/Abort", [&]() -> absl::Status {
+    if (request->request_ids_size() < 1 || request->request_ids_size() > kMaxAborted) {
+      return base::FieldError("request_ids", base::StrCat("has ", request->request_ids_size(), ", wanted 1 to ", kMaxAborted));
+    }
+    for (const std::string& id : request->request_ids()) {
+      if (ids_.Abort(id)) response->add_aborted_request_ids(id);
+    }
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace nibble::rpc

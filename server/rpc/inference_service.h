@@ -1,6 +1,7 @@
 #pragma once
 #include "nibble/v1/inference_service.grpc.pb.h"
 #include "server/rpc/call.h"
+#include "server/rpc/request_ids.h"
 #include "server/rpc/text_cache.h"
 #include "server/serve/model_manager.h"
 
@@ -37,6 +38,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
   Edge& edge_;
   serve::ModelManager& models_;
   TextCache& texts_;
+  RequestIds ids_;
 };
 
 }  // namespace nibble::rpc

@@ -10,13 +10,10 @@ inline constexpr const char* kServices[] = {"nibble.v1.DatasetService",   "nibbl
 
 // What answers UNIMPLEMENTED: methods, then fields of requests.
 inline constexpr const char* kUnbuilt[] = {
-    "nibble.v1.FineTuneService/PlanJob", "nibble.v1.InferenceService/Embed",
-    "nibble.v1.InferenceService/Abort", "nibble.v1.ServerService/WatchLoad",
-    "nibble.v1.ServerService/Drain", "nibble.v1.ServerService/SetResourcePolicy",
-    "GenerateRequest.json_schema", "GenerateRequest.regex", "GenerateRequest.choice", "GenerateRequest.priority",
-    "GenerateRequest.queue_timeout", "Sampling.n", "Sampling.repetition_penalty", "Sampling.presence_penalty",
-    "Sampling.frequency_penalty", "Sampling.logit_bias", "OutputOptions.include_special_tokens",
-    "ConvertModelRequest.checkpoint", "ConvertModelRequest.calibration_dataset", "UploadDatasetHeader.field_map",
+    "nibble.v1.FineTuneService/PlanJob", "nibble.v1.InferenceService/Embed", "nibble.v1.ServerService/Drain",
+    "nibble.v1.ServerService/SetResourcePolicy", "GenerateRequest.json_schema", "GenerateRequest.regex",
+    "GenerateRequest.choice", "ConvertModelRequest.checkpoint", "ConvertModelRequest.calibration_dataset",
+    "UploadDatasetHeader.field_map",
     "UploadDatasetHeader.server_path"};
 
 void RegisterMethods(telemetry::Metrics& metrics);

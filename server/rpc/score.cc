@@ -34,7 +34,8 @@ class ScoreSink final : public serve::ResponseSink {
       ++count_;
     }
   }
-  void OnDelta(std::string_view, std::span<const serve::TokenLogprob>) override {}
+  void OnDelta(int, std::string_view, std::span<const serve::TokenLogprob>) override {}
+  void OnOutputEnd(const serve::OutputEnd&) override {}
   void OnFinish(const serve::Finish& finish) override {
     edge_.metrics.GenerateEnded(resident_->name, finish.status.ok() ? "score" : CodeName(finish.status.code()),
                                 {.prompt_tokens = finish.status.ok() ? finish.usage.prompt_tokens : 0});

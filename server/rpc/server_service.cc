@@ -1,7 +1,7 @@
 #include "server/rpc/server_service.h"
 
 #include "server/rpc/unary.h"
-#include "server/rpc/upload_reactor.h"
+#include "server/rpc/watch_load.h"
 
 namespace nibble::rpc {
 
@@ -22,8 +22,10 @@ grpc::ServerUnaryReactor* ServerService::GetLoad(grpc::CallbackServerContext* co
 }
 
 grpc::ServerWriteReactor<v1::ServerLoad>* ServerService::WatchLoad(grpc::CallbackServerContext* context,
-                                                                   const v1::WatchLoadRequest*) {
-  return new UnbuiltStream<v1::ServerLoad>(edge_, context, "nibble.v1.ServerService/WatchLoad");
+                                                                   const v1::WatchLoadRequest* request) {
+  auto stream = StreamReactor<v1::ServerLoad>::Make(edge_, context, "nibble.v1.ServerService/WatchLoad");
+  edge_.workers.Run([this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
+  return stream.get();
 }
 
 grpc::ServerUnaryReactor* ServerService::Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,

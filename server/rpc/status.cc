@@ -1,12 +1,14 @@
 #include "server/rpc/status.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 
 #include "absl/strings/match.h"
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
+#include "server/rpc/time.h"
 #include "server/text/utf8.h"
 
 namespace nibble::rpc {
@@ -20,8 +22,11 @@ constexpr int kMaxViolations = 20;
 constexpr std::size_t kMaxViolationBytes = 2048;
 constexpr std::size_t kMaxDetailsBytes = 4096;
 
+constexpr std::int64_t kRetryMs = 1000;  // where who refuses has no estimate of its own ("retry_ms")
+
+// KV_FULL is no matter of waiting: the request needs more than there is.
 bool IsRetryable(const absl::Status& status, std::string_view reason) {
-  return absl::IsUnavailable(status) || reason == "QUEUE_FULL" || reason == "KV_FULL";
+  return absl::IsUnavailable(status) || reason == "QUEUE_FULL";
 }
 
 // "qlora.r: is 0; optim.lr: ..." and one metadata entry a field (jobs::Validate), or "field" alone (base::FieldError).
@@ -122,9 +127,26 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
   if (reason == "DATASET_FORMAT") AddLines(status, out);
   if (absl::IsInvalidArgument(status)) AddViolations(status, metadata, out);
   if (absl::IsNotFound(status) || absl::IsAlreadyExists(status)) AddResource(reason, metadata, out);
+  if (absl::IsResourceExhausted(status)) {
+    google::rpc::QuotaFailure quota;
+    auto* violation = quota.add_violations();
+    violation->set_subject(reason);
+    violation->set_description(ToUtf8(out.message(), kMaxDetailBytes));
+    out.add_details()->PackFrom(quota);
+  }
+  if (absl::IsFailedPrecondition(status)) {
+    google::rpc::PreconditionFailure failure;
+    auto* violation = failure.add_violations();
+    violation->set_type(reason);
+    if (const auto name = metadata.find("name"); name != metadata.end()) violation->set_subject(ToUtf8(name->second, kMaxDetailBytes));
+    violation->set_description(ToUtf8(out.message(), kMaxDetailBytes));
+    out.add_details()->PackFrom(failure);
+  }
   if (IsRetryable(status, reason)) {
     google::rpc::RetryInfo retry;
-    retry.mutable_retry_delay()->set_seconds(1);
+    std::int64_t wait_ms = kRetryMs;
+    if (const auto own = metadata.find("retry_ms"); own != metadata.end()) wait_ms = std::strtoll(own->second.c_str(), nullptr, 10);
+    *retry.mutable_retry_delay() = ToProto(absl::Milliseconds(wait_ms));
     out.add_details()->PackFrom(retry);
   }
   // Messages that a handler attached as they are (Usage).

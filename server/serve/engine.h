@@ -30,7 +30,8 @@ struct EngineTotals {
 
 struct EngineOptions {
   std::int64_t max_waiting = 64;          // requests beyond that are refused: RESOURCE_EXHAUSTED, QUEUE_FULL
-  std::int64_t max_running = 16;
+  std::int64_t max_waiting_tokens = 1 << 20;  // and beyond that many tokens of their prompts together
+  std::int64_t max_running = 16;          // outputs, over all requests
   std::int64_t max_context = 8192;        // tokens of one sequence, prompt and completion
   std::int64_t kv_tokens = 32768;         // capacity of the paged cache
   std::int64_t prefill_chunk = 256;       // prompt tokens a step, over all sequences
@@ -65,18 +66,31 @@ class Engine {
 
  private:
   struct Sequence;
+  struct Group;
+  struct Part;
   struct Step;
   Engine(std::shared_ptr<const model::LoadedModel> model, std::shared_ptr<const text::Tokenizer> tokenizer,
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
+  absl::Status Check(const Request& request) const;
+  absl::Duration EstimatedWait() const;  // with mutex_ held
+
+  // The engine's thread.
   void Run();
   void Admit();
+  bool Take(Group& group);
   void DropEnded();
-  absl::Status RunOnce();
+  void EndOutput(Group& group, Sequence& output, FinishReason reason);
+  void EndGroup(Group& group, absl::Status status, FinishReason reason);
+  // engine_step.cc. False when every request waits for its reader.
+  absl::StatusOr<bool> RunOnce();
   void Plan(Step* step);
-  absl::Status Digest(const Step& step, const kernels::Matrix& logits);
-  void TakeToken(Sequence& sequence, TokenLogprob token);
-  void EndSequence(Sequence& sequence, absl::Status status, FinishReason reason);
+  absl::Status Digest(const Part& part, const kernels::Matrix& logits);
+  absl::Status Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits);
+  absl::Status Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
+                        std::vector<TokenLogprob>* out);
+  absl::Status Draw(Group& group, Sequence& output, const float* logits, std::int64_t vocab);
+  void TakeToken(Group& group, Sequence& output, const TokenLogprob& token);
 
   const std::shared_ptr<const model::LoadedModel> model_;
   const std::shared_ptr<const text::Tokenizer> tokenizer_;
@@ -86,13 +100,16 @@ class Engine {
   std::int64_t max_context_ = 0;
   std::unique_ptr<model::KvPool> pool_;   // the engine's thread only, but for its constant sizes
   model::Arena arena_;
-  std::vector<std::unique_ptr<Sequence>> running_;
+  std::vector<std::unique_ptr<Group>> running_;
 
   mutable std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<std::unique_ptr<Sequence>> waiting_;
-  EngineLoad load_;
-  bool stop_ = false;
+  std::deque<std::unique_ptr<Group>> waiting_;      // by mutex_; in the order in which they begin
+  std::int64_t waiting_tokens_ = 0;                 // by mutex_; prompt tokens of waiting_
+  absl::Duration mean_service_;                     // by mutex_; of the requests that ended lately
+
+  EngineLoad load_;                                 // by mutex_
+  bool stop_ = false;                               // by mutex_
   std::thread thread_;
 };
 

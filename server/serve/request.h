@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "kernels/ops/sample.h"
 #include "server/base/cancel_token.h"
+#include "server/serve/penalties.h"
 
 namespace nibble::serve {
 
@@ -27,14 +28,19 @@ struct Stopping {
 
 struct Request {
   std::vector<std::int32_t> prompt;             // at least one token
+  int n = 1;                                    // outputs; they share the prompt's K and V and differ by their random numbers
   kernels::SampleParams sampling;
+  Penalties penalties;
   Stopping stopping;
+  bool include_special_tokens = false;          // in the text
   bool logprobs = false;
   std::int64_t top_logprobs = 0;                // alternatives a token, when logprobs
   bool prompt_logprobs = false;                 // Score: of prompt[1..] given what is before
   bool logits_digests = false;                  // Score: of the logits behind each of them
   std::int64_t score_chunk = 0;                 // Score: rows a step; 0: the engine's
-  absl::Duration deadline = absl::InfiniteDuration();  // monotonic clock
+  int priority = 0;                             // higher begins first; equals in the order in which they came
+  absl::Duration deadline = absl::InfiniteDuration();        // monotonic clock
+  absl::Duration queue_deadline = absl::InfiniteDuration();  // the same; to have begun by
   base::CancelToken cancel;
 };
 
@@ -55,11 +61,17 @@ struct Usage {
   std::uint64_t kernel_launches = 0;  // of the engine while the request ran; shared with requests beside it
 };
 
-struct Finish {
-  absl::Status status;                  // not OK: the call ends with it; the rest is then what was reached
+// One output ended as it should.
+struct OutputEnd {
+  int index = 0;
   FinishReason reason = FinishReason::kLength;
   std::string matched_stop;
   std::string incomplete_utf8;          // bytes of a character that the last token left unfinished
+};
+
+struct Finish {
+  absl::Status status;                  // not OK: the call ends with it; the rest is then what was reached
+  FinishReason reason = FinishReason::kLength;  // of output 0, or what ended the request
   Usage usage;
 };
 
@@ -70,8 +82,11 @@ class ResponseSink {
   // The request's first step comes next; not called for one that ends while it waits.
   virtual void OnStart(double queue_ms) = 0;
   virtual void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) = 0;
+  // False while the reader is behind: the request then takes no step. Asked before every step after the first token.
+  virtual bool Ready() { return true; }
   // Text is whole UTF-8 and may be empty while a stop string or a character is held back.
-  virtual void OnDelta(std::string_view text, std::span<const TokenLogprob> tokens) = 0;
+  virtual void OnDelta(int index, std::string_view text, std::span<const TokenLogprob> tokens) = 0;
+  virtual void OnOutputEnd(const OutputEnd& end) = 0;
   virtual void OnFinish(const Finish& finish) = 0;
 };
 

@@ -1,6 +1,9 @@
-// One request inside the engine. Private to engine.cc.
+// One request inside the engine, and its outputs. Private to engine.cc and engine_step.cc.
 #pragma once
-#include <optional>
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "server/serve/engine.h"
 #include "server/serve/stop_matcher.h"
@@ -8,43 +11,64 @@
 
 namespace nibble::serve {
 
+// One output. Output 0 reads the prompt; the others begin with a copy of its pages.
 struct Engine::Sequence {
-  Sequence(Request asked, std::shared_ptr<ResponseSink> to, const text::Tokenizer& tokenizer)
-      : request(std::move(asked)),
-        sink(std::move(to)),
+  Sequence(const Request& request, int number, const text::Tokenizer& tokenizer)
+      : index(number),
         tokens(request.prompt),
-        decoder(tokenizer, /*skip_special_tokens=*/true),
+        decoder(tokenizer, !request.include_special_tokens),
         stops(request.stopping.strings, request.stopping.include_stop) {}
 
-  Request request;
-  std::shared_ptr<ResponseSink> sink;
+  const int index;
   std::vector<std::int32_t> tokens;    // prompt, then what was generated
   std::int64_t fed = 0;                // tokens whose K and V are in the cache
   std::vector<std::int32_t> pages;
   text::StreamDecoder decoder;
   StopMatcher stops;
+  bool ended = false;
+
+  std::int64_t unfed() const { return static_cast<std::int64_t>(tokens.size()) - fed; }
+};
+
+struct Engine::Group {
+  Group(Request asked, std::shared_ptr<ResponseSink> to, const text::Tokenizer& tokenizer)
+      : request(std::move(asked)), sink(std::move(to)) {
+    for (int i = 0; i < request.n; ++i) outputs.push_back(std::make_unique<Sequence>(request, i, tokenizer));
+  }
+
+  Request request;
+  std::shared_ptr<ResponseSink> sink;
+  std::vector<std::unique_ptr<Sequence>> outputs;
   Usage usage;
+  FinishReason first_reason = FinishReason::kLength;  // of output 0
   absl::Duration submitted;            // monotonic clock
   absl::Duration started;
   absl::Duration first_token;
   std::uint64_t launches_before = 0;
+  bool begun = false;
   bool ended = false;
 
   std::int64_t prompt_size() const { return static_cast<std::int64_t>(request.prompt.size()); }
-  std::int64_t generated() const { return static_cast<std::int64_t>(tokens.size()) - prompt_size(); }
-  std::int64_t unfed() const { return static_cast<std::int64_t>(tokens.size()) - fed; }
-  std::int64_t most_tokens() const { return prompt_size() + request.stopping.max_tokens; }
+  std::int64_t generated(const Sequence& output) const {
+    return static_cast<std::int64_t>(output.tokens.size()) - prompt_size();
+  }
+  bool read_prompt() const { return outputs.front()->fed >= prompt_size(); }
+  std::int64_t pages_each() const {
+    return model::KvPool::PagesFor(prompt_size() + request.stopping.max_tokens);
+  }
 };
 
-// The rows of one step, and which of them each sequence owns.
+// Rows of one output in a step.
+struct Engine::Part {
+  Group* group;
+  Sequence* output;
+  std::int64_t first_row;      // of the step
+  std::int64_t num_rows;
+  std::int64_t first_logit;    // number among the logit rows
+  std::int64_t num_logits;     // all rows for Score, the last row of a completed prompt or a decode row, or none
+};
+
 struct Engine::Step {
-  struct Part {
-    Sequence* sequence;
-    std::int64_t first_row;      // of this step
-    std::int64_t num_rows;
-    std::int64_t first_logit;    // number among the logit rows
-    std::int64_t num_logits;     // all rows for Score, the last row of a completed prompt or a decode row, or none
-  };
   std::vector<Part> parts;
   std::vector<std::int32_t> tokens, sequence, position, page_tables, logit_rows;
   std::int64_t pages_per_sequence = 0;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -72,6 +73,165 @@ TEST_F(InferenceServiceTest, AStreamIsOneStartDeltasOneFinishOneUsageAndTheUnary
   }
   EXPECT_EQ(text, whole.outputs(0).text());
   EXPECT_EQ(ids, std::vector<std::int32_t>(whole.outputs(0).token_ids().begin(), whole.outputs(0).token_ids().end()));
+}
+
+// api.md 4d: one start, deltas, one finish for each output, one usage last; the deltas joined are the unary text.
+TEST_F(InferenceServiceTest, AStreamOfSeveralOutputsKeepsItsOrder) {
+  auto ask = Prompt("tiny", "a b c", 10);
+  ask.mutable_sampling()->set_n(3);
+  ask.mutable_sampling()->set_temperature(2);
+  ask.mutable_sampling()->set_seed(4);
+  ask.mutable_output()->set_echo(true);
+  v1::GenerateResponse whole;
+  const auto unary = Generate(ask, &whole);
+  ASSERT_TRUE(unary.ok()) << unary.error_message();
+  ASSERT_EQ(whole.outputs_size(), 3);
+  EXPECT_EQ(whole.usage().completion_tokens(), 30);
+  EXPECT_EQ(whole.start().seed(), 4);
+  v1::GenerateStreamRequest request;
+  *request.mutable_request() = ask;
+  grpc::ClientContext context;
+  auto reader = inference_->GenerateStream(&context, request);
+  std::vector<std::string> text(3);
+  std::vector<int> finishes(3, 0);
+  int starts = 0, usages = 0;
+  bool first = true;
+  for (v1::GenerateReply reply; reader->Read(&reply); first = false) {
+    EXPECT_EQ(usages, 0) << "something came after the usage";
+    EXPECT_EQ(reply.has_start(), first);
+    starts += reply.has_start();
+    usages += reply.has_usage();
+    if (reply.has_delta()) {
+      ASSERT_LT(reply.delta().index(), 3);
+      EXPECT_EQ(finishes[static_cast<std::size_t>(reply.delta().index())], 0);
+      text[static_cast<std::size_t>(reply.delta().index())] += reply.delta().text();
+    }
+    if (reply.has_finish()) ++finishes[static_cast<std::size_t>(reply.finish().index())];
+  }
+  ASSERT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(starts, 1);
+  EXPECT_EQ(usages, 1);
+  EXPECT_EQ(finishes, std::vector<int>(3, 1));
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(whole.outputs(i).index(), i);
+    EXPECT_EQ(text[static_cast<std::size_t>(i)], whole.outputs(i).text());
+    EXPECT_EQ(whole.outputs(i).text().rfind("a b c", 0), 0u) << "echo";
+    EXPECT_EQ(whole.outputs(i).token_ids_size(), 10);
+  }
+  EXPECT_NE(text[0], text[1]);
+}
+
+TEST_F(InferenceServiceTest, AStopStringIsHeldBackAndNeverShown) {
+  v1::GenerateResponse whole;
+  auto ask = Prompt("tiny", "a b c", 40);
+  ASSERT_TRUE(Generate(ask, &whole).ok());
+  const std::string text = whole.outputs(0).text();
+  ASSERT_GT(text.size(), 12u);
+  const std::string stop = text.substr(text.size() / 2, 4);
+  ask.mutable_stopping()->add_stop(stop);
+  v1::GenerateStreamRequest request;
+  *request.mutable_request() = ask;
+  grpc::ClientContext context;
+  auto reader = inference_->GenerateStream(&context, request);
+  std::string shown;
+  v1::GenerateFinish finish;
+  for (v1::GenerateReply reply; reader->Read(&reply);) {
+    shown += reply.delta().text();
+    EXPECT_EQ(text.rfind(shown, 0), 0u) << "text was taken back";
+    if (reply.has_finish()) finish = reply.finish();
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(shown, text.substr(0, text.find(stop)));
+  EXPECT_EQ(finish.reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(finish.matched(), stop);
+}
+
+TEST_F(InferenceServiceTest, ChatStreamIsChat) {
+  v1::ChatRequest chat;
+  auto& ask = *chat.mutable_request();
+  ask.set_model("tiny");
+  ask.mutable_stopping()->set_max_tokens(8);
+  auto* message = ask.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("a b");
+  v1::GenerateResponse whole;
+  grpc::ClientContext unary_context;
+  ASSERT_TRUE(inference_->Chat(&unary_context, chat, &whole).ok());
+  v1::ChatStreamRequest request;
+  *request.mutable_request() = ask;
+  grpc::ClientContext context;
+  auto reader = inference_->ChatStream(&context, request);
+  std::string text;
+  for (v1::GenerateReply reply; reader->Read(&reply);) text += reply.delta().text();
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(text, whole.outputs(0).text());
+
+  v1::RenderTemplateRequest render;
+  render.set_model("tiny");
+  *render.mutable_chat() = ask.chat();
+  v1::RenderTemplateResponse rendered;
+  grpc::ClientContext render_context;
+  ASSERT_TRUE(inference_->RenderTemplate(&render_context, render, &rendered).ok());
+  EXPECT_EQ(rendered.text(), "user: a b\n");
+  EXPECT_EQ(rendered.token_ids_size(), whole.usage().prompt_tokens());
+}
+
+TEST_F(InferenceServiceTest, PenaltiesAndBiasAreKeptToTheirBounds) {
+  const auto refuse = [&](const std::function<void(v1::Sampling&)>& change, const std::string& field) {
+    auto request = Prompt("tiny", "a", 1);
+    change(*request.mutable_sampling());
+    v1::GenerateResponse response;
+    const auto status = Generate(request, &response);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << field;
+    EXPECT_EQ(FieldOf(status), field);
+  };
+  refuse([](auto& s) { s.set_n(0); }, "sampling.n");
+  refuse([](auto& s) { s.set_n(17); }, "sampling.n");
+  refuse([](auto& s) { s.set_repetition_penalty(0); }, "sampling.repetition_penalty");
+  refuse([](auto& s) { s.set_presence_penalty(2.5); }, "sampling.presence_penalty");
+  refuse([](auto& s) { s.set_frequency_penalty(-3); }, "sampling.frequency_penalty");
+  refuse([](auto& s) { (*s.mutable_logit_bias())[3] = 101; }, "sampling.logit_bias");
+  refuse([](auto& s) { (*s.mutable_logit_bias())[112] = 1; }, "logit_bias");
+  auto request = Prompt("tiny", "a", 5);
+  (*request.mutable_sampling()->mutable_logit_bias())[70] = 100;
+  v1::GenerateResponse response;
+  ASSERT_TRUE(Generate(request, &response).ok());
+  EXPECT_EQ(response.outputs(0).text(), "ddddd");
+}
+
+TEST_F(InferenceServiceTest, AbortEndsTheRequestsOfAnId) {
+  v1::GenerateStreamRequest request;
+  *request.mutable_request() = Prompt("tiny", "a b c", 240);
+  request.mutable_request()->set_request_id("mine");
+  grpc::ClientContext context;
+  auto reader = inference_->GenerateStream(&context, request);
+  v1::GenerateReply reply;
+  ASSERT_TRUE(reader->Read(&reply));
+  EXPECT_EQ(reply.start().request_id(), "mine");
+  v1::AbortRequest abort;
+  abort.add_request_ids("mine");
+  abort.add_request_ids("nobody's");
+  v1::AbortResponse aborted;
+  grpc::ClientContext abort_context;
+  ASSERT_TRUE(inference_->Abort(&abort_context, abort, &aborted).ok());
+  while (reader->Read(&reply)) {
+  }
+  const auto status = reader->Finish();
+  // It may have come to its end before the abort.
+  if (aborted.aborted_request_ids_size() == 0) {
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    GTEST_SKIP() << "the request was faster than the abort";
+  }
+  EXPECT_THAT(aborted.aborted_request_ids(), testing::ElementsAre("mine"));
+  if (!status.ok()) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
+    bool has_usage = false;
+    const auto details = testing_support::Details(status);
+    for (const auto& detail : details.details()) has_usage |= detail.Is<v1::Usage>();
+    EXPECT_TRUE(has_usage);
+  }
+  grpc::ClientContext none;
+  EXPECT_EQ(inference_->Abort(&none, {}, &aborted).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
 TEST_F(InferenceServiceTest, LogprobsComeWithEveryTokenAndOfThePrompt) {
@@ -213,17 +373,11 @@ TEST_F(InferenceServiceTest, FieldsThatAreNotBuiltAreNamedNotIgnored) {
     EXPECT_THAT(status.error_message(), HasSubstr(name));
   };
   auto request = Prompt("tiny", "a", 1);
-  request.mutable_sampling()->set_n(2);
-  expect(request, "Sampling.n");
-  request = Prompt("tiny", "a", 1);
   request.set_regex("a*");
   expect(request, "GenerateRequest.regex");
   request = Prompt("tiny", "a", 1);
-  (*request.mutable_sampling()->mutable_logit_bias())[3] = 1;
-  expect(request, "Sampling.logit_bias");
-  request = Prompt("tiny", "a", 1);
-  request.set_priority(3);
-  expect(request, "GenerateRequest.priority");
+  request.mutable_choice()->add_choices("a");
+  expect(request, "GenerateRequest.choice");
 }
 
 TEST_F(InferenceServiceTest, ACancelledStreamFreesItsSlot) {
@@ -305,6 +459,59 @@ TEST_F(InferenceServiceTest, ChatNeedsAConversation) {
   const auto status = inference_->Chat(&context2, request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(response.usage().completion_tokens(), 4);
+}
+
+// A buffer of few messages, and little patience.
+class SlowReaderTest : public InferenceServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = InferenceServiceTest::Options();
+    options.stream_buffer = 40;
+    options.slow_reader = absl::Milliseconds(300);
+    options.engine.kv_tokens = 8192;
+    return options;
+  }
+  // More than the transport takes while nobody reads.
+  v1::GenerateStreamRequest Large() {
+    v1::GenerateStreamRequest request;
+    *request.mutable_request() = Prompt("tiny", "a b c", 240);
+    request.mutable_request()->mutable_output()->set_logprobs(20);
+    request.mutable_request()->mutable_sampling()->set_n(16);
+    return request;
+  }
+};
+
+TEST_F(SlowReaderTest, OneThatTakesNothingLosesItsRequestAndIsToldWhatItCost) {
+  grpc::ClientContext context;
+  auto reader = inference_->GenerateStream(&context, Large());
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (Load().requests_total() == 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  v1::GenerateReply reply;
+  int deltas = 0;
+  while (reader->Read(&reply)) deltas += reply.has_delta();
+  const auto status = reader->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  EXPECT_EQ(ReasonOf(status), "SLOW_CONSUMER");
+  v1::Usage usage;
+  const auto details = testing_support::Details(status);
+  for (const auto& detail : details.details()) detail.UnpackTo(&usage);
+  EXPECT_GT(usage.completion_tokens(), 0);
+  EXPECT_LT(usage.completion_tokens(), 16 * 240);
+  EXPECT_EQ(Load().kv_blocks_used(), 0);
+}
+
+TEST_F(SlowReaderTest, OneThatReadsGetsEverything) {
+  grpc::ClientContext context;
+  auto reader = inference_->GenerateStream(&context, Large());
+  int tokens = 0, finishes = 0;
+  for (v1::GenerateReply reply; reader->Read(&reply);) {
+    tokens += reply.delta().token_ids_size();
+    finishes += reply.has_finish();
+  }
+  const auto status = reader->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(tokens, 16 * 240);
+  EXPECT_EQ(finishes, 16);
 }
 
 }  // namespace

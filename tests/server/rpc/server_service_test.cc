@@ -107,6 +107,59 @@ TEST_F(ServerServiceTest, EmptyRequestsAreAnsweredByEveryMethod) {
   }
 }
 
+TEST_F(ServerServiceTest, WatchLoadSendsAtOnceAndAgainUntilTheClientEndsIt) {
+  v1::WatchLoadRequest request;
+  request.mutable_interval()->set_nanos(100'000'000);
+  grpc::ClientContext context;
+  auto reader = server_->WatchLoad(&context, request);
+  v1::ServerLoad first, next;
+  ASSERT_TRUE(reader->Read(&first));
+  ASSERT_TRUE(reader->Read(&next));
+  EXPECT_TRUE(first.ready());
+  EXPECT_GT(first.rss_bytes(), 0);
+  EXPECT_LT(first.time().seconds() * 1e9 + first.time().nanos(), next.time().seconds() * 1e9 + next.time().nanos());
+  context.TryCancel();
+  while (reader->Read(&next)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  request.mutable_interval()->set_nanos(99'000'000);
+  grpc::ClientContext hasty;
+  reader = server_->WatchLoad(&hasty, request);
+  EXPECT_FALSE(reader->Read(&next));
+  EXPECT_EQ(testing_support::FieldOf(reader->Finish()), "interval");
+}
+
+TEST_F(ServerServiceTest, AWatchOfTheLoadEndsWithTheServer) {
+  grpc::ClientContext context;
+  v1::WatchLoadRequest request;
+  request.mutable_interval()->set_seconds(3600);
+  auto reader = server_->WatchLoad(&context, request);
+  v1::ServerLoad load;
+  ASSERT_TRUE(reader->Read(&load));
+  app_.reset();
+  EXPECT_FALSE(reader->Read(&load));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+}
+
+// Off unless asked for: it would tell anyone what there is to try.
+TEST_F(ServerServiceTest, ReflectionIsOffByDefault) {
+  EXPECT_EQ(CallEmpty("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo").error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
+class ReflectionTest : public ServerServiceTest {
+  AppOptions Options() override {
+    AppOptions options = ServerServiceTest::Options();
+    options.reflection = true;
+    return options;
+  }
+};
+
+TEST_F(ReflectionTest, ReflectionIsThereWhenAskedFor) {
+  EXPECT_NE(CallEmpty("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo").error_code(),
+            grpc::StatusCode::UNIMPLEMENTED);
+}
+
 TEST_F(ServerServiceTest, HealthKnowsTheServices) {
   grpc::Status status;
   for (const std::string service : {"", "nibble.v1.ModelService", "nibble.v1.InferenceService"}) {

@@ -88,6 +88,33 @@ TEST(StatusTest, RetryInfoOnlyWhereARetryHelps) {
   EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::InternalError("x"))));
 }
 
+TEST(StatusTest, WhatIsExhaustedNamesItsQuotaAndTheServersOwnEstimate) {
+  const auto details = Details(ToGrpcStatus(
+      base::WithReason(absl::ResourceExhaustedError("64 requests wait already"), "QUEUE_FULL", {{"retry_ms", "2500"}})));
+  const auto quota = Find<google::rpc::QuotaFailure>(details);
+  ASSERT_TRUE(quota.has_value());
+  EXPECT_EQ(quota->violations(0).subject(), "QUEUE_FULL");
+  EXPECT_THAT(quota->violations(0).description(), HasSubstr("64 requests"));
+  const auto retry = Find<google::rpc::RetryInfo>(details);
+  ASSERT_TRUE(retry.has_value());
+  EXPECT_EQ(retry->retry_delay().seconds(), 2);
+  EXPECT_EQ(retry->retry_delay().nanos(), 500'000'000);
+  // More than there is does not come by waiting.
+  const auto never = Details(ToGrpcStatus(base::WithReason(absl::ResourceExhaustedError("too large"), "KV_FULL")));
+  EXPECT_TRUE(Find<google::rpc::QuotaFailure>(never).has_value());
+  EXPECT_FALSE(Find<google::rpc::RetryInfo>(never).has_value());
+}
+
+TEST(StatusTest, AWrongStateNamesItsPrecondition) {
+  const auto details = Details(ToGrpcStatus(
+      base::WithReason(absl::FailedPreconditionError("the model is in use"), "MODEL_IN_USE", {{"name", "m"}})));
+  const auto failure = Find<google::rpc::PreconditionFailure>(details);
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->violations(0).type(), "MODEL_IN_USE");
+  EXPECT_EQ(failure->violations(0).subject(), "m");
+  EXPECT_THAT(failure->violations(0).description(), HasSubstr("in use"));
+}
+
 TEST(StatusTest, LongTextsAndManyFieldsFitTheMetadataOfAnAnswer) {
   std::map<std::string, std::string> metadata = {{"field", "f0"}};
   for (int i = 0; i < 100; ++i) metadata[base::StrCat("f", i)] = std::string(1000, 'x');

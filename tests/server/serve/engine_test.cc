@@ -2,9 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <atomic>
 #include <functional>
 #include <future>
-#include <numeric>
 
 #include "server/base/error.h"
 #include "tests/server/model/small_models.h"
@@ -26,11 +27,18 @@ class Sink : public ResponseSink {
   void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) override {
     scored.insert(scored.end(), logprobs.begin(), logprobs.end());
   }
-  void OnDelta(std::string_view delta, std::span<const TokenLogprob> tokens) override {
+  bool Ready() override { return !ready || ready(); }
+  void OnDelta(int index, std::string_view delta, std::span<const TokenLogprob> tokens) override {
+    if (index > 0) {
+      others.resize(std::max(others.size(), static_cast<std::size_t>(index)));
+      for (const TokenLogprob& token : tokens) others[static_cast<std::size_t>(index - 1)].push_back(token.token);
+      return;
+    }
     text += delta;
     for (const TokenLogprob& token : tokens) ids.push_back(token.token);
     if (on_delta) on_delta(ids.size());
   }
+  void OnOutputEnd(const OutputEnd& end) override { ends.push_back(end); }
   void OnFinish(const Finish& finished) override {
     finish = finished;
     if (on_finish) on_finish();
@@ -43,11 +51,14 @@ class Sink : public ResponseSink {
 
   bool started = false;
   double queued_ms = -1;
-  std::string text;
+  std::string text;               // of output 0, and its tokens
   std::vector<std::int32_t> ids;
+  std::vector<std::vector<std::int32_t>> others;  // tokens of outputs 1 and up
+  std::vector<OutputEnd> ends;
   std::vector<TokenLogprob> scored;
   Finish finish;
   std::function<void()> on_start, on_finish;
+  std::function<bool()> ready;
   std::function<void(std::size_t)> on_delta;
 
  private:
@@ -236,7 +247,7 @@ TEST_F(EngineTest, StopStringsAreNeverShownAndMaySpanTokens) {
   const auto stopped = Answer(*engine, request);
   EXPECT_EQ(stopped->text, want);
   EXPECT_EQ(stopped->finish.reason, FinishReason::kStop);
-  EXPECT_EQ(stopped->finish.matched_stop, stop);
+  EXPECT_EQ(stopped->ends.at(0).matched_stop, stop);
   EXPECT_LT(stopped->ids.size(), whole->ids.size());
   request.stopping.include_stop = true;
   EXPECT_EQ(Answer(*engine, request)->text, want + stop);
@@ -324,6 +335,185 @@ TEST_F(EngineTest, AnEngineThatEndsTellsThoseThatRunAndThoseThatWait) {
     const absl::Status status = sink->Wait().status;
     EXPECT_TRUE(status.ok() || absl::IsUnavailable(status)) << status;
   }
+}
+
+// Every output reads the prompt once and draws its own tokens; output 0 is what one alone would be.
+TEST_F(EngineTest, OutputsShareThePromptAndDifferByTheirRandomNumbers) {
+  EngineOptions options;
+  auto engine = Start(options);
+  Request request = Ask(40, 10);
+  request.sampling.temperature = 3.0f;
+  request.sampling.seed = 5;
+  const auto alone = Answer(*engine, request)->ids;
+  const std::uint64_t read = options.totals->prompt_tokens;
+  request.n = 4;
+  const auto sink = Answer(*engine, request);
+  ASSERT_TRUE(sink->finish.status.ok()) << sink->finish.status;
+  EXPECT_EQ(options.totals->prompt_tokens - read, 40u);
+  EXPECT_EQ(sink->ids, alone);
+  ASSERT_EQ(sink->others.size(), 3u);
+  for (const auto& other : sink->others) {
+    EXPECT_EQ(other.size(), 10u);
+    EXPECT_NE(other, alone);
+  }
+  EXPECT_NE(sink->others[0], sink->others[1]);
+  EXPECT_EQ(sink->ends.size(), 4u);
+  EXPECT_EQ(sink->finish.usage.completion_tokens, 40);
+  EXPECT_EQ(sink->finish.usage.prompt_tokens, 40);
+  // Greedy outputs are one text, from a copy of the same K and V.
+  request.sampling = {};
+  const auto greedy = Answer(*engine, request);
+  for (const auto& other : greedy->others) EXPECT_EQ(other, greedy->ids);
+  EXPECT_EQ(greedy->ids, Answer(*engine, Ask(40, 10))->ids);
+}
+
+TEST_F(EngineTest, MoreOutputsThanRunOrThanTheCacheHoldsAreRefused) {
+  auto engine = Start({.max_running = 4, .max_context = 64, .kv_tokens = 128});
+  Request request = Ask(4, 60);
+  request.n = 5;
+  auto sink = std::make_shared<Sink>();
+  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(request, sink)));
+  request.n = 3;
+  const absl::Status full = engine->Submit(request, sink);
+  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+  EXPECT_EQ(base::Reason(full), "KV_FULL");
+  request.n = 2;
+  EXPECT_TRUE(Answer(*engine, request)->finish.status.ok());
+}
+
+TEST_F(EngineTest, OneOutputThatEndsLeavesTheOthersRunning) {
+  auto engine = Start();
+  Request request = Ask(6, 20);
+  request.n = 3;
+  request.sampling.temperature = 3.0f;
+  request.sampling.seed = 11;
+  const auto free = Answer(*engine, request);
+  // A token that output 0 draws early and the others do not.
+  std::int32_t stop = -1;
+  for (std::size_t i = 0; i < 8 && stop < 0; ++i) {
+    const auto has = [&](const auto& ids) { return std::find(ids.begin(), ids.end(), free->ids[i]) != ids.end(); };
+    if (!has(free->others[0]) && !has(free->others[1])) stop = free->ids[i];
+  }
+  ASSERT_GE(stop, 0);
+  request.stopping.token_ids = {stop};
+  const auto stopped = Answer(*engine, request);
+  EXPECT_LT(stopped->ids.size(), 20u);
+  EXPECT_EQ(stopped->ids.back(), stop);
+  EXPECT_EQ(stopped->others, free->others);
+  EXPECT_EQ(stopped->ends.front().index, 0);
+  EXPECT_EQ(stopped->ends.front().reason, FinishReason::kStop);
+  EXPECT_EQ(stopped->ends.back().reason, FinishReason::kLength);
+}
+
+TEST_F(EngineTest, BiasAndPenaltiesChangeWhatIsDrawnButNotTheLogprobs) {
+  auto engine = Start();
+  Request request = Ask(6, 6);
+  request.logprobs = true;
+  request.penalties.bias = {{42, 100.0f}};
+  EXPECT_EQ(Answer(*engine, request)->ids, std::vector<std::int32_t>(6, 42));
+  // With a penalty above the bias each token is drawn once.
+  request.penalties.presence = 2;
+  request.penalties.frequency = 2;
+  request.penalties.bias = {{42, 3.5f}, {43, 3.4f}};
+  const auto ids = Answer(*engine, request)->ids;
+  for (const std::int32_t token : {42, 43}) EXPECT_LE(std::count(ids.begin(), ids.end(), token), 2);
+}
+
+TEST_F(EngineTest, HigherPrioritiesBeginFirst) {
+  auto engine = Start({.max_running = 1});
+  std::vector<int> order;
+  auto first = std::make_shared<Sink>();
+  std::vector<std::shared_ptr<Sink>> sinks;
+  const int priorities[] = {0, -5, 7, 0};
+  for (int i = 0; i < 4; ++i) {
+    sinks.push_back(std::make_shared<Sink>());
+    sinks.back()->on_start = [&order, i] { order.push_back(i); };
+  }
+  first->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    for (std::size_t i = 0; i < 4; ++i) {
+      Request request = Ask(3, 2);
+      request.priority = priorities[i];
+      ASSERT_TRUE(engine->Submit(request, sinks[i]).ok());
+    }
+  };
+  ASSERT_TRUE(engine->Submit(Ask(3, 3), first).ok());
+  for (auto& sink : sinks) EXPECT_TRUE(sink->Wait().status.ok());
+  EXPECT_THAT(order, ElementsAre(2, 0, 3, 1));
+}
+
+TEST_F(EngineTest, AQueueTimeoutEndsTheWaitAndOnlyTheWait) {
+  auto engine = Start({.max_running = 1});
+  auto running = std::make_shared<Sink>();
+  auto waiting = std::make_shared<Sink>();
+  running->on_delta = [&](std::size_t tokens) {
+    if (tokens == 1) {
+      Request request = Ask(3, 2);
+      request.queue_deadline = clock_.Monotonic() + absl::Seconds(1);
+      ASSERT_TRUE(engine->Submit(request, waiting).ok());
+    }
+    if (tokens == 2) clock_.Advance(absl::Seconds(2));
+  };
+  Request request = Ask(3, 5);
+  request.queue_deadline = clock_.Monotonic() + absl::Seconds(1);
+  ASSERT_TRUE(engine->Submit(request, running).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(waiting->Wait().status));
+  EXPECT_EQ(base::Reason(waiting->finish.status), "QUEUE_FULL");
+  EXPECT_TRUE(running->Wait().status.ok());
+}
+
+TEST_F(EngineTest, AWaitThatWouldBeTooLongIsRefusedAtOnceWithAnEstimate) {
+  auto engine = Start({.max_running = 1});
+  auto slow = std::make_shared<Sink>();
+  slow->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(5)); };
+  ASSERT_TRUE(engine->Submit(Ask(3, 2), slow).ok());  // ten seconds of service
+  slow->Wait();
+  auto running = std::make_shared<Sink>();
+  auto waiting = std::make_shared<Sink>();
+  absl::Status refused;
+  running->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    ASSERT_TRUE(engine->Submit(Ask(3, 2), waiting).ok());
+    Request request = Ask(3, 2);
+    request.deadline = clock_.Monotonic() + absl::Seconds(15);
+    refused = engine->Submit(request, std::make_shared<Sink>());
+  };
+  ASSERT_TRUE(engine->Submit(Ask(3, 2), running).ok());
+  waiting->Wait();
+  EXPECT_EQ(base::Reason(refused), "QUEUE_FULL") << refused;
+  EXPECT_EQ(base::ReasonMetadata(refused)["retry_ms"], "20000");
+}
+
+TEST_F(EngineTest, WaitingPromptsAreBoundedByTheirTokens) {
+  auto engine = Start({.max_waiting_tokens = 100, .max_running = 1});
+  auto first = std::make_shared<Sink>();
+  auto second = std::make_shared<Sink>();
+  absl::Status refused;
+  first->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    ASSERT_TRUE(engine->Submit(Ask(80, 2), second).ok());
+    refused = engine->Submit(Ask(30, 2), std::make_shared<Sink>());
+  };
+  ASSERT_TRUE(engine->Submit(Ask(3, 3), first).ok());
+  EXPECT_TRUE(second->Wait().status.ok());
+  EXPECT_EQ(base::Reason(refused), "QUEUE_FULL") << refused;
+}
+
+// A reader that is behind stops its own request, and no other.
+TEST_F(EngineTest, ARequestWhoseReaderIsBehindTakesNoStep) {
+  auto engine = Start();
+  auto stalled = std::make_shared<Sink>();
+  auto other = std::make_shared<Sink>();
+  std::atomic<bool> caught_up{false};
+  stalled->ready = [&] { return caught_up.load() || stalled->ids.size() < 3; };
+  ASSERT_TRUE(engine->Submit(Ask(3, 10), stalled).ok());
+  ASSERT_TRUE(engine->Submit(Ask(5, 50), other).ok());
+  EXPECT_TRUE(other->Wait().status.ok());
+  const auto paused_at = stalled->ids.size();
+  EXPECT_LE(paused_at, 3u);
+  caught_up = true;
+  EXPECT_TRUE(stalled->Wait().status.ok());
+  EXPECT_EQ(stalled->ids, Answer(*engine, Ask(3, 10))->ids);
 }
 
 TEST_F(EngineTest, TotalsCountWhatWasDone) {

@@ -1,0 +1,79 @@
+#include "server/rpc/watch_load.h"
+
+#include <grpcpp/alarm.h>
+
+#include <chrono>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/rpc/time.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr absl::Duration kShortest = absl::Milliseconds(100);
+constexpr absl::Duration kLongest = absl::Hours(1);
+
+class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
+ public:
+  using Stream = StreamReactor<v1::ServerLoad>;
+  LoadWatch(std::shared_ptr<Stream> stream, absl::Duration interval, std::function<v1::ServerLoad()> measure)
+      : stream_(std::move(stream)), interval_(interval), measure_(std::move(measure)) {}
+  ~LoadWatch() {
+    if (drain_ != 0) stream_->call().edge().drain.Remove(drain_);
+  }
+
+  // The stream keeps the watch, until gRPC is done with it; the timer does not.
+  void Begin() {
+    stream_->OnSpace([self = shared_from_this()] {});
+    drain_ = stream_->call().edge().drain.Add([weak = std::weak_ptr<Stream>(stream_)] {
+      if (const auto alive = weak.lock()) {
+        alive->End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
+      }
+    });
+    Send();
+  }
+
+ private:
+  // On a worker: what is measured is asked of the database.
+  void Send() {
+    if (stream_->ended()) return;
+    if (stream_->space() > 0) {
+      v1::ServerLoad load = measure_();
+      stream_->Push(load);
+    }
+    Wait();
+  }
+  void Wait() {
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(interval_),
+               [weak = weak_from_this()](bool passed) {
+                 const auto self = weak.lock();
+                 if (!passed || self == nullptr || self->stream_->ended()) return;
+                 // Without room for a task this one is left out.
+                 if (!self->stream_->call().edge().workers.TryRun([self] { self->Send(); })) self->Wait();
+               });
+  }
+
+  const std::shared_ptr<Stream> stream_;
+  const absl::Duration interval_;
+  const std::function<v1::ServerLoad()> measure_;
+  std::uint64_t drain_ = 0;
+  grpc::Alarm timer_;
+};
+
+}  // namespace
+
+void WatchLoad(std::shared_ptr<StreamReactor<v1::ServerLoad>> stream, const v1::WatchLoadRequest& request,
+               std::function<v1::ServerLoad()> measure) {
+  const absl::Duration interval = request.has_interval() ? FromProto(request.interval()) : absl::Seconds(1);
+  if (interval < kShortest || interval > kLongest) {
+    stream->End(base::FieldError("interval", base::StrCat("is ", absl::FormatDuration(interval), ", wanted ",
+                                                          absl::FormatDuration(kShortest), " to ", absl::FormatDuration(kLongest))));
+    return;
+  }
+  std::make_shared<LoadWatch>(std::move(stream), interval, std::move(measure))->Begin();
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,213 @@
+// Engine: one step, from the rows that are due to the tokens that were drawn.
+#include <algorithm>
+#include <utility>
+
+#include "kernels/ops/log_softmax_gather.h"
+#include "kernels/ops/sample.h"
+#include "server/base/status_macros.h"
+#include "server/model/forward.h"
+#include "server/model/record.h"
+#include "server/serve/sequence.h"
+
+namespace nibble::serve {
+
+namespace {
+
+double Milliseconds(absl::Duration duration) { return absl::ToDoubleMilliseconds(duration); }
+
+// Every output of a request draws from its own stretch of the seed's random numbers; output 0 draws what n = 1 would.
+std::uint64_t Counter(int output, std::int64_t token) {
+  return static_cast<std::uint64_t>(output) << 32 | static_cast<std::uint64_t>(token);
+}
+
+}  // namespace
+
+void Engine::Plan(Step* step) {
+  std::int64_t prefill_left = options_.prefill_chunk;
+  std::int64_t score_left = options_.score_chunk;
+  for (auto& owner : running_) {
+    Group& group = *owner;
+    const bool reading = !group.read_prompt();
+    if (!reading && !group.sink->Ready()) continue;
+    const bool score = group.request.prompt_logprobs && reading;
+    for (auto& output : group.outputs) {
+      if (output->ended || (reading && output->index > 0)) continue;
+      std::int64_t rows = output->unfed();
+      if (reading) rows = std::min(rows, score ? std::min(prefill_left, score_left) : prefill_left);
+      if (score && group.request.score_chunk > 0) rows = std::min(rows, group.request.score_chunk);
+      if (rows == 0) continue;
+      if (reading) prefill_left -= rows;
+      if (score) score_left -= rows;
+      const bool completes = rows == output->unfed();
+      Part part = {&group, output.get(), static_cast<std::int64_t>(step->tokens.size()), rows,
+                         static_cast<std::int64_t>(step->logit_rows.size()), score ? rows : completes ? 1 : 0};
+      for (std::int64_t r = 0; r < rows; ++r) {
+        if (r >= rows - part.num_logits) step->logit_rows.push_back(static_cast<std::int32_t>(part.first_row + r));
+        step->tokens.push_back(output->tokens[static_cast<std::size_t>(output->fed + r)]);
+        step->position.push_back(static_cast<std::int32_t>(output->fed + r));
+        step->sequence.push_back(static_cast<std::int32_t>(step->parts.size()));
+      }
+      step->pages_per_sequence = std::max(step->pages_per_sequence, static_cast<std::int64_t>(output->pages.size()));
+      step->parts.push_back(part);
+    }
+  }
+  step->page_tables.assign(step->parts.size() * static_cast<std::size_t>(step->pages_per_sequence), 0);
+  for (std::size_t s = 0; s < step->parts.size(); ++s) {
+    const auto& pages = step->parts[s].output->pages;
+    std::copy(pages.begin(), pages.end(),
+              step->page_tables.begin() + static_cast<std::ptrdiff_t>(s) * step->pages_per_sequence);
+  }
+}
+
+absl::StatusOr<bool> Engine::RunOnce() {
+  Step step;
+  Plan(&step);
+  if (step.parts.empty()) return false;
+  arena_.Release({});
+  const model::StepRows rows = {.tokens = step.tokens,
+                                .kv = {.num_rows = static_cast<std::int64_t>(step.tokens.size()),
+                                       .sequence = step.sequence.data(),
+                                       .position = step.position.data(),
+                                       .page_tables = step.page_tables.data(),
+                                       .num_sequences = static_cast<std::int64_t>(step.parts.size()),
+                                       .pages_per_sequence = step.pages_per_sequence},
+                                .logit_rows = step.logit_rows};
+  NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, model::RunStep(model_->config(), model_->weights(), pool_->view(),
+                                                                       rows, arena_, stream_));
+  for (const Part& part : step.parts) NIBBLE_RETURN_IF_ERROR(Digest(part, logits));
+  return true;
+}
+
+absl::Status Engine::Logprobs(kernels::ConstMatrix rows, std::span<const std::int32_t> targets, std::int64_t top_n,
+                              std::vector<TokenLogprob>* out) {
+  const auto n = static_cast<std::size_t>(rows.rows);
+  const auto tops = static_cast<std::size_t>(top_n);
+  std::vector<float> values(n), top_values(n * tops);
+  std::vector<std::int32_t> top_ids(n * tops);
+  NIBBLE_RETURN_IF_ERROR(kernels::LogSoftmaxGather({.logits = rows,
+                                                    .target = targets.data(),
+                                                    .logprob = values.data(),
+                                                    .top_n = top_n,
+                                                    .top_id = top_ids.data(),
+                                                    .top_logprob = top_values.data()},
+                                                   stream_));
+  for (std::size_t i = 0; i < n; ++i) {
+    TokenLogprob entry = {targets[i], values[i], {}};
+    for (std::size_t t = i * tops; t < (i + 1) * tops; ++t) entry.top.emplace_back(top_ids[t], top_values[t]);
+    out->push_back(std::move(entry));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Score(const Part& part, std::int64_t first_position, const kernels::Matrix& logits) {
+  const Request& request = part.group->request;
+  // Row r predicts the token after it; the last row of the prompt predicts what would be generated, and may come alone.
+  const std::int64_t predicting = std::min(part.num_rows, part.group->prompt_size() - 1 - first_position);
+  std::vector<TokenLogprob> scored;
+  if (predicting > 0) {
+    NIBBLE_RETURN_IF_ERROR(Logprobs(
+        kernels::MakeConstMatrix(logits.Row<float>(part.first_logit), kernels::DType::kF32, predicting, logits.cols),
+        std::span(request.prompt).subspan(static_cast<std::size_t>(first_position + 1), static_cast<std::size_t>(predicting)),
+        request.top_logprobs, &scored));
+  }
+  for (std::size_t i = 0; request.logits_digests && i < scored.size(); ++i) {
+    const std::int64_t row = part.first_logit + static_cast<std::int64_t>(i);
+    scored[i].logits_digest = model::RowDigest(logits.Row<float>(row), logits.cols);
+  }
+  part.group->sink->OnPromptLogprobs(scored);
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Digest(const Part& part, const kernels::Matrix& logits) {
+  Group& group = *part.group;
+  Sequence& output = *part.output;
+  if (group.ended) return absl::OkStatus();  // by another of its outputs
+  const bool reading = !group.read_prompt();
+  const std::int64_t first_position = output.fed;
+  output.fed += part.num_rows;
+  if (reading) options_.totals->prompt_tokens += static_cast<std::uint64_t>(part.num_rows);
+  if (part.num_logits == 0) return absl::OkStatus();
+  if (group.request.prompt_logprobs && reading) NIBBLE_RETURN_IF_ERROR(Score(part, first_position, logits));
+  if (output.unfed() > 0) return absl::OkStatus();
+  if (group.request.stopping.max_tokens == 0) {
+    group.usage.prefill_ms = Milliseconds(clock_.Monotonic() - group.started);
+    EndOutput(group, output, FinishReason::kLength);
+    return absl::OkStatus();
+  }
+  const float* last = logits.Row<float>(part.first_logit + part.num_logits - 1);
+  if (!reading) return Draw(group, output, last, logits.cols);
+  // The prompt was read once: its K and V, and the row behind it, are every output's beginning.
+  for (auto& other : group.outputs) {
+    if (other->index == 0) continue;
+    pool_->Copy(output.pages, other->pages, model::KvPool::PagesFor(group.prompt_size()));
+    other->fed = output.fed;
+  }
+  for (auto& each : group.outputs) {
+    if (!group.ended) NIBBLE_RETURN_IF_ERROR(Draw(group, *each, last, logits.cols));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Engine::Draw(Group& group, Sequence& output, const float* logits, std::int64_t vocab) {
+  const Request& request = group.request;
+  kernels::ConstMatrix row = kernels::MakeConstMatrix(logits, kernels::DType::kF32, 1, vocab);
+  kernels::SampleParams params = request.sampling;
+  params.counter = Counter(output.index, group.generated(output));
+  std::int32_t token = 0;
+  std::vector<float> changed;
+  kernels::ConstMatrix drawn = row;
+  if (request.penalties.any()) {
+    changed.assign(logits, logits + vocab);
+    Apply(request.penalties, request.prompt, std::span(output.tokens).subspan(request.prompt.size()), changed);
+    drawn = kernels::MakeConstMatrix(changed.data(), kernels::DType::kF32, 1, vocab);
+  }
+  NIBBLE_RETURN_IF_ERROR(kernels::Sample({.logits = drawn, .params = &params, .token = &token}, stream_));
+  std::vector<TokenLogprob> sampled;
+  if (request.logprobs) {
+    NIBBLE_RETURN_IF_ERROR(Logprobs(row, {&token, 1}, request.top_logprobs, &sampled));
+  } else {
+    sampled.push_back({token, 0, {}});
+  }
+  ++options_.totals->generated_tokens;
+  TakeToken(group, output, sampled.front());
+  return absl::OkStatus();
+}
+
+void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token) {
+  const absl::Duration now = clock_.Monotonic();
+  const Stopping& stopping = group.request.stopping;
+  if (group.usage.completion_tokens == 0) {
+    group.first_token = now;
+    group.usage.ttft_ms = Milliseconds(now - group.submitted);
+    group.usage.prefill_ms = Milliseconds(now - group.started);
+  }
+  group.usage.decode_ms = Milliseconds(now - group.first_token);
+  const std::int32_t id = token.token;
+  output.tokens.push_back(id);
+  ++group.usage.completion_tokens;
+
+  const auto& ends = model_->config().eos_token_ids;
+  const bool may_end = group.generated(output) >= stopping.min_tokens;
+  const bool eos = may_end && !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
+  const bool stop_id = may_end && std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
+  std::string shown;
+  // An end token is no text, whether the tokenizer calls it special or not, unless special tokens were asked for.
+  if (group.request.include_special_tokens || (!eos && !(stop_id && !stopping.include_stop))) {
+    auto text = output.decoder.Append(id);
+    if (!text.ok()) {
+      EndGroup(group, text.status(), FinishReason::kCancelled);
+      return;
+    }
+    shown = output.stops.Push(*text);
+  }
+  group.sink->OnDelta(output.index, shown, {&token, 1});
+  if (eos) {
+    EndOutput(group, output, FinishReason::kEos);
+  } else if (stop_id || output.stops.matched()) {
+    EndOutput(group, output, FinishReason::kStop);
+  } else if (group.generated(output) >= stopping.max_tokens) {
+    EndOutput(group, output, FinishReason::kLength);
+  }
+}
+
+}  // namespace nibble::serve

@@ -1,0 +1,103 @@
+"""Commands that the main job does not pass by, on a real server."""
+import time
+
+from conftest import TRAIN
+
+
+def wait_for(look, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (found := look()) is not None:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not come")
+
+
+def state_of(server, job, *wanted):
+    found = server.json("jobs", "get", job)
+    return found if found["state"] in wanted else None
+
+
+def test_jobs_are_paused_resumed_cancelled_and_deleted(shared):
+    job = shared.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "long",
+                      "--max-steps", 5000, "--save-every", 2, *TRAIN)
+    # What was asked for shows before the trainer counts.
+    assert job["state"] == "QUEUED" and job["progress"]["max_steps"] == 5000
+    name = job["id"]
+    wait_for(lambda: (found := shared.json("jobs", "get", name))["progress"]["step"] >= 3 or None and found)
+    for command, states in (("pause", {"PAUSING", "PAUSED"}), ("pause", {"PAUSING", "PAUSED"})):
+        assert shared.json("jobs", command, name)["state"] in states
+    paused = wait_for(lambda: state_of(shared, name, "PAUSED"))
+    kept = shared.json("jobs", "checkpoints", name)["checkpoints"]
+    assert kept and kept[0]["step"] == paused["progress"]["step"] and kept[0]["resumable"] is True
+    assert shared.run("jobs", "delete", name, check=False).returncode == 6
+    assert shared.run("models", "delete", "small", check=False).returncode == 6
+    assert shared.json("jobs", "resume", name)["state"] in ("QUEUED", "PREPARING", "RUNNING")
+    running = wait_for(lambda: state_of(shared, name, "RUNNING"))
+    assert running["attempt"] == 2
+    assert shared.json("jobs", "cancel", name)["state"] in ("CANCELLING", "CANCELLED")
+    wait_for(lambda: state_of(shared, name, "CANCELLED"))
+    watched = shared.run("--json", "jobs", "watch", name, check=False)
+    assert watched.returncode == 8 and '"CANCELLED"' in watched.stdout.splitlines()[-1]
+    assert shared.json("jobs", "cancel", name)["state"] == "CANCELLED"
+    assert shared.json("jobs", "delete", name) == {"id": name, "deleted": True}
+    assert shared.run("jobs", "get", name, check=False).returncode == 3
+
+
+def test_models_are_loaded_unloaded_and_deleted(shared):
+    shared.run("models", "convert", "small", "--to", "nf4", "--name", "spare")
+    assert shared.json("models", "load", "spare")["loaded"] is True
+    resident = {model["name"]: model for model in shared.json("server", "load")["residents"]["models"]}["spare"]
+    assert resident["format"] == "nf4" and resident["bytes"] > 0 and resident["load_time"]
+    busy = shared.run("models", "delete", "spare", check=False)
+    assert busy.returncode == 6 and "MODEL_IN_USE" in busy.stderr
+    assert shared.json("models", "unload", "spare")["loaded"] is False
+    assert shared.run("models", "unload", "spare", check=False).returncode == 6
+    assert shared.json("models", "delete", "spare") == {"name": "spare", "deleted": True}
+    assert shared.run("models", "get", "spare", check=False).returncode == 3
+
+
+def test_datasets_are_previewed_and_deleted(shared, tmp_path):
+    rows = tmp_path / "pairs.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "bc"}\n')
+    sent = shared.json("datasets", "upload", rows, "--name", "pairs")
+    assert sent["format"] == "prompt_completion" and sent["rows"] == 1
+    assert "pairs" in [entry["name"] for entry in shared.json("datasets", "list")["datasets"]]
+    row, = shared.json("datasets", "preview", "pairs", "--model", "small", "-n", 1)["rows"]
+    assert len(row["token_ids"]) == len(row["mask"]) == len(row["tokens"])
+    # The prompt is read, the completion and its end token are learnt.
+    assert row["mask"][0] == 0 and row["mask"][-1] == 1 and sum(row["mask"]) == 3
+    assert shared.json("datasets", "delete", "pairs") == {"name": "pairs", "deleted": True}
+    assert shared.run("datasets", "delete", "pairs", check=False).returncode == 3
+
+
+def test_tokenize_is_what_score_reads(shared):
+    text = "naïve 漢字 😀"
+    tokens = shared.json("tokenize", "small", "--text", text)
+    scored = shared.json("score", "small", "--text", text)
+    assert tokens["token_ids"] == list(text.encode()) == scored["token_ids"]
+    assert scored["logprobs"][0] is None and all(value < 0 for value in scored["logprobs"][1:])
+    usage = scored["usage"]
+    assert usage["prompt_tokens"] == len(tokens["token_ids"]) and usage["prefill_ms"] > 0 and usage["kernel_launches"] > 0
+    assert shared.json("tokenize", "small", "--text", "") == {"token_ids": [], "tokens": []}
+
+
+def test_load_counts_what_was_done(shared):
+    before = shared.json("server", "load")
+    answer = shared.json("generate", "small", "--prompt", "abc", "--max-tokens", 5, "--ignore-eos")
+    assert answer["queue_ms"] > 0
+    after = shared.json("server", "load")
+    assert after["requests_total"] - before["requests_total"] == 1
+    assert after["prompt_tokens_total"] - before["prompt_tokens_total"] == 3
+    assert after["generated_tokens_total"] - before["generated_tokens_total"] == 5
+    assert after["ready"] is True and after["rss_bytes"] > 0
+    info = shared.json("server", "info")
+    assert info["devices"][0]["device"]["kind"] == "cpu" and info["limits"]["max_waiting_requests"] > 0
+    assert "int8" in info["serve_formats"] and info["version"]
+
+
+def test_disk_operations_are_measured(shared):
+    metrics = shared.metrics()
+    for operation in ("open", "sync", "rename", "sync_directory"):
+        assert metrics[f'nibble_store_op_duration_seconds_count{{backend="file",op="{operation}"}}'] > 0
+    assert metrics['nibble_store_errors_total{backend="file",reason="DISK_FULL"}'] == 0

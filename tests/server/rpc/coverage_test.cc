@@ -1,0 +1,108 @@
+// docs/rpc_coverage.md is true: every method and command has its row, and every test that a row names is there.
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "client/cli/app.h"
+#include "nibble/internal/v1/trainer_report.pb.h"
+#include "server/rpc/methods.h"
+
+namespace nibble {
+namespace {
+
+std::string Read(const std::string& path) {
+  std::ifstream file(std::string(NIBBLE_SOURCE_DIR "/") + path);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+struct Citation {
+  std::string file, test;
+};
+
+// First cell without quotes -> the tests of the second: "`file`: `test`, `test`; `file`: `test`".
+std::map<std::string, std::vector<Citation>> Rows() {
+  std::map<std::string, std::vector<Citation>> rows;
+  std::istringstream text(Read("docs/rpc_coverage.md"));
+  const std::regex row("\\| `([^`]+)` \\| (.*) \\|"), quoted("`([^`]+)`");
+  for (std::string line; std::getline(text, line);) {
+    std::smatch cells;
+    if (!std::regex_match(line, cells, row)) continue;
+    EXPECT_FALSE(rows.contains(cells[1])) << cells[1] << " has two rows";
+    std::vector<Citation>& citations = rows[cells[1]];
+    std::string file;
+    const std::string tests = cells[2];
+    for (std::sregex_iterator it(tests.begin(), tests.end(), quoted), end; it != end; ++it) {
+      const std::string name = (*it)[1];
+      if (name.starts_with("tests/")) {
+        file = name;
+      } else {
+        citations.push_back({file, name});
+      }
+    }
+    EXPECT_FALSE(citations.empty()) << line;
+  }
+  return rows;
+}
+
+std::set<std::string> Methods() {
+  // Debian has no library with the messages of these two.
+  std::set<std::string> names = {"grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch",
+                                 "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"};
+  std::vector<std::string> services(std::begin(rpc::kServices), std::end(rpc::kServices));
+  internal::v1::ReportRequest::descriptor();  // links its file
+  services.push_back("nibble.internal.v1.TrainerReportService");
+  for (const std::string& service_name : services) {
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(service_name);
+    EXPECT_NE(service, nullptr) << service_name;
+    for (int i = 0; service != nullptr && i < service->method_count(); ++i) {
+      names.insert(service_name + "/" + service->method(i)->name());
+    }
+  }
+  return names;
+}
+
+TEST(CoverageTest, EveryMethodAndCommandHasARowAndEveryRowItsMethodOrCommand) {
+  std::set<std::string> wanted = Methods();
+  EXPECT_GT(wanted.size(), 40u);
+  const auto commands = cli::Commands();
+  EXPECT_GT(commands.size(), 20u);
+  wanted.insert(commands.begin(), commands.end());
+  std::set<std::string> rows;
+  for (const auto& [name, citations] : Rows()) rows.insert(name);
+  for (const std::string& name : wanted) EXPECT_TRUE(rows.contains(name)) << name << " has no row";
+  for (const std::string& name : rows) EXPECT_TRUE(wanted.contains(name)) << name << " is no method and no command";
+}
+
+TEST(CoverageTest, EveryTestThatARowNamesIsThere) {
+  std::map<std::string, std::string> files;
+  for (const auto& [name, citations] : Rows()) {
+    for (const Citation& citation : citations) {
+      if (!files.contains(citation.file)) files[citation.file] = Read(citation.file);
+      const std::regex definition(citation.file.ends_with(".py") ? "def " + citation.test + "\\("
+                                                                  : "TEST(_F|_P)?\\(\\w+, " + citation.test + "\\)");
+      EXPECT_TRUE(std::regex_search(files[citation.file], definition)) << name << ": " << citation.file << " has no " << citation.test;
+    }
+  }
+}
+
+// A method that is built needs more than the test of those that are not.
+TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
+  const std::set<std::string> unbuilt(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt));
+  for (const auto& [name, citations] : Rows()) {
+    const bool says_unbuilt = citations.front().test == "EveryMethodThatIsNotBuiltSaysSo";
+    EXPECT_EQ(says_unbuilt, unbuilt.contains(name)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,40 @@
+#include "server/serve/penalties.h"
+
+#include <gmock/gmock.h>
+
+namespace nibble::serve {
+namespace {
+
+using testing::ElementsAre;
+
+std::vector<float> Applied(const Penalties& penalties, const std::vector<std::int32_t>& prompt,
+                           const std::vector<std::int32_t>& generated) {
+  std::vector<float> logits = {2.0f, -2.0f, 1.0f, 0.0f, 0.5f};
+  Apply(penalties, prompt, generated, logits);
+  return logits;
+}
+
+TEST(PenaltiesTest, NoneChangesNothing) {
+  EXPECT_FALSE(Penalties{}.any());
+  EXPECT_THAT(Applied({}, {0, 1}, {2, 2}), ElementsAre(2.0f, -2.0f, 1.0f, 0.0f, 0.5f));
+}
+
+// CTRL: once a token, however often it was seen; negative logits move away from zero.
+TEST(PenaltiesTest, RepetitionIsOfPromptAndAnswerOnceAToken) {
+  EXPECT_THAT(Applied({.repetition = 2, .bias = {}}, {0, 1, 0}, {2, 2, 3}), ElementsAre(1.0f, -4.0f, 0.5f, 0.0f, 0.5f));
+  EXPECT_THAT(Applied({.repetition = 0.5f, .bias = {}}, {0}, {1}), ElementsAre(4.0f, -1.0f, 1.0f, 0.0f, 0.5f));
+}
+
+TEST(PenaltiesTest, PresenceAndFrequencyAreOfTheAnswerAlone) {
+  EXPECT_THAT(Applied({.presence = 0.25f, .bias = {}}, {0}, {2, 2, 3}), ElementsAre(2.0f, -2.0f, 0.75f, -0.25f, 0.5f));
+  EXPECT_THAT(Applied({.frequency = 0.25f, .bias = {}}, {0}, {2, 2, 3}), ElementsAre(2.0f, -2.0f, 0.5f, -0.25f, 0.5f));
+  EXPECT_THAT(Applied({.presence = -1, .frequency = 0.25f, .bias = {}}, {}, {2, 2}), ElementsAre(2.0f, -2.0f, 1.5f, 0.0f, 0.5f));
+}
+
+TEST(PenaltiesTest, BiasComesFirst) {
+  EXPECT_THAT(Applied({.repetition = 2, .bias = {{1, 4.0f}, {3, -1.0f}}}, {1, 3}, {}),
+              ElementsAre(2.0f, 1.0f, 1.0f, -2.0f, 0.5f));
+}
+
+}  // namespace
+}  // namespace nibble::serve
