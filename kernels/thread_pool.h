@@ -35,6 +35,7 @@ class ThreadPool {
   template <typename Done>
   void Spin(Done done) const;
 
+  // Not base::Mutex, which clang checks: nvcc reads this header, and may see no absl.
   std::mutex call_mutex_;  // one ParallelFor at a time
   std::mutex mutex_;       // guards body_, n_, chunk_, call_, stop_
   std::condition_variable wake_;

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "server/base/error.h"
 #include "server/base/files.h"
 #include "server/base/log.h"
+#include "server/base/mutex.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/http/http_server.h"
@@ -91,8 +91,8 @@ struct App::State {
   std::unique_ptr<jobs::JobController> controller;
 
   std::unique_ptr<rpc::TextCache> texts;
-  std::mutex pins_mutex;
-  std::map<std::string, std::shared_ptr<const store::Pin>> pins;  // of loaded models, by pins_mutex
+  base::Mutex pins_mutex;
+  std::map<std::string, std::shared_ptr<const store::Pin>> pins ABSL_GUARDED_BY(pins_mutex);  // of loaded models
   std::unique_ptr<rpc::WorkerPool> workers;
   std::unique_ptr<rpc::Edge> edge;
   std::unique_ptr<serve::ModelManager> manager;
@@ -228,7 +228,7 @@ absl::Status App::State::OpenServing() {
                             "ARTIFACT_CORRUPT", {{"model", name}});
   };
   const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
-    std::lock_guard lock(pins_mutex);
+    base::MutexLock lock(pins_mutex);
     pins.erase(resident.name);
     metrics.SetScheduler(resident.name, {});
     if (!loaded) return;

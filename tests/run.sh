@@ -1,46 +1,102 @@
 #!/usr/bin/env bash
 # Installs what the tests need, builds everything (CUDA sources too) and passes all tests.
 #   tests/run.sh          unit tests against committed goldens, end-to-end tests on a small model
-#   tests/run.sh --full   also what takes long: live peers, the real model, sanitizers, large counts
+#   tests/run.sh --full   also what takes long: live peers, the real model, the counts of ops.md, sanitizers, fuzzers, linters
+# Ends with a table of what ran, how long it took and what it said; exits non-zero when anything failed.
+# shellcheck disable=SC2317  # the sections are called by name
 set -euo pipefail
 
+usage() {
+  cat <<'END'
+usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
+  --full   what takes long too (about an hour on two cores)
+  --only   these sections alone: setup build unit e2e long ci clang asan tsan fuzz lint (the last six belong to --full)
+END
+}
+
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-full=false
-case ${1-} in
-  "") ;;
-  --full) full=true ;;
-  *) echo "usage: tests/run.sh [--full]" >&2; exit 2 ;;
-esac
 cd "$root"
-say() { printf '\n== %s\n' "$*"; }
+full=false only=""
+while (($#)); do
+  case $1 in
+    --full) full=true ;;
+    --only) only=${2:?--only wants sections}; shift ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift
+done
+logs=build/test-logs
+mkdir -p "$logs"
+python=$root/build/deps/venv/bin/python
 
-say "Set-up"
-setup=(--cuda on --tests)
-if $full; then setup+=(--full --peers); fi
-deploy/setup.sh "${setup[@]}"
+rows=() failed=0
+# section NAME WORDS COMMAND...: runs it with its output shown and kept; the row's last column is what WORDS matched last.
+section() {
+  local name=$1 words=$2 begun=$SECONDS result=ok said
+  shift 2
+  [[ -z $only || ",$only," == *",$name,"* ]] || return 0
+  printf '\n== %s\n' "$name"
+  if ! "$@" 2>&1 | tee "$logs/$name.log"; then
+    result=FAILED
+    failed=1
+  fi
+  said=$(grep -E "$words" "$logs/$name.log" | tail -n 1 | tr -s ' =' ' ' || true)
+  rows+=("$(printf '%-6s %-7s %5d s  %s' "$name" "$result" $((SECONDS - begun)) "$said")")
+}
+# need NAME ...: as section, and nothing can follow when it fails.
+need() {
+  section "$@"
+  ((failed == 0)) || finish
+}
+finish() {
+  printf '\n== what ran (logs in %s)\n' "$logs"
+  printf '%s\n' "${rows[@]}"
+  printf 'total %d s\n' "$SECONDS"
+  exit "$failed"
+}
 
-say "Release build, CUDA sources included"
-cmake --preset release -DNIBBLE_CUDA=ON -DNIBBLE_BENCH=ON >build/configure.log || { tail -n 40 build/configure.log >&2; exit 1; }
-cmake --build --preset release
+# configure PRESET [ARGUMENT...]: quiet unless it fails.
+configure() {
+  local log=$logs/configure-$1.log
+  cmake --preset "$@" >"$log" 2>&1 || { tail -n 40 "$log"; return 1; }
+}
 
-say "Unit tests"
-ctest --preset release -j 2 -LE "full|slow"
+setup() {
+  local options=(--cuda on --tests)
+  if $full; then options+=(--full --peers); fi
+  deploy/setup.sh "${options[@]}"
+}
+release() { configure release -DNIBBLE_CUDA=ON -DNIBBLE_TRAINER=ON -DNIBBLE_BENCH=ON && cmake --build --preset release; }
+e2e() {
+  if $full; then
+    "$python" -m pytest -q -ra tests/e2e
+  else
+    "$python" -m pytest -q -ra tests/e2e -m "not full"
+  fi
+}
+# Headers stand alone, and everything builds in a folder of its own.
+ci() { configure ci && cmake --build --preset ci; }
+# clang: -Wthread-safety and clang-tidy on what changed since they last passed.
+clang() { configure clang && cmake --build --preset clang; }
+# sanitizer PRESET: the unit tests; NIBBLE_TRAINER and NIBBLE_CUDA are off in these.
+sanitizer() { configure "$1" && cmake --build --preset "$1" && ctest --preset "$1" -j 2 -LE "full|slow"; }
+fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
+lint() {
+  shellcheck deploy/*.sh tests/*.sh tests/fuzz/*.sh .ci/run && echo "shellcheck: clean"
+}
 
-say "End-to-end tests"
-python=build/deps/venv/bin/python
+need setup '^setup: (done|error)' setup
+need build 'Linking|no work|error' release
+section unit 'tests passed|tests failed' ctest --preset release -j 2 -LE "full|slow"
+section e2e 'passed|failed' e2e
 if $full; then
-  $python -m pytest -q -ra tests/e2e
-else
-  $python -m pytest -q -ra tests/e2e -m "not full"
+  section long 'tests passed|tests failed' ctest --preset release -L "full|slow"
+  section ci 'Linking|Building|no work' ci
+  section clang 'Linking|Building|no work' clang
+  section asan 'tests passed|tests failed' sanitizer asan
+  section tsan 'tests passed|tests failed' sanitizer tsan
+  section fuzz 'runs|FOUND' fuzzers
+  section lint 'clean|SC[0-9]' lint
 fi
-
-if $full; then
-  say "Long tests"
-  ctest --preset release -L "full|slow"
-  for preset in asan ubsan; do
-    say "Sanitizer: $preset"
-    cmake --preset "$preset" >build/configure-$preset.log
-    cmake --build --preset "$preset"
-    ctest --preset "$preset" -LE "full|slow"
-  done
-fi
+finish

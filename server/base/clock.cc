@@ -1,9 +1,9 @@
 #include "server/base/clock.h"
 
 #include <chrono>
-#include <mutex>
 
 #include "absl/time/clock.h"
+#include "server/base/mutex.h"
 
 namespace nibble::base {
 namespace {
@@ -24,26 +24,26 @@ Clock& RealClock() {
 }
 
 struct FakeClock::State {
-  std::mutex mutex;
-  absl::Time now;
-  absl::Duration elapsed = absl::ZeroDuration();
+  Mutex mutex;
+  absl::Time now ABSL_GUARDED_BY(mutex);
+  absl::Duration elapsed ABSL_GUARDED_BY(mutex) = absl::ZeroDuration();
 };
 
 FakeClock::FakeClock(absl::Time start) : state_(std::make_unique<State>()) { state_->now = start; }
 FakeClock::~FakeClock() = default;
 
 absl::Time FakeClock::Now() {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   return state_->now;
 }
 
 absl::Duration FakeClock::Monotonic() {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   return state_->elapsed;
 }
 
 void FakeClock::Advance(absl::Duration by) {
-  std::lock_guard lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->now += by;
   state_->elapsed += by;
 }

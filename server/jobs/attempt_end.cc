@@ -38,7 +38,7 @@ NewEvent StateEvent(const JobRecord& job, JobState to, const Verdict& verdict, a
 void AttemptSupervisor::SettleAll() {
   std::vector<Ended> ended;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     std::swap(ended, ended_);
   }
   for (Ended& one : ended) {
@@ -50,7 +50,7 @@ void AttemptSupervisor::SettleAll() {
       base::LogError("the end of an attempt is not recorded yet",
                      {{"job", one.live.job_id}, {"why", std::string(settled.message())}});
     }
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     ended_.push_back(std::move(one));
   }
 }
@@ -177,7 +177,7 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& find
   if (!changed || t.to == JobState::kRunning) return false;
 
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) {
       not_before_[job.id] = clock_.Monotonic() + wait;
     } else {

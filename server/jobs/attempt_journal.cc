@@ -42,7 +42,7 @@ absl::StatusOr<ReportAnswer> AttemptSupervisor::Ingest(const std::string& job_id
     NIBBLE_ASSIGN_OR_RETURN(JournalLine line, ParseJournalLine(text));
     parsed.push_back(std::move(line));
   }
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = live_.find(job_id);
   if (it == live_.end() || it->second.attempt != attempt) {
     NIBBLE_RETURN_IF_ERROR(database_.Get(job_id).status());

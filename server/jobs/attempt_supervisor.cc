@@ -58,7 +58,7 @@ absl::Status AttemptSupervisor::Start(const JobRecord& job) {
   transition.events.push_back({job.attempt + 1, std::nullopt, clock_.Now(), "state", std::move(fields)});
 
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     NIBBLE_ASSIGN_OR_RETURN(const bool started, database_.Apply(transition));
     if (!started) return absl::OkStatus();  // Cancelled or paused meanwhile.
     Live live = MakeLive(job, job.attempt + 1, transition.new_attempt_token);
@@ -146,7 +146,7 @@ absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
   if (!process.ok()) {
     if (!absl::IsNotFound(process.status())) return process.status();
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       ended_.push_back(Ended{std::move(live), ExitStatus{}, absl::OkStatus()});
     }
     SettleAll();
@@ -157,14 +157,14 @@ absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
                                     {"pid", std::to_string(process->pid)}});
   if (job.state == JobState::kCancelling) live.stop = job.keep_checkpoint ? Control::kCancelKeeping : Control::kCancel;
   if (job.state == JobState::kPausing) live.stop = Control::kPause;
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   live_.emplace(job.id, std::move(live));  // The next Tick reads the journal.
   return absl::OkStatus();
 }
 
 void AttemptSupervisor::Tick() {
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (auto it = live_.begin(); it != live_.end();) {
       Live& live = it->second;
       // Asked before the journal is read: what was written before the end is then all there.
@@ -231,7 +231,7 @@ void AttemptSupervisor::StopAll(absl::Duration grace) {
   const auto give_up = kill_at + std::chrono::seconds(10);
   stopping_ = true;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (auto& [id, live] : live_) {
       if (!live.stop.has_value()) live.stop = Control::kPreempt;
     }
@@ -242,7 +242,7 @@ void AttemptSupervisor::StopAll(absl::Duration grace) {
     if (load().jobs == 0 || now() > give_up) return;
     if (!killed && now() >= kill_at) {
       killed = true;
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       for (auto& [id, live] : live_) runner_.Send(live.directory, Runner::Signal::kKill);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -250,7 +250,7 @@ void AttemptSupervisor::StopAll(absl::Duration grace) {
 }
 
 void AttemptSupervisor::RequestStop(const std::string& job_id, std::int64_t attempt, Control control) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = live_.find(job_id);
   if (it == live_.end() || it->second.attempt != attempt) return;  // It has ended; Settle looks at the state.
   if (it->second.stop == control) return;
@@ -259,7 +259,7 @@ void AttemptSupervisor::RequestStop(const std::string& job_id, std::int64_t atte
 }
 
 absl::StatusOr<bool> AttemptSupervisor::RequestCheckpoint(const std::string& job_id, std::int64_t attempt) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = live_.find(job_id);
   if (it == live_.end() || it->second.attempt != attempt) return false;
   NIBBLE_RETURN_IF_ERROR(jobs::RequestCheckpoint(state_.files, it->second.directory));
@@ -267,7 +267,7 @@ absl::StatusOr<bool> AttemptSupervisor::RequestCheckpoint(const std::string& job
 }
 
 RunningLoad AttemptSupervisor::load() const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   RunningLoad load;
   for (const auto& [id, live] : live_) {
     ++load.jobs;
@@ -281,7 +281,7 @@ RunningLoad AttemptSupervisor::load() const {
 }
 
 absl::Duration AttemptSupervisor::not_before(const std::string& job_id) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = not_before_.find(job_id);
   return it == not_before_.end() ? -absl::InfiniteDuration() : it->second;
 }

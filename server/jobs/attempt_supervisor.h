@@ -1,7 +1,6 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/base/clock.h"
+#include "server/base/mutex.h"
 #include "server/jobs/controller_options.h"
 #include "server/jobs/database.h"
 #include "server/jobs/event_hub.h"
@@ -84,7 +84,7 @@ class AttemptSupervisor {
   Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token) const;
   absl::Status Launch(const JobRecord& job, Live& live);
   absl::Status TellDamaged(Live& live, const store::CheckpointInfo& checkpoint);
-  // All with mutex_ held:
+  // `live` is the caller's alone: under mutex_, or out of the table.
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);
   absl::Status BecomeRunning(Live& live, const JournalLine& line);
   absl::Status Append(Live& live, const std::vector<NewEvent>& events);
@@ -115,10 +115,10 @@ class AttemptSupervisor {
   std::string report_address_;
   bool stopping_ = false;  // StopAll was called
 
-  mutable std::mutex mutex_;
-  std::map<std::string, Live> live_;                      // by mutex_; by job id
-  std::map<std::string, absl::Duration> not_before_;      // by mutex_
-  std::vector<Ended> ended_;                              // by mutex_
+  mutable base::Mutex mutex_;
+  std::map<std::string, Live> live_ ABSL_GUARDED_BY(mutex_);  // by job id
+  std::map<std::string, absl::Duration> not_before_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace nibble::jobs

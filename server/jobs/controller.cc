@@ -66,7 +66,7 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   const std::string body_digest =
       submission.body_digest.empty() ? base::Sha256Hex(base::Dump(ToJson(asked))) : submission.body_digest;
 
-  std::lock_guard lock(submit_mutex_);
+  base::MutexLock lock(submit_mutex_);
   if (!request_id.empty()) {
     NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
     NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, database_.FindRequest(request_id, body_digest));
@@ -113,7 +113,7 @@ absl::Status JobController::HoldInputs(const JobRecord& job) {
   if (!job.spec.eval_dataset.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.datasets->PinDataset(job.spec.eval_dataset, user));
   }
-  std::lock_guard lock(pins_mutex_);
+  base::MutexLock lock(pins_mutex_);
   pins_[job.id] = std::move(pins);
   return absl::OkStatus();
 }
@@ -121,7 +121,7 @@ absl::Status JobController::HoldInputs(const JobRecord& job) {
 void JobController::Release(const JobRecord& job) {
   std::vector<std::shared_ptr<const store::Pin>> pins;
   {
-    std::lock_guard lock(pins_mutex_);
+    base::MutexLock lock(pins_mutex_);
     const auto it = pins_.find(job.id);
     if (it != pins_.end()) {
       pins = std::move(it->second);

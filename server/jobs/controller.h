@@ -1,17 +1,16 @@
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/base/mutex.h"
 #include "server/jobs/attempt_supervisor.h"
 #include "server/jobs/controller_options.h"
 #include "server/jobs/database.h"
@@ -111,16 +110,16 @@ class JobController {
 
   JobObserver* const observer_;
 
-  std::mutex submit_mutex_;  // one submission at a time: request_id and output name are looked at, then written
-  std::mutex pins_mutex_;
-  std::map<std::string, std::vector<std::shared_ptr<const store::Pin>>> pins_;  // by pins_mutex_; of jobs not final
+  base::Mutex submit_mutex_;  // one submission at a time: request_id and output name are looked at, then written
+  base::Mutex pins_mutex_;
+  std::map<std::string, std::vector<std::shared_ptr<const store::Pin>>> pins_ ABSL_GUARDED_BY(pins_mutex_);  // of jobs not final
 
   std::atomic<bool> draining_{false};
-  std::mutex tick_mutex_;  // one round at a time
-  std::mutex wake_mutex_;
-  std::condition_variable wake_;
-  bool woken_ = false;    // by wake_mutex_
-  bool stopping_ = false; // by wake_mutex_
+  base::Mutex tick_mutex_;  // one round at a time
+  base::Mutex wake_mutex_;
+  base::Condition wake_;
+  bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(wake_mutex_) = false;
   std::thread thread_;
 };
 

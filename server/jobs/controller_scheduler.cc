@@ -86,29 +86,29 @@ void JobController::CollectDeleted() {
 void JobController::Run(const std::string& report_address) {
   supervisor_.set_report_address(report_address);
   thread_ = std::thread([this] {
-    std::unique_lock lock(wake_mutex_);
+    base::MutexLock lock(wake_mutex_);
     while (!stopping_) {
       woken_ = false;
-      lock.unlock();
+      lock.Unlock();
       Tick();
       // With trainers, or jobs that wait out a backoff, often; else only when something changes, or to try again what
       // the disk refused.
       const bool busy = supervisor_.load().jobs > 0;
       const auto wait = busy ? options_.tick : std::max(options_.tick, absl::Milliseconds(500));
-      lock.lock();
-      wake_.wait_for(lock, absl::ToChronoNanoseconds(wait), [this] { return woken_ || stopping_; });
+      lock.Lock();
+      wake_.WaitFor(lock, absl::ToChronoNanoseconds(wait), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(wake_mutex_) { return woken_ || stopping_; });
     }
   });
 }
 
 void JobController::Wake() {
-  std::lock_guard lock(wake_mutex_);
+  base::MutexLock lock(wake_mutex_);
   woken_ = true;
-  wake_.notify_all();
+  wake_.NotifyAll();
 }
 
 void JobController::Tick() {
-  std::lock_guard lock(tick_mutex_);
+  base::MutexLock lock(tick_mutex_);
   supervisor_.Tick();
   if (!draining_) Admit();
 }
@@ -145,21 +145,21 @@ void JobController::Admit() {
 void JobController::Shutdown(absl::Duration grace) {
   draining_ = true;
   {
-    std::lock_guard lock(wake_mutex_);
+    base::MutexLock lock(wake_mutex_);
     stopping_ = true;
-    wake_.notify_all();
+    wake_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
-  std::lock_guard lock(tick_mutex_);
+  base::MutexLock lock(tick_mutex_);
   supervisor_.StopAll(grace);
   hub_.Close();
 }
 
 JobController::~JobController() {
   {
-    std::lock_guard lock(wake_mutex_);
+    base::MutexLock lock(wake_mutex_);
     stopping_ = true;
-    wake_.notify_all();
+    wake_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
 }

@@ -4,11 +4,11 @@
 
 #include <exception>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "server/base/error.h"
 #include "server/base/log.h"
+#include "server/base/mutex.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/database_rows.h"
@@ -250,13 +250,13 @@ class SqliteDatabase : public Database {
   }
   template <typename F>
   absl::Status Read(F f) {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     return Catch(f);
   }
   // One transaction: all of it or nothing, whether f fails or throws.
   template <typename F>
   absl::Status Write(F f) {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     return Catch([&]() -> absl::Status {
       soci::transaction transaction(session_);
       NIBBLE_RETURN_IF_ERROR(f());
@@ -384,8 +384,8 @@ class SqliteDatabase : public Database {
     return absl::OkStatus();
   }
 
-  std::mutex mutex_;
-  soci::session session_;  // by mutex_
+  base::Mutex mutex_;
+  soci::session session_;  // by mutex_: touched within Read, Write and Connect alone
 };
 
 }  // namespace

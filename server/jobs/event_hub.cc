@@ -8,16 +8,16 @@ namespace nibble::jobs {
 std::unique_ptr<EventHub::Subscription> EventHub::Subscribe(const std::string& job_id, Callback callback) {
   std::uint64_t id;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     id = next_id_++;
   }
-  std::lock_guard lock(callback_mutex_);
+  base::MutexLock lock(callback_mutex_);
   callbacks_[job_id].emplace(id, std::move(callback));
   return std::unique_ptr<Subscription>(new Subscription(*this, job_id, id));
 }
 
 EventHub::Subscription::~Subscription() {
-  std::lock_guard lock(hub_.callback_mutex_);
+  base::MutexLock lock(hub_.callback_mutex_);
   const auto it = hub_.callbacks_.find(job_id_);
   it->second.erase(id_);
   if (it->second.empty()) hub_.callbacks_.erase(it);
@@ -25,20 +25,20 @@ EventHub::Subscription::~Subscription() {
 
 void EventHub::Notify(const std::string& job_id) {
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     ++generation_;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
-  std::lock_guard lock(callback_mutex_);
+  base::MutexLock lock(callback_mutex_);
   const auto it = callbacks_.find(job_id);
   if (it == callbacks_.end()) return;
   for (const auto& [id, callback] : it->second) callback();
 }
 
 void EventHub::Close() {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   closed_ = true;
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 bool EventHub::Wait(absl::Duration timeout, const std::function<bool()>& done) {
@@ -46,13 +46,13 @@ bool EventHub::Wait(absl::Duration timeout, const std::function<bool()>& done) {
   while (true) {
     std::uint64_t seen;
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       seen = generation_;
     }
     // Not under the mutex: it reads the database. What changes meanwhile raises the generation.
     if (done()) return true;
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_until(lock, deadline, [&] { return closed_ || generation_ != seen; }) || closed_) return false;
+    base::MutexLock lock(mutex_);
+    if (!changed_.WaitUntil(lock, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_ || generation_ != seen; }) || closed_) return false;
   }
 }
 

@@ -1,13 +1,12 @@
 #pragma once
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "absl/time/time.h"
+#include "server/base/mutex.h"
 
 namespace nibble::jobs {
 
@@ -39,13 +38,13 @@ class EventHub {
   bool Wait(absl::Duration timeout, const std::function<bool()>& done);
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::uint64_t generation_ = 0;  // by mutex_
-  bool closed_ = false;           // by mutex_
-  std::uint64_t next_id_ = 1;     // by mutex_
-  std::map<std::string, std::map<std::uint64_t, Callback>> callbacks_;  // by callback_mutex_
-  std::mutex callback_mutex_;  // held while callbacks run
+  base::Mutex mutex_;
+  base::Condition changed_;
+  std::uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<std::string, std::map<std::uint64_t, Callback>> callbacks_ ABSL_GUARDED_BY(callback_mutex_);
+  base::Mutex callback_mutex_;  // held while callbacks run
 };
 
 }  // namespace nibble::jobs

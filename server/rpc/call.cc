@@ -43,7 +43,7 @@ std::string RequestId(const grpc::CallbackServerContext& context) {
 
 std::uint64_t DrainList::Add(Callback callback) {
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (!fired_) {
       callbacks_[next_id_] = std::move(callback);
       return next_id_++;
@@ -54,14 +54,14 @@ std::uint64_t DrainList::Add(Callback callback) {
 }
 
 void DrainList::Remove(std::uint64_t id) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   callbacks_.erase(id);
 }
 
 void DrainList::Fire() {
   std::map<std::uint64_t, Callback> callbacks;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     fired_ = true;
     callbacks.swap(callbacks_);
   }

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -14,6 +13,7 @@
 #include "absl/time/time.h"
 #include "server/base/cancel_token.h"
 #include "server/base/clock.h"
+#include "server/base/mutex.h"
 #include "server/rpc/worker_pool.h"
 #include "server/telemetry/metrics.h"
 
@@ -29,10 +29,10 @@ class DrainList {
   void Fire();
 
  private:
-  std::mutex mutex_;
-  std::uint64_t next_id_ = 1;                   // by mutex_
-  bool fired_ = false;                          // by mutex_
-  std::map<std::uint64_t, Callback> callbacks_; // by mutex_
+  base::Mutex mutex_;
+  std::uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  bool fired_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<std::uint64_t, Callback> callbacks_ ABSL_GUARDED_BY(mutex_);
 };
 
 // What the services share. Outlives them.

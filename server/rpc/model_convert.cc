@@ -251,7 +251,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
     *response.add_files() = file;
     exported->files.push_back(std::move(file));
   }
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   exports_[response.artifact_id()] = {std::move(exported), clock_.Monotonic() + options_.kept};
   return Pack(response);
 }
@@ -263,7 +263,7 @@ ModelLibrary::ExportedFiles::~ExportedFiles() {
 
 absl::StatusOr<std::shared_ptr<const ModelLibrary::ExportedFiles>> ModelLibrary::Exported(const std::string& artifact_id) {
   DropOld();
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = exports_.find(artifact_id);
   if (it != exports_.end()) return it->second.files;
   return base::WithReason(absl::NotFoundError("artifact_id: there is no such export; one is kept for an hour"), "ARTIFACT",

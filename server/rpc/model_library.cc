@@ -38,7 +38,7 @@ v1::UploadModelResponse ModelLibrary::KeepUpload(std::unique_ptr<store::Upload> 
   v1::UploadModelResponse response;
   response.set_upload_id(base::NewId("upload"));
   *response.mutable_expire_time() = ToProto(clock_.Now() + options_.kept);
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   uploads_[response.upload_id()] = {std::move(upload), clock_.Monotonic() + options_.kept};
   return response;
 }
@@ -47,7 +47,7 @@ void ModelLibrary::DropOld() {
   const absl::Duration now = clock_.Monotonic();
   std::vector<KeptUpload> uploads;  // what removes files goes after the lock
   std::vector<KeptExport> exports;
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (auto it = uploads_.begin(); it != uploads_.end();) {
     if (it->second.until > now) { ++it; continue; }
     uploads.push_back(std::move(it->second));
@@ -75,7 +75,7 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request) {
     return FieldError("source", "is not set, wanted upload_id or server_path");
   }
   if (request.has_server_path()) return BeneathPath::Open(options_.import_root, request.server_path()).status();
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (uploads_.contains(request.upload_id())) return absl::OkStatus();
   return base::WithReason(absl::NotFoundError("upload_id: there is no such upload; one is kept for an hour, and used once"), "UPLOAD",
                           {{"name", request.upload_id().substr(0, 64)}});
@@ -89,7 +89,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     NIBBLE_ASSIGN_OR_RETURN(beneath, BeneathPath::Open(options_.import_root, request.server_path()));
     source = beneath->path();
   } else {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto it = uploads_.find(request.upload_id());
     if (it == uploads_.end()) return base::WithReason(absl::NotFoundError("upload_id: the upload has expired"), "UPLOAD");
     upload = std::move(it->second.upload);

@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -11,6 +10,7 @@
 #include "nibble/v1/model_service.pb.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
+#include "server/base/mutex.h"
 #include "server/rpc/operations.h"
 #include "server/rpc/text_cache.h"
 #include "server/serve/model_manager.h"
@@ -98,9 +98,9 @@ class ModelLibrary {
   const kernels::Stream convert_stream_;
   const kernels::Stream serve_stream_;
   const ModelLibraryOptions options_;
-  std::mutex mutex_;
-  std::map<std::string, KeptUpload> uploads_;  // by mutex_
-  std::map<std::string, KeptExport> exports_;  // by mutex_
+  base::Mutex mutex_;
+  std::map<std::string, KeptUpload> uploads_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, KeptExport> exports_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace nibble::rpc

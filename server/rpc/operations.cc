@@ -27,20 +27,20 @@ constexpr char kPrefix[] = "operations/";
 }  // namespace
 
 struct OperationTable::Entry {
-  longrunning::Operation operation;        // by mutex_
-  v1::ModelOperationMetadata metadata;     // by mutex_
+  longrunning::Operation operation;  // by the table's mutex_
+  v1::ModelOperationMetadata metadata;  // by the table's mutex_
   std::string request_id;
   std::string request_digest;
-  absl::Time ended;                        // by mutex_
+  absl::Time ended;  // by the table's mutex_
   base::CancelToken cancel;
-  std::map<std::uint64_t, Done> waiting;   // by mutex_
+  std::map<std::uint64_t, Done> waiting;  // by the table's mutex_
 };
 
 class OperationTable::Scope : public OperationScope {
  public:
   Scope(OperationTable& table, Entry& entry) : table_(table), entry_(entry) {}
   void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
-    std::lock_guard lock(table_.mutex_);
+    base::MutexLock lock(table_.mutex_);
     entry_.metadata.set_stage(stage);
     entry_.metadata.set_done(done);
     entry_.metadata.set_total(total);
@@ -57,7 +57,7 @@ OperationTable::OperationTable(base::FileSystem& files, base::Clock& clock, std:
     : files_(files), clock_(clock), directory_(std::move(directory)), worker_(1, kMaxWaiting) {}
 
 OperationTable::~OperationTable() {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (auto& [name, entry] : entries_) entry->cancel.Cancel();
 }
 
@@ -71,6 +71,7 @@ absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileS
 
 absl::Status OperationTable::Load() {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files_.List(directory_));
+  base::MutexLock lock(mutex_);
   for (const std::string& file : names) {
     const std::string path = base::JoinPath(directory_, file);
     const auto text = file.ends_with(".json") ? files_.Read(path, kMaxFileBytes) : absl::StatusOr<std::string>(std::string());
@@ -121,7 +122,7 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const std::string& 
                                                              const std::string& request_digest, Body body) {
   auto entry = std::make_shared<Entry>();
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (auto it = entries_.begin(); it != entries_.end();) {
       const Entry& old = *it->second;
       if (!request_id.empty() && old.request_id == request_id) {
@@ -150,7 +151,7 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const std::string& 
   // Copied before it runs: from then on it changes.
   longrunning::Operation answer = entry->operation;
   if (!worker_.TryRun([this, entry, body = std::move(body)] { Run(entry, body); })) {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     entries_.erase(answer.name());
     if (!files_.RemoveAll(base::JoinPath(directory_, answer.name().substr(sizeof kPrefix - 1) + ".json")).ok()) {
       base::LogWarning("refused operation not removed", {{"name", answer.name()}});
@@ -168,7 +169,7 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
   std::map<std::uint64_t, Done> waiting;
   longrunning::Operation operation;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (result.ok()) {
       *entry->operation.mutable_response() = *std::move(result);
     } else {
@@ -189,7 +190,7 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
 
 bool OperationTable::Knows(const std::string& request_id) const {
   if (request_id.empty()) return false;
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (const auto& [name, entry] : entries_) {
     if (entry->request_id == request_id) return true;
   }
@@ -197,7 +198,7 @@ bool OperationTable::Knows(const std::string& request_id) const {
 }
 
 absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = entries_.find(name);
   if (it == entries_.end()) {
     return base::WithReason(absl::NotFoundError(base::StrCat("there is no operation \"", name.substr(0, 128), "\"")),
@@ -207,7 +208,7 @@ absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& na
 }
 
 std::vector<longrunning::Operation> OperationTable::List() const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<longrunning::Operation> result;
   for (const auto& [name, entry] : entries_) result.push_back(entry->operation);
   return result;
@@ -215,7 +216,7 @@ std::vector<longrunning::Operation> OperationTable::List() const {
 
 absl::Status OperationTable::Cancel(const std::string& name) {
   NIBBLE_RETURN_IF_ERROR(Get(name).status());
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (const auto it = entries_.find(name); it != entries_.end()) it->second->cancel.Cancel();
   return absl::OkStatus();
 }
@@ -225,7 +226,7 @@ absl::Status OperationTable::Delete(const std::string& name) {
   if (!operation.done()) {
     return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE");
   }
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   entries_.erase(name);
   return files_.RemoveAll(base::JoinPath(directory_, name.substr(sizeof kPrefix - 1) + ".json"));
 }
@@ -233,7 +234,7 @@ absl::Status OperationTable::Delete(const std::string& name) {
 absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Done done) {
   longrunning::Operation operation;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto it = entries_.find(name);
     if (it != entries_.end() && !it->second->operation.done()) {
       it->second->waiting[next_handle_] = std::move(done);
@@ -246,7 +247,7 @@ absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Don
 }
 
 void OperationTable::ForgetOnEnd(const std::string& name, std::uint64_t handle) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (const auto it = entries_.find(name); it != entries_.end()) it->second->waiting.erase(handle);
 }
 

@@ -1,11 +1,9 @@
 // Work that outlives its call: imports, conversions, exports, as google.longrunning operations.
 #pragma once
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,6 +13,7 @@
 #include "server/base/cancel_token.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
+#include "server/base/mutex.h"
 #include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
@@ -66,9 +65,9 @@ class OperationTable {
   base::FileSystem& files_;
   base::Clock& clock_;
   const std::string directory_;
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Entry>> entries_;  // by mutex_
-  std::uint64_t next_handle_ = 1;                          // by mutex_
+  mutable base::Mutex mutex_;
+  std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;
   WorkerPool worker_;  // one thread: what is heavy is done one after the other. Last: it ends first
 };
 

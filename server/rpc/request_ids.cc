@@ -3,17 +3,17 @@
 namespace nibble::rpc {
 
 RequestIds::Entry::Entry(RequestIds& owner, const std::string& id, base::CancelToken cancel) : owner_(owner) {
-  std::lock_guard lock(owner_.mutex_);
+  base::MutexLock lock(owner_.mutex_);
   at_ = owner_.running_.emplace(id, std::move(cancel));
 }
 
 RequestIds::Entry::~Entry() {
-  std::lock_guard lock(owner_.mutex_);
+  base::MutexLock lock(owner_.mutex_);
   owner_.running_.erase(at_);
 }
 
 bool RequestIds::Abort(const std::string& id) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto [begin, end] = running_.equal_range(id);
   for (auto it = begin; it != end; ++it) it->second.Cancel();
   return begin != end;

@@ -2,11 +2,11 @@
 #pragma once
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "server/base/cancel_token.h"
+#include "server/base/mutex.h"
 
 namespace nibble::rpc {
 
@@ -30,8 +30,8 @@ class RequestIds {
   bool Abort(const std::string& id);
 
  private:
-  std::mutex mutex_;
-  std::multimap<std::string, base::CancelToken> running_;  // by mutex_
+  base::Mutex mutex_;
+  std::multimap<std::string, base::CancelToken> running_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace nibble::rpc

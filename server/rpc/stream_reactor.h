@@ -4,10 +4,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/mutex.h"
 #include "server/rpc/call.h"
 #include "server/rpc/status.h"
 
@@ -28,19 +28,21 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
 
   // False when the reader is stream_buffer messages behind, or the stream has ended: the message is left alone.
   bool Push(Response& message) {
+    Response* first = nullptr;
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (ending_ || queue_.size() >= call_.edge().stream_buffer) return false;
       queue_.push_back(std::move(message));
       if (writing_) return true;
       writing_ = true;
+      first = &queue_.front();
     }
-    this->StartWrite(&queue_.front());
+    this->StartWrite(first);
     return true;
   }
   // Room in the queue now.
   std::size_t space() const {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     return ending_ ? 0 : call_.edge().stream_buffer - std::min(queue_.size(), call_.edge().stream_buffer);
   }
   // Ends the stream after what is queued; later calls do nothing.
@@ -48,14 +50,14 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   // Ends it without what is queued.
   void Abort(absl::Status status) { Stop(std::move(status), /*drop=*/true); }
   bool ended() const {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     return ending_;
   }
 
   // Called, from gRPC's threads, when the queue has become empty, and when the stream ended from the client's side. Set before
   // the first Push; dropped when the stream is done.
   void OnSpace(std::function<void()> callback) {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     on_space_ = std::move(callback);
   }
 
@@ -65,7 +67,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
 
   void Stop(absl::Status status, bool drop) {
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (ending_) {
         if (!drop) return;
       } else {
@@ -84,7 +86,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     std::function<void()> on_space;
     bool finish = false;
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       queue_.pop_front();
       if (!ok && !ending_) {
         ending_ = true;
@@ -109,7 +111,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   void WriteNext() {
     Response* next = nullptr;
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!writing_ || queue_.empty()) return;
       next = &queue_.front();
     }
@@ -120,7 +122,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     call_.Cancel();
     std::function<void()> on_space;
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       on_space = on_space_;
     }
     Abort(absl::CancelledError("cancelled by the client, or its deadline passed"));
@@ -130,19 +132,19 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     // Declared before the lock, so that they go after it: with them may go this object.
     std::function<void()> dropped;
     std::shared_ptr<StreamReactor> self;
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     dropped.swap(on_space_);
     self.swap(self_);
   }
 
   Call call_;
-  mutable std::mutex mutex_;
-  std::deque<Response> queue_;      // by mutex_; the front is being written while writing_
-  bool writing_ = false;            // by mutex_
-  bool ending_ = false;             // by mutex_
-  bool finished_ = false;           // by mutex_
+  mutable base::Mutex mutex_;
+  std::deque<Response> queue_ ABSL_GUARDED_BY(mutex_);  // the front is being written while writing_
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_;             // set once, with ending_
-  std::function<void()> on_space_;  // by mutex_
+  std::function<void()> on_space_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StreamReactor> self_;
 };
 

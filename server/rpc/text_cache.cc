@@ -13,7 +13,7 @@ constexpr std::uint64_t kMaxConfigBytes = 1u << 20;
 absl::StatusOr<std::shared_ptr<const ModelText>> TextCache::Get(const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, models_.Get(name));
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     for (auto it = entries_.begin(); it != entries_.end(); ++it) {
       if (it->first != stored.manifest_digest) continue;
       entries_.splice(entries_.begin(), entries_, it);
@@ -26,7 +26,7 @@ absl::StatusOr<std::shared_ptr<const ModelText>> TextCache::Get(const std::strin
                           base::RealFileSystem().Read(base::JoinPath(stored.directory, "config.json"), kMaxConfigBytes));
   NIBBLE_ASSIGN_OR_RETURN(const base::Json config, base::ParseJson(config_text));
   NIBBLE_ASSIGN_OR_RETURN(text->config, model::ParseHfConfig(config));
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   entries_.emplace_front(stored.manifest_digest, text);
   if (entries_.size() > kMaxEntries) entries_.pop_back();
   return std::shared_ptr<const ModelText>(text);

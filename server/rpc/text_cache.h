@@ -1,11 +1,11 @@
 #pragma once
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/base/mutex.h"
 #include "server/model/model_config.h"
 #include "server/model/text_assets.h"
 #include "server/store/model_store.h"
@@ -30,8 +30,8 @@ class TextCache {
  private:
   static constexpr std::size_t kMaxEntries = 4;
   const store::ModelStore& models_;
-  std::mutex mutex_;
-  std::list<std::pair<std::string, std::shared_ptr<const ModelText>>> entries_;  // by mutex_; manifest digest, newest first
+  base::Mutex mutex_;
+  std::list<std::pair<std::string, std::shared_ptr<const ModelText>>> entries_ ABSL_GUARDED_BY(mutex_);  // manifest digest, newest first
 };
 
 }  // namespace nibble::rpc

@@ -2,10 +2,10 @@
 #pragma once
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/mutex.h"
 #include "server/rpc/call.h"
 #include "server/rpc/status.h"
 
@@ -23,7 +23,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   // Called once when the client cancels, its deadline passes or the server stops; at once when that was before.
   void OnCancelled(std::function<void()> callback) {
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (!call_.cancel().cancelled()) {
         on_cancel_ = std::move(callback);
         return;
@@ -36,7 +36,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   void OnCancel() override {
     std::function<void()> callback;
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       call_.Cancel();
       callback.swap(on_cancel_);
     }
@@ -45,8 +45,8 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   void OnDone() override { delete this; }
 
   Call call_;
-  std::mutex mutex_;
-  std::function<void()> on_cancel_;  // by mutex_
+  base::Mutex mutex_;
+  std::function<void()> on_cancel_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Answers on gRPC's own thread: for what never waits.

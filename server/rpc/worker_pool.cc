@@ -10,33 +10,33 @@ WorkerPool::WorkerPool(int num_threads, std::size_t max_waiting) : max_waiting_(
 
 WorkerPool::~WorkerPool() {
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_all();
+  wake_.NotifyAll();
   for (std::thread& thread : threads_) thread.join();
 }
 
 bool WorkerPool::TryRun(Task task) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (stop_ || tasks_.size() >= max_waiting_) return false;
   tasks_.push_back(std::move(task));
-  wake_.notify_one();
+  wake_.NotifyOne();
   return true;
 }
 
 void WorkerPool::Run(Task task) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   tasks_.push_back(std::move(task));
-  wake_.notify_one();
+  wake_.NotifyOne();
 }
 
 void WorkerPool::Work() {
   while (true) {
     Task task;
     {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stop_ || !tasks_.empty(); });
+      base::MutexLock lock(mutex_);
+      wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();

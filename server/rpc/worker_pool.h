@@ -1,13 +1,13 @@
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "server/base/mutex.h"
 
 namespace nibble::rpc {
 
@@ -31,10 +31,10 @@ class WorkerPool {
   void Work();
 
   const std::size_t max_waiting_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Task> tasks_;  // by mutex_
-  bool stop_ = false;       // by mutex_
+  base::Mutex mutex_;
+  base::Condition wake_;
+  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

@@ -48,17 +48,20 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(std::shared_ptr<const mode
   NIBBLE_ASSIGN_OR_RETURN(engine->pool_,
                           model::KvPool::Create(engine->model_->config(), engine->model_->weights().kv_dtype,
                                                 model::KvPool::PagesFor(std::max(options.kv_tokens, engine->max_context_))));
-  engine->load_.total_pages = engine->pool_->num_pages();
+  {
+    base::MutexLock lock(engine->mutex_);
+    engine->load_.total_pages = engine->pool_->num_pages();
+  }
   engine->thread_ = std::thread([raw = engine.get()] { raw->Run(); });
   return engine;
 }
 
 Engine::~Engine() {
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     stop_ = true;
   }
-  wake_.notify_all();
+  wake_.NotifyAll();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -102,7 +105,7 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   }
   group->submitted = clock_.Monotonic();
   group->usage.prompt_tokens = prompt;
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (stop_) return base::WithReason(absl::UnavailableError("the model is being unloaded"), "DRAINING");
   const absl::Duration wait = EstimatedWait();
   const auto full = [&](const std::string& why) {
@@ -126,7 +129,7 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   });
   waiting_.insert(behind, std::move(group));
   load_.waiting = static_cast<std::int64_t>(waiting_.size());
-  wake_.notify_all();
+  wake_.NotifyAll();
   return absl::OkStatus();
 }
 
@@ -136,7 +139,7 @@ absl::Duration Engine::EstimatedWait() const {
 }
 
 EngineLoad Engine::load() const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   return load_;
 }
 
@@ -144,11 +147,11 @@ void Engine::Run() {
   bool idle = false;  // every request that runs waits for its reader
   while (true) {
     {
-      std::unique_lock lock(mutex_);
+      base::MutexLock lock(mutex_);
       if (idle) {
-        wake_.wait_for(lock, kReaderPoll, [this] { return stop_; });
+        wake_.WaitFor(lock, kReaderPoll, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; });
       } else {
-        wake_.wait(lock, [this] { return stop_ || !waiting_.empty() || !running_.empty(); });
+        wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !waiting_.empty() || !running_.empty(); });
       }
       if (stop_) break;
     }
@@ -167,14 +170,14 @@ void Engine::Run() {
       }
       DropEnded();
     }
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     load_.running = static_cast<std::int64_t>(running_.size());
     load_.waiting = static_cast<std::int64_t>(waiting_.size());
     load_.used_pages = pool_->num_pages() - pool_->free_pages();
   }
   std::deque<std::unique_ptr<Group>> waiting;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     waiting.swap(waiting_);
   }
   const absl::Status unloaded = base::WithReason(absl::UnavailableError("the model was unloaded"), "DRAINING");
@@ -196,7 +199,7 @@ void Engine::Admit() {
   std::size_t admitted = 0;
   const absl::Duration now = clock_.Monotonic();
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     std::erase_if(waiting_, [&](std::unique_ptr<Group>& group) {
       const Request& request = group->request;
       if (!request.cancel.cancelled() && now < request.deadline && now < request.queue_deadline) return false;
@@ -275,7 +278,7 @@ void Engine::EndGroup(Group& group, absl::Status status, FinishReason reason) {
   if (group.begun) {
     if (stream_.launches != nullptr) group.usage.kernel_launches = stream_.launches->total() - group.launches_before;
     const absl::Duration service = clock_.Monotonic() - group.started;
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     // The last few count most: what runs changes.
     mean_service_ = mean_service_ == absl::ZeroDuration() ? service : mean_service_ * 0.8 + service * 0.2;
   }

@@ -2,17 +2,16 @@
 // steps; long prompts are fed in chunks beside the decoding of others.
 #pragma once
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
 #include "server/base/clock.h"
+#include "server/base/mutex.h"
 #include "server/model/arena.h"
 #include "server/model/kv_pool.h"
 #include "server/model/loaded_model.h"
@@ -73,7 +72,7 @@ class Engine {
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
   absl::Status Check(const Request& request) const;
-  absl::Duration EstimatedWait() const;  // with mutex_ held
+  absl::Duration EstimatedWait() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The engine's thread.
   void Run();
@@ -102,14 +101,14 @@ class Engine {
   model::Arena arena_;
   std::vector<std::unique_ptr<Group>> running_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::unique_ptr<Group>> waiting_;      // by mutex_; in the order in which they begin
-  std::int64_t waiting_tokens_ = 0;                 // by mutex_; prompt tokens of waiting_
-  absl::Duration mean_service_;                     // by mutex_; of the requests that ended lately
+  mutable base::Mutex mutex_;
+  base::Condition wake_;
+  std::deque<std::unique_ptr<Group>> waiting_ ABSL_GUARDED_BY(mutex_);  // in the order in which they begin
+  std::int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;             // prompt tokens of waiting_
+  absl::Duration mean_service_ ABSL_GUARDED_BY(mutex_);                 // of the requests that ended lately
 
-  EngineLoad load_;                                 // by mutex_
-  bool stop_ = false;                               // by mutex_
+  EngineLoad load_ ABSL_GUARDED_BY(mutex_);
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -14,15 +14,15 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
   NIBBLE_ASSIGN_OR_RETURN(const std::string directory, locate_(name));
   std::shared_ptr<Slot> slot;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     std::shared_ptr<Slot>& entry = slots_[name];
     if (entry == nullptr) entry = std::make_shared<Slot>();
     if (entry->resident != nullptr) return entry->resident;
     slot = entry;
   }
-  std::lock_guard loading(slot->loading);
+  base::MutexLock loading(slot->loading);
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (slot->resident != nullptr) return slot->resident;
   }
   const absl::Duration began = clock_.Monotonic();
@@ -35,7 +35,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
                           Engine::Start(std::move(loaded), resident->text.tokenizer, options_, stream_, clock_));
   resident->loaded = clock_.Now();
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     slot->resident = resident;
   }
   if (observer_) observer_(*resident, true, clock_.Monotonic() - began);
@@ -45,7 +45,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
 absl::Status ModelManager::Unload(const std::string& name) {
   std::shared_ptr<const Resident> resident;
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto it = slots_.find(name);
     if (it == slots_.end() || it->second->resident == nullptr) {
       return base::WithReason(absl::FailedPreconditionError(base::StrCat("model ", name, " is not loaded")),
@@ -59,7 +59,7 @@ absl::Status ModelManager::Unload(const std::string& name) {
 }
 
 std::vector<std::shared_ptr<const Resident>> ModelManager::residents() const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<std::shared_ptr<const Resident>> result;
   for (const auto& [name, slot] : slots_) {
     if (slot->resident != nullptr) result.push_back(slot->resident);
@@ -68,7 +68,7 @@ std::vector<std::shared_ptr<const Resident>> ModelManager::residents() const {
 }
 
 bool ModelManager::IsLoaded(const std::string& name) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = slots_.find(name);
   return it != slots_.end() && it->second->resident != nullptr;
 }

@@ -3,11 +3,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/base/mutex.h"
 #include "server/model/text_assets.h"
 #include "server/serve/engine.h"
 
@@ -41,7 +41,7 @@ class ModelManager {
 
  private:
   struct Slot {
-    std::mutex loading;  // held while the model is read
+    base::Mutex loading;  // held while the model is read
     std::shared_ptr<const Resident> resident;
   };
 
@@ -50,8 +50,8 @@ class ModelManager {
   const kernels::Stream stream_;
   base::Clock& clock_;
   const Observer observer_;
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Slot>> slots_;
+  mutable base::Mutex mutex_;
+  std::map<std::string, std::shared_ptr<Slot>> slots_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace nibble::serve

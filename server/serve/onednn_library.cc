@@ -2,11 +2,11 @@
 
 #include <dnnl.hpp>
 #include <map>
-#include <mutex>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
 
+#include "server/base/mutex.h"
 #include "server/base/strings.h"
 
 namespace nibble::serve {
@@ -71,7 +71,7 @@ class OneDnnLibrary : public kernels::DenseLibrary {
                        const dnnl::memory::desc& a_desc, const dnnl::memory::desc& b_desc, const dnnl::memory::desc& y_desc) {
     const Key key(a.rows, a.cols, b.rows, a.stride, b.stride, y.stride, static_cast<int>(a.dtype),
                   static_cast<int>(y.dtype), accumulate);
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto it = products_.find(key);
     if (it != products_.end()) return it->second;
     // Prompts come in every length; a cache that keeps them all would grow without end.
@@ -88,8 +88,8 @@ class OneDnnLibrary : public kernels::DenseLibrary {
   }
 
   dnnl::engine engine_;
-  std::mutex mutex_;
-  std::map<Key, dnnl::matmul> products_;
+  base::Mutex mutex_;
+  std::map<Key, dnnl::matmul> products_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

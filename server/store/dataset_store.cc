@@ -40,6 +40,7 @@ absl::StatusOr<std::unique_ptr<DatasetStore>> DatasetStore::Open(base::FileSyste
   NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, layout.datasets()));
   std::unique_ptr<DatasetStore> store(new DatasetStore(files, layout, limits));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(layout.datasets()));
+  base::MutexLock lock(store->mutex_);
   for (const std::string& name : names) {
     auto dataset = store->Load(name);
     if (dataset.ok()) {
@@ -72,27 +73,27 @@ absl::StatusOr<StoredDataset> DatasetStore::Load(const std::string& name) const 
 }
 
 std::vector<StoredDataset> DatasetStore::List() const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<StoredDataset> all;
   for (const auto& [name, dataset] : datasets_) all.push_back(dataset);
   return all;
 }
 
 absl::StatusOr<StoredDataset> DatasetStore::Get(std::string_view name) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = datasets_.find(name);
   if (it == datasets_.end()) return names_->NotFound(name);
   return it->second;
 }
 
 absl::StatusOr<std::shared_ptr<const Pin>> DatasetStore::PinDataset(std::string_view name, std::string_view user) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (!datasets_.contains(name)) return names_->NotFound(name);
   return names_->AddPin(name, user);
 }
 
 absl::Status DatasetStore::Delete(std::string_view name) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (!datasets_.contains(name)) return names_->NotFound(name);
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name));
   NIBBLE_RETURN_IF_ERROR(RemovePublished(files_, layout_.dataset(name)));
@@ -109,7 +110,7 @@ absl::StatusOr<std::unique_ptr<DatasetStore::Pending>> DatasetStore::Begin(std::
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   const std::string owner = base::NewId("upload");
   {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     if (datasets_.contains(name)) return names_->Taken(name);
     NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner));
   }
@@ -134,7 +135,7 @@ absl::StatusOr<StoredDataset> DatasetStore::Pending::Finish(std::string_view sha
       base::WriteFileAtomically(files, JoinPath(directory.path(), kDatasetMetaFile), base::Dump(meta, 1)));
   NIBBLE_RETURN_IF_ERROR(directory.Commit().status());
   NIBBLE_ASSIGN_OR_RETURN(StoredDataset dataset, store_.Load(name_));
-  std::lock_guard lock(store_.mutex_);
+  base::MutexLock lock(store_.mutex_);
   store_.datasets_.emplace(name_, dataset);
   return dataset;
 }

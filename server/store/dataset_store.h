@@ -3,7 +3,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "absl/time/time.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
+#include "server/base/mutex.h"
 #include "server/store/layout.h"
 #include "server/store/name_table.h"
 #include "server/store/upload.h"
@@ -71,8 +71,8 @@ class DatasetStore {
   base::FileSystem& files_;
   const Layout layout_;
   const UploadLimits limits_;
-  mutable std::mutex mutex_;
-  std::map<std::string, StoredDataset, std::less<>> datasets_;  // by mutex_
+  mutable base::Mutex mutex_;
+  std::map<std::string, StoredDataset, std::less<>> datasets_ ABSL_GUARDED_BY(mutex_);
   const std::shared_ptr<NameTable> names_;
 };
 

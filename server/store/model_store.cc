@@ -29,6 +29,7 @@ absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& f
   NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, layout.models()));
   std::unique_ptr<ModelStore> store(new ModelStore(files, layout, min_free_bytes));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(layout.models()));
+  base::MutexLock lock(store->mutex_);
   for (const std::string& name : names) {
     auto model = store->Load(name);
     if (model.ok()) {
@@ -59,14 +60,14 @@ absl::StatusOr<StoredModel> ModelStore::Load(const std::string& name) const {
 }
 
 std::vector<StoredModel> ModelStore::List() const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   std::vector<StoredModel> all;
   for (const auto& [name, model] : models_) all.push_back(model);
   return all;
 }
 
 absl::StatusOr<StoredModel> ModelStore::Get(std::string_view name) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = models_.find(name);
   if (it == models_.end()) return names_->NotFound(name);
   return it->second;
@@ -79,7 +80,7 @@ absl::StatusOr<Manifest> ModelStore::Verify(std::string_view name) const {
 
 absl::Status ModelStore::Reserve(std::string_view name, std::string_view owner) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (models_.contains(name)) return names_->Taken(name);
   return names_->Reserve(name, owner);
 }
@@ -89,7 +90,7 @@ void ModelStore::Unreserve(std::string_view name, std::string_view owner) { name
 absl::Status ModelStore::Publish(std::string_view name, std::string_view owner, const std::string& directory,
                                  const std::string& manifest_digest) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (const auto it = models_.find(name); it != models_.end()) {
     if (it->second.manifest_digest != manifest_digest) return names_->Taken(name);
     names_->Unreserve(name, owner);
@@ -132,20 +133,20 @@ absl::StatusOr<StoredModel> ModelStore::Pending::Commit() {
   // Hashing takes seconds: not under the store's mutex. The reservation keeps the name.
   NIBBLE_RETURN_IF_ERROR(directory_.Commit().status());
   NIBBLE_ASSIGN_OR_RETURN(StoredModel model, store_.Load(name_));
-  std::lock_guard lock(store_.mutex_);
+  base::MutexLock lock(store_.mutex_);
   store_.models_.emplace(name_, model);
   store_.names_->Unreserve(name_, owner_);
   return model;
 }
 
 absl::StatusOr<std::shared_ptr<const Pin>> ModelStore::PinModel(std::string_view name, std::string_view user) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (!models_.contains(name)) return names_->NotFound(name);
   return names_->AddPin(name, user);
 }
 
 absl::Status ModelStore::Delete(std::string_view name) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = models_.find(name);
   if (it == models_.end()) return names_->NotFound(name);
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name));

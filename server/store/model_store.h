@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "absl/time/time.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
+#include "server/base/mutex.h"
 #include "server/store/layout.h"
 #include "server/store/name_table.h"
 #include "server/store/published_directory.h"
@@ -77,8 +77,8 @@ class ModelStore {
   base::FileSystem& files_;
   const Layout layout_;
   const std::uint64_t min_free_bytes_;
-  mutable std::mutex mutex_;
-  std::map<std::string, StoredModel, std::less<>> models_;  // by mutex_
+  mutable base::Mutex mutex_;
+  std::map<std::string, StoredModel, std::less<>> models_ ABSL_GUARDED_BY(mutex_);
   const std::shared_ptr<NameTable> names_;
 };
 

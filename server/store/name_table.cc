@@ -34,7 +34,7 @@ absl::Status NameTable::NotFound(std::string_view name) const {
 }
 
 absl::Status NameTable::Reserve(std::string_view name, std::string_view owner) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto [it, added] = owners_.emplace(name, owner);
   if (!added && it->second != owner) {
     return base::WithReason(
@@ -45,22 +45,22 @@ absl::Status NameTable::Reserve(std::string_view name, std::string_view owner) {
 }
 
 void NameTable::Unreserve(std::string_view name, std::string_view owner) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = owners_.find(name);
   if (it != owners_.end() && it->second == owner) owners_.erase(it);
 }
 
 bool NameTable::ReservedBy(std::string_view name, std::string_view owner) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = owners_.find(name);
   return it != owners_.end() && it->second == owner;
 }
 
 std::shared_ptr<const Pin> NameTable::AddPin(std::string_view name, std::string_view user) {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   users_[std::string(name)].insert(std::string(user));
   return std::make_shared<CallOnDrop>([table = shared_from_this(), name = std::string(name), user = std::string(user)] {
-    std::lock_guard lock(table->mutex_);
+    base::MutexLock lock(table->mutex_);
     const auto it = table->users_.find(name);
     it->second.erase(it->second.find(user));
     if (it->second.empty()) table->users_.erase(it);
@@ -68,7 +68,7 @@ std::shared_ptr<const Pin> NameTable::AddPin(std::string_view name, std::string_
 }
 
 absl::Status NameTable::CheckUnused(std::string_view name) const {
-  std::lock_guard lock(mutex_);
+  base::MutexLock lock(mutex_);
   const auto it = users_.find(name);
   if (it == users_.end()) return absl::OkStatus();
   return base::WithReason(

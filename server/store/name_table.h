@@ -1,12 +1,12 @@
 #pragma once
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "server/base/mutex.h"
 
 namespace nibble::store {
 
@@ -36,9 +36,9 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
  private:
   const std::string kind_;
   const std::string reason_;
-  mutable std::mutex mutex_;
-  std::map<std::string, std::string, std::less<>> owners_;         // by mutex_
-  std::map<std::string, std::multiset<std::string>, std::less<>> users_;  // by mutex_
+  mutable base::Mutex mutex_;
+  std::map<std::string, std::string, std::less<>> owners_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::multiset<std::string>, std::less<>> users_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace nibble::store

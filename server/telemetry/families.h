@@ -6,12 +6,12 @@
 #include <prometheus/registry.h>
 
 #include <map>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "server/base/mutex.h"
 #include "server/telemetry/metrics.h"
 
 namespace nibble::telemetry {
@@ -66,10 +66,10 @@ inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
 struct Metrics::Families {
   prometheus::Registry registry;
-  std::mutex mutex;
-  std::vector<std::function<void(Metrics&)>> collectors;      // by mutex
-  std::set<std::string, std::less<>> models;                  // by mutex
-  std::mutex raise_mutex;                                     // counters and peaks that are set to a figure
+  base::Mutex mutex;
+  std::vector<std::function<void(Metrics&)>> collectors ABSL_GUARDED_BY(mutex);
+  std::set<std::string, std::less<>> models ABSL_GUARDED_BY(mutex);
+  base::Mutex raise_mutex;  // counters and peaks that are set to a figure
 
   prometheus::Family<Counter>& Count(const char* name, const char* help) {
     return prometheus::BuildCounter().Name(name).Help(help).Register(registry);
@@ -132,11 +132,11 @@ struct Metrics::Families {
 
   // A counter whose truth lies elsewhere: it follows, and never falls.
   void Follow(Counter& counter, double value) {
-    std::lock_guard lock(raise_mutex);
+    base::MutexLock lock(raise_mutex);
     if (const double more = value - counter.Value(); more > 0) counter.Increment(more);
   }
 
-  std::map<std::string, std::pair<double, double>> rates;  // by raise_mutex: generated tokens and time at the last scrape
+  std::map<std::string, std::pair<double, double>> rates ABSL_GUARDED_BY(raise_mutex);  // generated tokens and time at the last scrape
 };
 
 }  // namespace nibble::telemetry

@@ -63,7 +63,7 @@ Metrics::~Metrics() = default;
 std::string Metrics::Scrape() {
   std::vector<std::function<void(Metrics&)>> collectors;
   {
-    std::lock_guard lock(families_->mutex);
+    base::MutexLock lock(families_->mutex);
     collectors = families_->collectors;
   }
   for (const auto& collect : collectors) collect(*this);
@@ -74,17 +74,17 @@ std::string Metrics::Scrape() {
 }
 
 void Metrics::AddCollector(std::function<void(Metrics&)> collector) {
-  std::lock_guard lock(families_->mutex);
+  base::MutexLock lock(families_->mutex);
   families_->collectors.push_back(std::move(collector));
 }
 
 void Metrics::ClearCollectors() {
-  std::lock_guard lock(families_->mutex);
+  base::MutexLock lock(families_->mutex);
   families_->collectors.clear();
 }
 
 std::string Metrics::ModelLabel(std::string_view model) {
-  std::lock_guard lock(families_->mutex);
+  base::MutexLock lock(families_->mutex);
   auto& models = families_->models;
   if (models.contains(model)) return Text(model);
   if (models.size() >= kMaxModelLabels) return "other";
@@ -150,7 +150,7 @@ void Metrics::AddKernelLaunches(std::string_view phase, std::string_view device,
 
 void Metrics::RaisePeakMemory(std::string_view process, std::string_view device, std::uint64_t bytes) {
   Gauge& gauge = families_->peak_memory.Add({{"process", Text(process)}, {"device", Text(device)}});
-  std::lock_guard lock(families_->raise_mutex);
+  base::MutexLock lock(families_->raise_mutex);
   if (static_cast<double>(bytes) > gauge.Value()) gauge.Set(static_cast<double>(bytes));
 }
 
@@ -165,7 +165,7 @@ void Metrics::SetScheduler(std::string_view model, const SchedulerState& state) 
   f.prompt_tokens.Add(labels);
   Gauge& rate = f.generate_rate.Add(labels);
   const double now = std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  std::lock_guard lock(f.raise_mutex);
+  base::MutexLock lock(f.raise_mutex);
   auto& [tokens_before, time_before] = f.rates[std::string(model)];
   if (time_before > 0 && now > time_before) rate.Set((generated - tokens_before) / (now - time_before));
   tokens_before = generated;

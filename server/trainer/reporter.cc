@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
+#include "server/base/mutex.h"
 
 namespace nibble::trainer {
 
@@ -17,15 +16,15 @@ namespace v1 = ::nibble::internal::v1;
 
 struct Reporter::State {
   Options options;
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<std::string> lines;     // from acknowledged + 1 on
-  std::int64_t acknowledged = 0;
-  std::int64_t written = 0;          // sequence of the last line that was given to Send
-  bool broken = false;               // the stream that is open has ended
-  bool stop = false;
+  base::Mutex mutex;
+  base::Condition changed;
+  std::deque<std::string> lines ABSL_GUARDED_BY(mutex);     // from acknowledged + 1 on
+  std::int64_t acknowledged ABSL_GUARDED_BY(mutex) = 0;
+  std::int64_t written ABSL_GUARDED_BY(mutex) = 0;          // sequence of the last line that was given to Send
+  bool broken ABSL_GUARDED_BY(mutex) = false;               // the stream that is open has ended
+  bool stop ABSL_GUARDED_BY(mutex) = false;
   std::atomic<bool> fenced = false;
-  grpc::ClientContext* context = nullptr;  // of the open stream, to cut it at the end
+  grpc::ClientContext* context ABSL_GUARDED_BY(mutex) = nullptr;  // of the open stream, to cut it at the end
   std::thread thread;
 
   void Run() {
@@ -33,12 +32,12 @@ struct Reporter::State {
     const auto stub = v1::TrainerReportService::NewStub(channel);
     while (true) {
       {
-        std::unique_lock lock(mutex);
+        base::MutexLock lock(mutex);
         if (stop || fenced) return;
       }
       Stream(*stub);
-      std::unique_lock lock(mutex);
-      changed.wait_for(lock, std::chrono::seconds(1), [&] { return stop; });
+      base::MutexLock lock(mutex);
+      changed.WaitFor(lock, std::chrono::seconds(1), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return stop; });
     }
   }
 
@@ -49,7 +48,7 @@ struct Reporter::State {
     const auto stream = stub.Report(&client_context);
     std::int64_t sent = 0;
     {
-      std::lock_guard lock(mutex);
+      base::MutexLock lock(mutex);
       context = &client_context;
       broken = false;
       sent = acknowledged;
@@ -57,16 +56,16 @@ struct Reporter::State {
     std::thread reader([&] {
       v1::ReportResponse response;
       while (stream->Read(&response)) {
-        std::lock_guard lock(mutex);
+        base::MutexLock lock(mutex);
         while (acknowledged < response.acknowledged_sequence() && !lines.empty()) {
           lines.pop_front();
           ++acknowledged;
         }
-        changed.notify_all();
+        changed.NotifyAll();
       }
-      std::lock_guard lock(mutex);
+      base::MutexLock lock(mutex);
       broken = true;
-      changed.notify_all();
+      changed.NotifyAll();
     });
     v1::ReportRequest hello;
     hello.mutable_hello()->set_job_id(options.job_id);
@@ -78,8 +77,8 @@ struct Reporter::State {
     while (open) {
       v1::ReportRequest request;
       {
-        std::unique_lock lock(mutex);
-        changed.wait(lock, [&] { return stop || broken || sent < written; });
+        base::MutexLock lock(mutex);
+        changed.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return stop || broken || sent < written; });
         if (broken || (stop && sent >= written)) break;
         // What was acknowledged meanwhile has left the front.
         const std::int64_t index = sent - acknowledged;
@@ -91,7 +90,7 @@ struct Reporter::State {
     }
     stream->WritesDone();
     {
-      std::lock_guard lock(mutex);
+      base::MutexLock lock(mutex);
       if (stop) client_context.TryCancel();
     }
     reader.join();
@@ -100,7 +99,7 @@ struct Reporter::State {
         status.error_code() == grpc::StatusCode::UNAUTHENTICATED || status.error_code() == grpc::StatusCode::NOT_FOUND) {
       fenced = true;
     }
-    std::lock_guard lock(mutex);
+    base::MutexLock lock(mutex);
     context = nullptr;
   }
 };
@@ -112,25 +111,25 @@ Reporter::Reporter(Options options) : state_(std::make_unique<State>()) {
 
 Reporter::~Reporter() {
   {
-    std::lock_guard lock(state_->mutex);
+    base::MutexLock lock(state_->mutex);
     state_->stop = true;
     if (state_->context != nullptr) state_->context->TryCancel();
-    state_->changed.notify_all();
+    state_->changed.NotifyAll();
   }
   if (state_->thread.joinable()) state_->thread.join();
 }
 
 void Reporter::Send(std::string line) {
-  std::lock_guard lock(state_->mutex);
+  base::MutexLock lock(state_->mutex);
   if (state_->options.address.empty()) return;
   state_->lines.push_back(std::move(line));
   ++state_->written;
-  state_->changed.notify_all();
+  state_->changed.NotifyAll();
 }
 
 void Reporter::Flush(absl::Duration timeout) {
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait_for(lock, absl::ToChronoNanoseconds(timeout), [&] {
+  base::MutexLock lock(state_->mutex);
+  state_->changed.WaitFor(lock, absl::ToChronoNanoseconds(timeout), [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mutex) {
     return state_->fenced || state_->acknowledged >= state_->written;
   });
 }

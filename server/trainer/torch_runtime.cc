@@ -7,9 +7,9 @@
 
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 
+#include "server/base/mutex.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -19,7 +19,7 @@ namespace {
 class OperatorNames {
  public:
   const char* Intern(const char* name) {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     auto it = names_.find(name);
     if (it == names_.end()) {
       const char* plain = std::strncmp(name, "aten::", 6) == 0 ? name + 6 : name;
@@ -29,8 +29,8 @@ class OperatorNames {
   }
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, std::unique_ptr<std::string>, std::less<>> names_;
+  base::Mutex mutex_;
+  std::map<std::string, std::unique_ptr<std::string>, std::less<>> names_ ABSL_GUARDED_BY(mutex_);
 };
 
 kernels::LaunchCounter* g_launches = nullptr;  // RecordFunction takes a plain function: no place to carry it

@@ -16,10 +16,10 @@ using grpc::ServerContext;
 using grpc::Status;
 
 template <typename Request, typename Response>
-Status Do(std::mutex& mutex, Unary<Request, Response>& method, const Request& request, Response* response) {
+Status Do(base::Mutex& mutex, Unary<Request, Response>& method, const Request& request, Response* response) {
   std::function<Status(const Request&, Response*)> answer;
   {
-    std::lock_guard lock(mutex);
+    base::MutexLock lock(mutex);
     method.asked.push_back(request);
     answer = method.answer;
   }
@@ -27,11 +27,11 @@ Status Do(std::mutex& mutex, Unary<Request, Response>& method, const Request& re
 }
 
 template <typename Request, typename Response>
-Status Do(std::mutex& mutex, Streaming<Request, Response>& method, const Request& request,
+Status Do(base::Mutex& mutex, Streaming<Request, Response>& method, const Request& request,
           grpc::ServerWriter<Response>* writer) {
   std::function<Status(const Request&, const std::function<bool(const Response&)>&)> answer;
   {
-    std::lock_guard lock(mutex);
+    base::MutexLock lock(mutex);
     method.asked.push_back(request);
     answer = method.answer;
   }
@@ -90,7 +90,7 @@ struct FakeServer::Services {
     }
     static Status Keep(FakeServer& fake, const Upload& upload) {
       if (upload.sha256.empty()) return BadOrder();
-      std::lock_guard lock(fake.mutex);
+      base::MutexLock lock(fake.mutex);
       fake.uploads.push_back(upload);
       return fake.on_upload ? fake.on_upload(upload) : Status::OK;
     }

@@ -4,13 +4,13 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "client/cli/app.h"
 #include "client/client.h"
 #include "google/protobuf/text_format.h"
+#include "server/base/mutex.h"
 
 namespace nibble::client {
 
@@ -68,7 +68,7 @@ class FakeServer {
   void Stop();
   std::shared_ptr<grpc::Channel> Channel() { return server_->InProcessChannel({}); }
 
-  std::mutex mutex;  // guards what the handlers below record
+  base::Mutex mutex;  // guards what the handlers below record
   Unary<v1::GetDatasetRequest, v1::Dataset> get_dataset;
   Unary<v1::ListDatasetsRequest, v1::ListDatasetsResponse> list_datasets;
   Unary<v1::DeleteDatasetRequest, v1::DeleteDatasetResponse> delete_dataset;

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "server/base/mutex.h"
 #include "server/jobs/attempt.h"
 #include "server/jobs/journal.h"
 #include "server/jobs/runner.h"
@@ -31,12 +31,12 @@ class FakeMachine {
 
   // The trainer of an attempt's directory; null when there never was one.
   Trainer* Find(const std::string& directory) {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     const auto it = trainers_.find(directory);
     return it == trainers_.end() ? nullptr : &it->second;
   }
   std::vector<Trainer*> All() {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     std::vector<Trainer*> all;
     for (auto& [directory, trainer] : trainers_) all.push_back(&trainer);
     return all;
@@ -44,13 +44,13 @@ class FakeMachine {
   void Exit(Trainer& trainer, int code) { End(trainer, {ExitStatus::Kind::kExited, code}); }
   void Kill(Trainer& trainer, int signal = 9) { End(trainer, {ExitStatus::Kind::kSignaled, signal}); }
   int num_alive() {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     int alive = 0;
     for (auto& [directory, trainer] : trainers_) alive += !trainer.exit.has_value();
     return alive;
   }
   void Forget() {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     trainers_.clear();
   }
   // The next Start answers this.
@@ -59,14 +59,14 @@ class FakeMachine {
  private:
   friend class FakeRunner;
   void End(Trainer& trainer, ExitStatus exit) {
-    std::lock_guard lock(mutex_);
+    base::MutexLock lock(mutex_);
     trainer.journal.reset();
     trainer.exit = exit;
   }
 
   base::Clock& clock_;
-  std::mutex mutex_;
-  std::map<std::string, Trainer> trainers_;  // by mutex_
+  base::Mutex mutex_;
+  std::map<std::string, Trainer> trainers_ ABSL_GUARDED_BY(mutex_);
   std::int64_t next_pid_ = 1000;
 };
 
@@ -78,7 +78,7 @@ class FakeRunner : public Runner {
     if (!machine_.fail_start.ok()) return machine_.fail_start;
     auto order = ReadAttemptOrder(base::RealFileSystem(), directory);
     if (!order.ok()) return order.status();
-    std::lock_guard lock(machine_.mutex_);
+    base::MutexLock lock(machine_.mutex_);
     if (machine_.trainers_.contains(directory)) return absl::AlreadyExistsError("two writers of " + directory);
     FakeMachine::Trainer& trainer = machine_.trainers_[directory];
     trainer.order = *order;
@@ -89,19 +89,19 @@ class FakeRunner : public Runner {
     return ProcessId{trainer.pid, trainer.pid * 7};
   }
   absl::StatusOr<ProcessId> Adopt(const std::string& directory, std::optional<ProcessId> recorded) override {
-    std::lock_guard lock(machine_.mutex_);
+    base::MutexLock lock(machine_.mutex_);
     const auto it = machine_.trainers_.find(directory);
     if (it == machine_.trainers_.end() || it->second.exit.has_value()) return absl::NotFoundError("dead");
     return recorded.value_or(ProcessId{it->second.pid, it->second.pid * 7});
   }
   std::optional<ExitStatus> Poll(const std::string& directory) override {
-    std::lock_guard lock(machine_.mutex_);
+    base::MutexLock lock(machine_.mutex_);
     const auto& exit = machine_.trainers_.at(directory).exit;
     const bool child = std::find(children_.begin(), children_.end(), directory) != children_.end();
     return !exit.has_value() || child ? exit : ExitStatus{};
   }
   void Send(const std::string& directory, Signal signal) override {
-    std::lock_guard lock(machine_.mutex_);
+    base::MutexLock lock(machine_.mutex_);
     FakeMachine::Trainer& trainer = machine_.trainers_.at(directory);
     trainer.signals.push_back(signal);
     if (signal == Signal::kKill && !trainer.exit.has_value()) {

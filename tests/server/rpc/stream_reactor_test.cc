@@ -23,24 +23,24 @@ class FedService : public v1::ServerService::CallbackService {
     if (on_space) stream->OnSpace(on_space);
     Stream* raw = stream.get();
     {
-      std::lock_guard lock(mutex_);
+      base::MutexLock lock(mutex_);
       stream_ = std::move(stream);
     }
-    ready_.notify_all();
+    ready_.NotifyAll();
     return raw;
   }
   std::shared_ptr<Stream> Take() {
-    std::unique_lock lock(mutex_);
-    ready_.wait(lock, [this] { return stream_ != nullptr; });
+    base::MutexLock lock(mutex_);
+    ready_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stream_ != nullptr; });
     return std::move(stream_);
   }
   std::function<void()> on_space;
 
  private:
   Edge& edge_;
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::shared_ptr<Stream> stream_;
+  base::Mutex mutex_;
+  base::Condition ready_;
+  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mutex_);
 };
 
 class StreamReactorTest : public testing::Test {
