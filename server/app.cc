@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <map>
 #include <thread>
 #include <vector>
@@ -328,6 +329,8 @@ void App::State::Collect(telemetry::Metrics& out) {
   out.SetArtifactBytes("model", models);
   out.SetArtifactBytes("dataset", datasets);
   if (const auto bytes = base::RealFileSystem().FreeBytes(state->layout.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
+  std::error_code error;
+  if (const auto space = std::filesystem::space(state->layout.root(), error); !error) out.SetDiskSize("state", space.capacity);
 }
 
 v1::ServerInfo App::State::Describe() {

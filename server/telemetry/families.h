@@ -6,6 +6,7 @@
 #include <prometheus/registry.h>
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -62,6 +63,9 @@ inline const Buckets& ByteBuckets() {
 inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "quantize_activations",
                                          "quantize_int8",
                                          "quantize_nf4", "double_quantize", "rms_norm", "rms_norm_quantize"};
+// Reasons of failed jobs that are told apart (api.md 4e); all others are "OTHER".
+inline constexpr const char* kFailureReasons[] = {"NAN_LOSS", "DISK_FULL", "OUT_OF_DEVICE_MEMORY", "TRAINER_SIGNAL", "TRAINER_EXIT",
+                                                  "TRAINER_HUNG", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
 struct Metrics::Families {
@@ -107,6 +111,7 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Counter, jobs_created, Count, "nibble_jobs_created_total", "Jobs accepted");
   NIBBLE_FAMILY(Counter, jobs_finished, Count, "nibble_jobs_finished_total", "Jobs that reached a final state, by result");
   NIBBLE_FAMILY(Counter, job_attempts, Count, "nibble_job_attempts_total", "Starts of trainers (start) and attempts that ended early, by reason");
+  NIBBLE_FAMILY(Counter, job_failures, Count, "nibble_job_failures_total", "Jobs that failed, by reason");
   NIBBLE_FAMILY(Histogram, queue_wait, Spread, "nibble_job_queue_wait_seconds", "From creation to the first start");
   NIBBLE_FAMILY(Histogram, job_seconds, Spread, "nibble_job_duration_seconds", "From creation to the final state, by result");
   NIBBLE_FAMILY(Counter, job_steps, Count, "nibble_job_steps_total", "Optimiser steps");
@@ -122,6 +127,9 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Histogram, store_seconds, Spread, "nibble_store_op_duration_seconds", "Time of an operation of the stores");
   NIBBLE_FAMILY(Counter, store_errors, Count, "nibble_store_errors_total", "Operations of the stores that failed");
   NIBBLE_FAMILY(Gauge, disk_free, Level, "nibble_disk_free_bytes", "Free bytes of a volume");
+  NIBBLE_FAMILY(Gauge, disk_size, Level, "nibble_disk_size_bytes", "Size of a volume");
+  NIBBLE_FAMILY(Counter, oom_kills, Count, "nibble_worker_oom_kills_total",
+                "Processes that the kernel killed for memory in the server's control group, since its start");
   NIBBLE_FAMILY(Counter, process_cpu, Count, "process_cpu_seconds_total", "User and system CPU time");
   NIBBLE_FAMILY(Gauge, process_start, Level, "process_start_time_seconds", "Start of the process since the epoch");
   NIBBLE_FAMILY(Gauge, process_rss, Level, "process_resident_memory_bytes", "Resident memory");
@@ -136,6 +144,7 @@ struct Metrics::Families {
     if (const double more = value - counter.Value(); more > 0) counter.Increment(more);
   }
 
+  std::optional<std::uint64_t> oom_kills_at_start;  // nothing: the system does not tell
   std::map<std::string, std::pair<double, double>> rates ABSL_GUARDED_BY(raise_mutex);  // generated tokens and time at the last scrape
 };
 

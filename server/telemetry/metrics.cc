@@ -2,10 +2,13 @@
 
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <sstream>
 
 #include "server/telemetry/families.h"
+#include "server/telemetry/memory_cgroup.h"
 #include "server/telemetry/process.h"
 
 namespace nibble::telemetry {
@@ -38,6 +41,7 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
     f.step_seconds.Add(of_method, RequestBuckets());
     f.job_attempts.Add({{"method", method}, {"reason", "start"}});
     for (const std::string& state : known.job_states) f.jobs.Add({{"method", method}, {"state", state}});
+    for (const char* reason : kFailureReasons) f.job_failures.Add({{"method", method}, {"reason", reason}});
     for (const char* result : {"SUCCEEDED", "FAILED", "CANCELLED"}) {
       f.jobs_finished.Add({{"method", method}, {"result", result}});
       f.job_seconds.Add({{"method", method}, {"result", result}}, JobBuckets());
@@ -55,6 +59,8 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
   }
   f.store_errors.Add({{"backend", "file"}, {"reason", "DISK_FULL"}});
   f.checkpoint_failures.Add({{"reason", "CHECKPOINT_FAILED"}});
+  f.oom_kills.Add({});
+  f.oom_kills_at_start = ReadOomKills("/proc/self/cgroup", "/sys/fs/cgroup");
   for (const char* kind : {"model", "dataset"}) f.artifact_bytes.Add({{"kind", kind}});
 }
 
@@ -101,6 +107,9 @@ void Metrics::SetProcess() {
   f.process_open.Add({}).Set(static_cast<double>(figures.open_files));
   f.process_max.Add({}).Set(static_cast<double>(figures.max_files));
   RaisePeakMemory("server", "cpu", figures.peak_resident_bytes);
+  if (!f.oom_kills_at_start.has_value()) return;
+  const std::uint64_t kills = ReadOomKills("/proc/self/cgroup", "/sys/fs/cgroup").value_or(*f.oom_kills_at_start);
+  f.Follow(f.oom_kills.Add({}), static_cast<double>(kills) - static_cast<double>(*f.oom_kills_at_start));
 }
 
 namespace {
@@ -207,6 +216,11 @@ void Metrics::JobAttempt(std::string_view method, std::string_view reason) {
   families_->job_attempts.Add({{"method", Text(method)}, {"reason", Text(reason)}}).Increment();
 }
 
+void Metrics::JobFailed(std::string_view method, std::string_view reason) {
+  const bool known = std::find(std::begin(kFailureReasons), std::end(kFailureReasons), reason) != std::end(kFailureReasons);
+  families_->job_failures.Add({{"method", Text(method)}, {"reason", known ? Text(reason) : "OTHER"}}).Increment();
+}
+
 void Metrics::JobQueueWait(double seconds) { families_->queue_wait.Add({}, JobBuckets()).Observe(seconds); }
 
 void Metrics::TrainStep(std::string_view method, const StepSample& sample) {
@@ -244,6 +258,10 @@ void Metrics::StoreOperation(std::string_view operation, double seconds) {
 
 void Metrics::StoreError(std::string_view reason) {
   families_->store_errors.Add({{"backend", "file"}, {"reason", Text(reason)}}).Increment();
+}
+
+void Metrics::SetDiskSize(std::string_view volume, std::uint64_t bytes) {
+  families_->disk_size.Add({{"volume", Text(volume)}}).Set(static_cast<double>(bytes));
 }
 
 void Metrics::SetDiskFree(std::string_view volume, std::uint64_t bytes) {

@@ -86,6 +86,7 @@ class Metrics {
   void JobCreated(std::string_view method);
   void JobFinished(std::string_view method, std::string_view result, double seconds);
   void JobAttempt(std::string_view method, std::string_view reason);  // "start", "TRAINER_LOST", ...
+  void JobFailed(std::string_view method, std::string_view reason);   // beside JobFinished; reason "NAN_LOSS", ...
   void JobQueueWait(double seconds);
   void TrainStep(std::string_view method, const StepSample& sample);
   void CheckpointSaved(double seconds, std::int64_t bytes, double unix_seconds);
@@ -98,6 +99,7 @@ class Metrics {
   void StoreOperation(std::string_view operation, double seconds);
   void StoreError(std::string_view reason);
   void SetDiskFree(std::string_view volume, std::uint64_t bytes);
+  void SetDiskSize(std::string_view volume, std::uint64_t bytes);
 
  private:
   struct Families;

@@ -1,0 +1,27 @@
+# What `cmake --install BUILD --component server|trainer|client` puts where. The Dockerfile installs with it.
+#   bin/         nibbled, nibble (client and server: a container probes itself with it), nibble-trainer
+#   lib/nibble/  what a program needs that no Debian package brings: libtorch, CUDA's libraries
+# A component installs alone: server and client bring no libtorch.
+include_guard(GLOBAL)
+
+set(nibble_library_folder lib/nibble)
+# Libraries of the distribution are its packages' business.
+set(nibble_system_folders "^/lib/" "^/lib64/" "^/usr/lib/(x86_64|aarch64)-linux-gnu/")
+
+# nibble_install(nibbled COMPONENT server): the program, and those of its libraries that lie outside the distribution.
+function(nibble_install target)
+  cmake_parse_arguments(ARG "" "COMPONENT" "" ${ARGN})
+  set_property(TARGET ${target} PROPERTY INSTALL_RPATH "$ORIGIN/../${nibble_library_folder}")
+  install(TARGETS ${target} RUNTIME_DEPENDENCY_SET nibble_${ARG_COMPONENT}_libraries
+    RUNTIME DESTINATION bin COMPONENT ${ARG_COMPONENT})
+  install(RUNTIME_DEPENDENCY_SET nibble_${ARG_COMPONENT}_libraries
+    POST_EXCLUDE_REGEXES ${nibble_system_folders}
+    LIBRARY DESTINATION ${nibble_library_folder} COMPONENT ${ARG_COMPONENT})
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION share/doc/nibble COMPONENT ${ARG_COMPONENT})
+endfunction()
+
+nibble_install(nibbled COMPONENT server)
+nibble_install(nibble COMPONENT client)
+if(NIBBLE_TRAINER)
+  nibble_install(nibble-trainer COMPONENT trainer)
+endif()

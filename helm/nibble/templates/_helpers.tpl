@@ -1,0 +1,104 @@
+{{- define "nibble.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "nibble.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" }}
+{{- else if contains (include "nibble.name" .) .Release.Name }}
+{{- .Release.Name | trunc 52 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "nibble.name" .) | trunc 52 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- /* Immutable once deployed: what finds the pods. */ -}}
+{{- define "nibble.selector" -}}
+app.kubernetes.io/name: {{ include "nibble.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: server
+{{- end }}
+
+{{- define "nibble.labels" -}}
+{{ include "nibble.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: nibble
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "nibble.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "nibble.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name: wanted, because serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "nibble.claimName" -}}
+{{- default (printf "%s-state" (include "nibble.fullname" .)) .Values.persistence.existingClaim }}
+{{- end }}
+
+{{- define "nibble.image" -}}
+{{- $registry := default .Values.image.registry .Values.global.imageRegistry }}
+{{- $repository := ternary .Values.training.image.repository .Values.image.repository (eq .Values.training.mode "inPod") }}
+{{- $version := ternary (printf "@%s" .Values.image.digest) (printf ":%s" (default .Chart.AppVersion .Values.image.tag)) (ne .Values.image.digest "") }}
+{{- printf "%s%s%s" (ternary (printf "%s/" $registry) "" (ne $registry "")) $repository $version }}
+{{- end }}
+
+{{- /* The restricted profile of the Pod Security Standards, and a root that nobody writes to. */ -}}
+{{- define "nibble.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{- define "nibble.containerSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+readOnlyRootFilesystem: true
+allowPrivilegeEscalation: false
+privileged: false
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- /* The Secrets that nibbled reads, where it reads them, and what tells it so. */ -}}
+{{- define "nibble.secretArgs" -}}
+- --tls_cert=/etc/nibble/tls/{{ .Values.tls.certKey }}
+- --tls_key=/etc/nibble/tls/{{ .Values.tls.keyKey }}
+{{- if .Values.tls.clientCA.existingSecret }}
+- --tls_client_ca=/etc/nibble/client-ca/{{ .Values.tls.clientCA.key }}
+{{- if .Values.tls.clientCA.required }}
+- --tls_require_client_cert
+{{- end }}
+{{- end }}
+- --token_file=/etc/nibble/auth/{{ .Values.auth.key }}
+{{- end }}
+
+{{- define "nibble.secretMounts" -}}
+- {name: tls, mountPath: /etc/nibble/tls, readOnly: true}
+- {name: auth, mountPath: /etc/nibble/auth, readOnly: true}
+{{- if .Values.tls.clientCA.existingSecret }}
+- {name: client-ca, mountPath: /etc/nibble/client-ca, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "nibble.secretVolumes" -}}
+- name: tls
+  secret: {secretName: {{ .Values.tls.existingSecret }}, defaultMode: 0440}
+- name: auth
+  secret: {secretName: {{ .Values.auth.existingSecret }}, defaultMode: 0440}
+{{- if .Values.tls.clientCA.existingSecret }}
+- name: client-ca
+  secret: {secretName: {{ .Values.tls.clientCA.existingSecret }}, defaultMode: 0440}
+{{- end }}
+{{- end }}

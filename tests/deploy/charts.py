@@ -1,0 +1,88 @@
+"""Renders of the chart, each once a test run."""
+import functools
+import importlib.util
+import json
+import pathlib
+import re
+
+import yaml
+
+from conftest import CHART, run
+
+VALUE_FILES = sorted((CHART / "ci").glob("*.yaml"))
+CASES = [None, *VALUE_FILES]  # the defaults, and each file
+
+
+def case_name(case):
+    return case.stem if case else "default"
+
+
+@functools.cache
+def render_text(helm, case, version="1.33.0"):
+    values = ["--values", str(case)] if case else []
+    # What a cluster with the Prometheus operator has.
+    return run(helm, "template", "test", CHART, "--namespace", "ml", "--kube-version", version, "--api-versions",
+               "monitoring.coreos.com/v1", *values).stdout
+
+
+def render(helm, case):
+    return [document for document in yaml.safe_load_all(render_text(helm, case)) if document]
+
+
+def pods(documents):
+    """(name, metadata, spec) of everything that makes pods."""
+    for document in documents:
+        name = f"{document['kind']}/{document['metadata']['name']}"
+        if document["kind"] == "Pod":
+            yield name, document["metadata"], document["spec"]
+        elif document["kind"] in ("Deployment", "Job"):
+            template = document["spec"]["template"]
+            yield name, template["metadata"], template["spec"]
+
+
+def schema_source():
+    """Where the wheel kubernetes-validate keeps its schemas; None without it. Its code is not used, nor what that depends on."""
+    found = importlib.util.find_spec("kubernetes_validate")
+    return pathlib.Path(found.origin).parent / "kubernetes-json-schema" if found else None
+
+
+def write_schemas(version, target):
+    """The Kubernetes schemas of one minor, as kubeconform reads them; from the wheel kubernetes-validate (no network)."""
+    source = schema_source() / f"v{version}-local-strict"
+    assert source.is_dir(), source
+    target.mkdir(parents=True)
+    for path in source.glob("*.json"):
+        # References are meant for a web server's root, and an $id of their own would send kubeconform there.
+        text = path.read_text().replace('"/api/_definitions.json#', '"_definitions.json#')
+        schema = json.loads(text)
+        schema.pop("$id", None)
+        (target / path.name).write_text(json.dumps(schema))
+
+
+def strict(schema):
+    """Unknown fields are errors, as the API server warns of them."""
+    if isinstance(schema, dict):
+        if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema.setdefault("additionalProperties", False)
+        if schema.get("x-kubernetes-int-or-string"):
+            schema.pop("anyOf", None)
+            schema["type"] = ["integer", "string"]
+        return {key: strict(value) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [strict(value) for value in schema]
+    return schema
+
+
+def write_operator_schemas(folder, target):
+    for path in sorted(folder.glob("monitoring.coreos.com_*.yaml")):
+        definition = yaml.safe_load(path.read_text())
+        for version in definition["spec"]["versions"]:
+            name = f"{definition['spec']['names']['kind'].lower()}-monitoring-{version['name']}.json"
+            schema = strict(version["schema"]["openAPIV3Schema"])
+            schema["properties"]["metadata"] = {"type": "object"}
+            (target / name).write_text(json.dumps(schema))
+
+
+def unset(text):
+    """Names in a rendered text that a template forgot."""
+    return re.findall(r"<no value>|%!\w\(|nil pointer", text)

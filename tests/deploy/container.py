@@ -1,0 +1,72 @@
+"""A root of image_root.py, run as a container runtime would with --read-only: own mounts, processes and loopback, uid 65532, no
+capabilities, every file system read-only but the state volume."""
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import time
+
+UID = 65532
+SETUP = r'''
+set -e
+root=$1 volume=$2; shift 2
+mount --make-rprivate /
+ip link set lo up
+mount --bind "$root" "$root"
+mount -o remount,bind,ro "$root"
+mount -t proc -o ro,nosuid,nodev,noexec proc "$root/proc"
+mount -t tmpfs -o mode=0755,nosuid tmpfs "$root/dev"
+for device in null zero random urandom; do touch "$root/dev/$device"; mount --bind "/dev/$device" "$root/dev/$device"; done
+mount -o remount,ro "$root/dev"
+mount --bind "$volume" "$root/var/lib/nibble"
+# chroot while that is still allowed; setpriv is the root's own.
+exec chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin /usr/bin/setpriv --reuid 65532 --regid 65532 --clear-groups \
+  --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
+'''
+
+
+class Container:
+    """`command` runs as process 1. `volume` is the state directory."""
+
+    def __init__(self, root, volume, command, log):
+        self.root, self.volume, self.log = pathlib.Path(root), pathlib.Path(volume), pathlib.Path(log)
+        self.volume.mkdir(parents=True, exist_ok=True)
+        os.chown(self.volume, UID, UID)
+        self.volume.chmod(0o750)
+        with open(self.log, "wb") as out:
+            self.process = subprocess.Popen(
+                ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child=KILL", "bash", "-c", SETUP,
+                 "container", self.root, self.volume, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        self.pid = self._first_process()
+
+    def _first_process(self):
+        """The pid, seen from here, of process 1 of the container, once it is the command itself."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.text()
+            children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            if children and pathlib.Path(f"/proc/{children[0]}/status").exists():
+                status = pathlib.Path(f"/proc/{children[0]}/status").read_text()
+                if f"Uid:\t{UID}" in status:
+                    return int(children[0])
+            time.sleep(0.05)
+        raise AssertionError(f"process 1 never became uid {UID}: {self.text()}")
+
+    def run(self, *command, check=True):
+        """Another process in the container, as `docker exec` makes one."""
+        result = subprocess.run(["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--root", "--wd=/", "--setuid",
+                                 str(UID), "--setgid", str(UID), "--", *map(str, command)], capture_output=True, text=True, timeout=300)
+        assert not check or result.returncode == 0, f"{shlex.join(map(str, command))}: {result.returncode}: {result.stdout}{result.stderr}\n{self.text()}"
+        return result
+
+    def text(self):
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def status(self):
+        return dict(line.split(":\t", 1) for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines() if ":\t" in line)
+
+    def stop(self, sign=signal.SIGTERM, timeout=60):
+        if self.process.poll() is None:
+            os.kill(self.pid, sign)
+        return self.process.wait(timeout=timeout)

@@ -1,0 +1,101 @@
+"""K2 of ops.md section 9: values that are wrong are refused by the schema or a template's `fail`, and the message names the key."""
+import json
+
+import pytest
+
+from conftest import CHART, run
+
+# key -> value; the key is what the message must name.
+BAD = [
+    # keys that are not there
+    ("imagee", {}), ("image.tga", "1"), ("server.thread", 2), ("limits.maxThings", 1), ("service.port", 50051), ("tls.enabled", False),
+    ("tls.clientCA.secret", "x"), ("auth.tokens", ["plain-token"]), ("persistence.accessModes", ["ReadWriteMany"]),
+    ("training.enabled", True), ("resources.limit", {}), ("resources.limits.memroy", "8Gi"), ("gpu.enabled", True),
+    ("probes.liveness.path", "/"), ("podDisruptionBudget.minAvailable", 1), ("serviceAccount.token", True), ("rbac.create", True),
+    ("networkPolicy.ingress", []), ("metrics.enabled", True), ("metrics.serviceMonitor.period", "30s"), ("autoscaling.maxReplicas", 3),
+    # wrong types
+    ("replicaCount", "two"), ("replicaCount", 1.5), ("server.threads", "4"), ("persistence.enabled", "yes"), ("image.tag", 1.0),
+    ("imagePullSecrets", "name"), ("server.extraArgs", "--x=1"), ("tolerations", {}), ("nodeSelector", []), ("podLabels", ["a"]),
+    ("limits.maxQueuedJobs", "1000"), ("service.annotations", {"a": 1}), ("extraVolumes", {}),
+    # out of range
+    ("replicaCount", -1), ("server.threads", -1), ("server.drainSeconds", 36000), ("limits.maxReceiveBytes", 0),
+    ("limits.maxRunningJobs", 65), ("limits.maxRunningRequests", 0), ("service.grpcPort", 80), ("service.httpPort", 70000),
+    ("gpu.count", -1), ("probes.startup.failureThreshold", 0), ("podDisruptionBudget.maxUnavailable", 0),
+    # wrong forms
+    ("image.tag", "latest"), ("image.digest", "sha256:short"), ("image.pullPolicy", "Sometimes"), ("image.repository", "Nibble Server"),
+    ("image.registry", "https://registry.example.com"), ("nameOverride", "Nibble"), ("fullnameOverride", "a_b"),
+    ("server.device", "gpu0"), ("server.importRoot", "relative"), ("server.extraArgs.0", "threads 4"), ("service.type", "ExternalName"),
+    ("tls.existingSecret", ""), ("auth.existingSecret", ""), ("tls.certKey", "../../etc/passwd"), ("auth.key", "a/b"),
+    ("persistence.size", "50GB"), ("persistence.size", 50), ("persistence.accessMode", "ReadWriteMany"), ("persistence.storageClass", "Fast SSD"),
+    ("training.mode", "kubernetes"), ("resources.limits.memory", "8 GB"), ("resources.requests.cpu", "two"), ("gpu.resourceName", "nvidia"),
+    ("shmSize", "-1"), ("tmpSize", "64"), ("extraVolumeMounts.0.mountPath", "imports"), ("networkPolicy.grpc.from.0.ipBlock.cidr", "everywhere"),
+    ("networkPolicy.metrics.from.0", {}), ("metrics.serviceMonitor.interval", "30"), ("metrics.prometheusRule.disabled.0", "no alert"),
+    ("metrics.prometheusRule.runbookUrlPrefix", "playbooks"), ("commonLabels.team", "a b"), ("tolerations.0.operator", "In"),
+]
+# Each fine by itself: values, and the key that the message must name.
+TOGETHER = [
+    ({"replicaCount": 2}, "replicaCount"),
+    ({"autoscaling": {"enabled": True}}, "autoscaling.enabled"),
+    ({"persistence": {"enabled": False, "existingClaim": "data"}}, "persistence.existingClaim"),
+    ({"persistence": {"storageClass": "fast", "existingClaim": "data"}}, "persistence.storageClass"),
+    ({"tls": {"clientCA": {"required": True}}}, "tls.clientCA.required"),
+    ({"service": {"grpcPort": 9464}}, "service.httpPort"),
+    ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+    ({"serviceAccount": {"create": False, "name": "default"}}, "serviceAccount.name"),
+    ({"gpu": {"count": 1}, "server": {"device": "cpu"}}, "gpu.count"),
+    ({"server": {"device": "cuda:0"}}, "server.device"),
+    ({"probes": {"liveness": {"timeoutSeconds": 30}}}, "probes.liveness.timeoutSeconds"),
+    ({"probes": {"readiness": {"timeoutSeconds": 30}}}, "probes.readiness.timeoutSeconds"),
+    ({"extraVolumes": [{"name": "root", "hostPath": {"path": "/"}}]}, "extraVolumes[0].hostPath"),
+    ({"server": {"extraArgs": ["--insecure"]}}, "server.extraArgs[0]"),
+    ({"server": {"extraArgs": ["--isa=avx2", "--token_file=/tmp/mine"]}}, "server.extraArgs[1]"),
+    ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
+    ({"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels.app.kubernetes.io/name"),
+    ({"commonLabels": {"helm.sh/chart": "other"}}, "commonLabels.helm.sh/chart"),
+    ({"auth": {"test": {"existingSecret": "t"}}, "tls": {"clientCA": {"existingSecret": "ca", "required": True}}}, "auth.test.existingSecret"),
+    ({"metrics": {"prometheusRule": {"enabled": True, "disabled": ["NoSuchAlert"]}}}, "metrics.prometheusRule.disabled"),
+]
+
+
+def nested(key, value):
+    """{"a": {"b": value}} of "a.b"; a number makes a list of one (with the fields that its kind wants)."""
+    for part in reversed(key.split(".")):
+        if part.isdigit():
+            value = [{"name": "imports", **value} if "mountPath" in str(value) else value]
+        else:
+            value = {part: value}
+    return value
+
+
+def refused(helm, values, key, tmp_path):
+    path = tmp_path / "values.yaml"
+    path.write_text(json.dumps(values))
+    result = run(helm, "template", "test", CHART, "--values", path, ok=False)
+    assert result.returncode != 0, f"{values} was taken"
+    return result.stderr
+
+
+def spoken(key, message):
+    """Whether the message names the key: as it is, as a JSON pointer, or the unknown last part beside the path before it."""
+    *before, last = key.split(".")
+    pointer = "/".join(["", *key.split(".")])
+    additional = f"'{last}'" in message and ("/".join(["", *before]) in message if before else True)
+    return key in message or pointer in message or additional
+
+
+@pytest.mark.parametrize("number", range(len(BAD)), ids=[f"{key}={json.dumps(value)}" for key, value in BAD])
+def test_k2_bad_value(tool, tmp_path, number):
+    key, value = BAD[number]
+    message = refused(tool("helm"), nested(key, value), key, tmp_path)
+    assert spoken(key, message), message
+
+
+@pytest.mark.parametrize("number", range(len(TOGETHER)), ids=[key for _, key in TOGETHER])
+def test_k2_bad_together(tool, tmp_path, number):
+    values, key = TOGETHER[number]
+    message = refused(tool("helm"), values, key, tmp_path)
+    assert f"{key}: " in message or f"{key} " in message, message
+
+
+def test_k2_has_its_count():
+    assert len(BAD) + len(TOGETHER) >= 60

@@ -1,0 +1,188 @@
+"""K1 and K3 of ops.md section 9: the chart with its defaults and with every file of ci/."""
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+import charts
+from conftest import CHART, ROOT, TOOLS, e2e, run
+
+KUBERNETES = ["1.28.0", "1.33.0", "1.37.0"]  # the oldest that the chart is for, one between, the newest with a schema
+JOB = ROOT / "deploy/kubernetes/trainer-job.yaml"
+every_case = pytest.mark.parametrize("case", charts.CASES, ids=charts.case_name)
+
+
+@pytest.fixture(scope="session")
+def helm(tool):
+    return tool("helm")
+
+
+@every_case
+def test_k1_lints(helm, case):
+    result = run(helm, "lint", "--strict", CHART, *(["--values", case] if case else []))
+    assert "0 chart(s) failed" in result.stdout
+
+
+@pytest.fixture(scope="session")
+def schemas(tmp_path_factory, need):
+    need(charts.schema_source(), "the wheel kubernetes-validate")
+    need((TOOLS / "monitoring.coreos.com_servicemonitors.yaml").exists(), "the Prometheus operator's schemas")
+    folder = tmp_path_factory.mktemp("schemas")
+    for version in KUBERNETES:
+        charts.write_schemas(version, folder / version)
+        charts.write_operator_schemas(TOOLS, folder / version)
+    return folder
+
+
+def conform(tool, schemas, version, text):
+    location = f"{schemas}/{version}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    return subprocess.run([tool("kubeconform"), "-summary", "-strict", "-schema-location", location, "-"], input=text,
+                          capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@every_case
+def test_k1_conforms(helm, tool, schemas, version, case):
+    text = charts.render_text(helm, case, version)
+    result = conform(tool, schemas, version, text)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "Invalid: 0, Errors: 0, Skipped: 0" in result.stdout
+    assert charts.unset(text) == []
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_trainer_job_conforms(tool, schemas, version):
+    result = conform(tool, schemas, version, JOB.read_text())
+    assert result.returncode == 0 and "2 resources found" in result.stdout, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_unknown_and_mistyped_fields_do_not_conform(helm, tool, schemas, version):
+    good = charts.render_text(helm, CHART / "ci/monitoring.yaml", version)
+    for right, wrong in [("livenessProbe:", "livenessprobe:"), ("  selector:", "  selectorr:"), ("replicas: 1", "replicas: one"),
+                         ("scrapeTimeout:", "scrapeTimeOut:"), ("expr:", "expression:")]:
+        assert right in good
+        assert conform(tool, schemas, version, good.replace(right, wrong, 1)).returncode != 0, wrong
+
+
+@every_case
+def test_k1_scores_without_criticals(helm, tool, case):
+    result = subprocess.run([tool("kube-score"), "score", "--output-format", "ci", "--kubernetes-version", "v1.28", "-"],
+                            input=charts.render_text(helm, case), capture_output=True, text=True, timeout=120)
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("[OK]") for line in lines), result.stdout + result.stderr
+    assert [line for line in lines if line.startswith("[CRITICAL]")] == []
+
+
+def test_trainer_job_scores_without_criticals(tool):
+    result = run(tool("kube-score"), "score", "--output-format", "ci", "--kubernetes-version", "v1.28", JOB)
+    assert "[OK]" in result.stdout and "[CRITICAL]" not in result.stdout
+
+
+def test_k1_unit_tests_of_templates(tool):
+    result = run(tool("helm-unittest"), "--strict", CHART)
+    count = int(re.search(r"Tests:\s+(\d+) passed", re.sub(r"\x1b\[[0-9;]*m", "", result.stdout))[1])
+    assert count >= 40, result.stdout
+
+
+def test_every_template_has_a_unit_test():
+    tested = {path.name.removesuffix("_test.yaml") for path in (CHART / "tests").glob("*_test.yaml")}
+    templates = {path.stem for path in (CHART / "templates").rglob("*.yaml")}
+    assert templates <= tested
+
+
+def test_values_table_is_what_values_say():
+    run(sys.executable, ROOT / "tests/deploy/values_table.py", "--check")
+
+
+@every_case
+def test_flags_are_those_of_nibbled(helm, case):
+    known = set(re.findall(r"^\s+(?:-\w,)?(--[\w-]+)", run(e2e.BIN / "nibbled", "--help").stdout, re.MULTILINE))
+    arguments = [word for _, _, spec in charts.pods(charts.render(helm, case)) for container in spec["containers"]
+                 if container["command"] == ["/usr/local/bin/nibbled"] for word in container["args"]]
+    assert len(arguments) > 10
+    assert {word.split("=")[0] for word in arguments} <= known
+
+
+def restricted(name, _, spec):
+    """What the Pod Security Standard 'restricted' and K3 forbid; a list of complaints."""
+    wrong = []
+    pod = spec.get("securityContext", {})
+    if pod.get("seccompProfile", {}).get("type") != "RuntimeDefault":
+        wrong.append("seccompProfile")
+    for key in ("hostNetwork", "hostPID", "hostIPC"):
+        if spec.get(key):
+            wrong.append(key)
+    if spec.get("serviceAccountName", "default") == "default":
+        wrong.append("default service account")
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    for volume in spec.get("volumes", []):
+        if kinds := set(volume) - {"name"} - allowed:
+            wrong.append(f"volume {volume['name']}: {kinds}")
+    for container in spec["containers"] + spec.get("initContainers", []):
+        security = container.get("securityContext", {})
+        expected = {"allowPrivilegeEscalation": False, "runAsNonRoot": True, "readOnlyRootFilesystem": True, "privileged": False,
+                    "runAsUser": 65532, "runAsGroup": 65532, "capabilities": {"drop": ["ALL"]}}
+        wrong += [f"{container['name']}: {key}" for key, value in expected.items() if security.get(key) != value]
+        image = container["image"]
+        if not re.fullmatch(r"\S+(:[\w.-]+|@sha256:[0-9a-f]{64})", image) or image.endswith(":latest"):
+            wrong.append(f"image {image}")
+        if any("hostPort" in port for port in container.get("ports", [])):
+            wrong.append("hostPort")
+        if not {"cpu", "memory", "ephemeral-storage"} <= set(container["resources"]["limits"]):
+            wrong.append("limits")
+    if spec.get("automountServiceAccountToken") is not False:
+        wrong.append("service account token")
+    return [f"{name}: {complaint}" for complaint in wrong]
+
+
+@every_case
+def test_k3_restricted(helm, case):
+    documents = charts.render(helm, case)
+    found = list(charts.pods(documents))
+    assert found
+    complaints = [line for pod in found for line in restricted(*pod)]
+    if case and case.stem == "jobs":
+        # The one release that talks to Kubernetes: its own account, its own narrow role.
+        complaints = [line for line in complaints if not line.endswith("service account token")]
+    assert complaints == []
+    accounts = [document for document in documents if document["kind"] == "ServiceAccount"]
+    assert all(account["automountServiceAccountToken"] is False for account in accounts)
+    roles = [document for document in documents if document["kind"] in ("Role", "ClusterRole")]
+    assert all(role["kind"] == "Role" and not any("secrets" in rule["resources"] or "*" in rule["verbs"] for rule in role["rules"])
+               for role in roles)
+    assert "hostPath" not in charts.render_text(helm, case)
+
+
+def test_k3_trainer_job():
+    documents = list(yaml.safe_load_all(JOB.read_text()))
+    complaints = [line for pod in charts.pods(documents) for line in restricted(*pod)]
+    assert complaints == []
+
+
+def test_k3_sees_what_it_looks_for(helm):
+    """The check itself: each of these renders is refused."""
+    import copy
+    (name, metadata, good), *_ = charts.pods(charts.render(helm, None))
+    spoilers = [lambda spec: spec.update(hostNetwork=True), lambda spec: spec.update(serviceAccountName="default"),
+                lambda spec: spec.update(automountServiceAccountToken=True), lambda spec: spec["securityContext"].pop("seccompProfile"),
+                lambda spec: spec["volumes"].append({"name": "h", "hostPath": {"path": "/"}}),
+                lambda spec: spec["containers"][0].update(image="nibble-server:latest"),
+                lambda spec: spec["containers"][0].update(image="nibble-server"),
+                lambda spec: spec["containers"][0]["securityContext"].update(readOnlyRootFilesystem=False),
+                lambda spec: spec["containers"][0]["securityContext"].update(capabilities={"drop": ["ALL"], "add": ["NET_ADMIN"]})]
+    for spoil in spoilers:
+        bad = copy.deepcopy(good)
+        spoil(bad)
+        assert len(restricted(name, metadata, bad)) == 1
+
+
+def test_secrets_are_files_only(helm):
+    """No Secret reaches an argument or the environment (ops.md 8)."""
+    for case in charts.CASES:
+        for _, _, spec in charts.pods(charts.render(helm, case)):
+            for container in spec["containers"]:
+                assert "envFrom" not in container
+                assert not any("secretKeyRef" in entry.get("valueFrom", {}) for entry in container.get("env", []))

@@ -1,0 +1,155 @@
+"""The Dockerfile: linted; its steps run in a debootstrap root; what they made starts as uid 65532 on a read-only root."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import time
+
+import pytest
+
+import dockerfile
+import image_root
+from conftest import ROOT, e2e, run
+from container import Container
+
+DOCKERFILE = ROOT / "Dockerfile"
+
+
+def test_hadolint(tool):
+    assert run(tool("hadolint"), "--no-color", DOCKERFILE).stdout == ""
+
+
+def test_hadolint_sees_what_it_looks_for(tool, tmp_path):
+    for line, rule in [("ADD x /x", "DL3020"), ("USER root", "DL3002"), ("RUN cd /x", "DL3003")]:
+        bad = tmp_path / "Dockerfile"
+        bad.write_text(DOCKERFILE.read_text() + line + "\n")
+        assert rule in run(tool("hadolint"), bad, ok=False).stdout
+
+
+def test_stages_and_their_faces():
+    stages, arguments = dockerfile.parse(DOCKERFILE)
+    assert list(stages) == ["build", "server", "trainer"] and stages["trainer"].base == "server"
+    assert re.fullmatch(r"debian:12\.\d+-slim", arguments["BASE_IMAGE"])
+    server = stages["server"]
+    words = {step.word: step.text for step in server.steps}
+    assert words["USER"] == "65532:65532" and words["STOPSIGNAL"] == "SIGTERM" and words["EXPOSE"] == "50051 9464"
+    assert server.last("ENTRYPOINT") == ["/usr/local/bin/nibbled"] and server.last("HEALTHCHECK")[0] == "/usr/local/bin/nibble"
+    labels = set(re.findall(r"org\.opencontainers\.image\.([\w.]+)=", words["LABEL"]))
+    assert labels == {"title", "description", "source", "licenses", "version", "revision", "created", "base.name", "base.digest"}
+    # Nothing of the trainer may run as another user, or start another way.
+    assert {step.word for step in stages["trainer"].steps} == {"COPY"}
+
+
+def test_nothing_is_downloaded_and_nothing_secret_is_taken():
+    text = DOCKERFILE.read_text()
+    assert not re.search(r"^\s*ADD |curl|wget|https?://", text, re.MULTILINE)
+    files = dockerfile.context_files(ROOT)
+    assert "server/main.cc" in files and "deploy/setup.sh" in files and "LICENSE" in files
+    assert not [name for name in files if name.startswith(("build/", ".git/", "tests/", "helm/", "docs/")) or "__pycache__" in name]
+
+
+def test_copies_exist_in_the_context():
+    files = dockerfile.context_files(ROOT)
+    stages, _ = dockerfile.parse(DOCKERFILE)
+    for step in stages["build"].steps:
+        if step.word == "COPY":
+            for source in step.text.split()[:-1]:
+                assert source == "." or any(name == source or name.startswith(source) for name in files), source
+
+
+def test_versions_of_image_and_chart_are_one():
+    version = re.search(r"project\(nibble VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
+    assert f"ARG NIBBLE_VERSION={version}" in DOCKERFILE.read_text()
+    chart = (ROOT / "helm/nibble/Chart.yaml").read_text()
+    assert f'appVersion: "{version}"' in chart and f"version: {version}\n" in chart
+    assert f"image: nibble-trainer:{version}" in (ROOT / "deploy/kubernetes/trainer-job.yaml").read_text()
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory, need):
+    """{stage: root}; the build is that of build/release unless NIBBLE_IMAGE_BUILD says to make it in the root as well."""
+    need(os.geteuid() == 0, "root (debootstrap, chroot)")
+    need(pathlib.Path("/usr/sbin/debootstrap").exists(), "debootstrap")
+    work = pathlib.Path(os.environ.get("NIBBLE_IMAGE_WORK") or tmp_path_factory.mktemp("images"))
+    tree = None if os.environ.get("NIBBLE_IMAGE_BUILD") else e2e.BIN.parent
+    image_root.make_image("trainer", work, tree)
+    return {"server": work / "server", "trainer": work / "trainer"}
+
+
+@pytest.fixture
+def start(images, tmp_path):
+    running = []
+
+    def make(stage, *flags):
+        stages, _ = dockerfile.parse(DOCKERFILE)
+        command = stages["server"].last("ENTRYPOINT") + stages["server"].last("CMD") + list(flags)
+        running.append(Container(images[stage], tmp_path / f"volume-{stage}", command, tmp_path / f"{stage}-{len(running)}.log"))
+        health = stages["server"].last("HEALTHCHECK")
+        for _ in range(200):
+            if running[-1].run(*health, check=False).returncode == 0:
+                return running[-1]
+            assert running[-1].process.poll() is None, running[-1].text()
+            time.sleep(0.1)
+        raise AssertionError(f"never healthy: {running[-1].text()}")
+
+    yield make
+    for container in running:
+        if container.process.poll() is None:
+            container.process.kill()
+
+
+def give(source, volume, name):
+    """Puts a file or folder of the host on the volume, for the container's user."""
+    subprocess.run(["cp", "-r", source, volume / name], check=True)
+    subprocess.run(["chown", "-R", "65532:65532", volume / name], check=True)
+    return f"/var/lib/nibble/{name}"
+
+
+def missing_libraries(root, program):
+    listing = subprocess.run(["chroot", root, "/lib64/ld-linux-x86-64.so.2", "--list", program], capture_output=True, text=True, check=True)
+    return [line for line in listing.stdout.splitlines() if "not found" in line], listing.stdout
+
+
+@pytest.mark.full
+def test_every_library_is_there_and_the_server_has_no_torch(images):
+    for stage, program in [("server", "nibbled"), ("server", "nibble"), ("trainer", "nibble-trainer")]:
+        missing, listing = missing_libraries(images[stage], f"/usr/local/bin/{program}")
+        assert missing == []
+        assert ("libtorch_cpu" in listing) == (stage == "trainer")
+    assert not list(images["server"].rglob("libtorch*")) and not (images["server"] / "usr/local/bin/nibble-trainer").exists()
+    size = lambda root: int(subprocess.run(["du", "-sxm", root], capture_output=True, text=True, check=True).stdout.split()[0])
+    print(f"server {size(images['server'])} MB, trainer {size(images['trainer'])} MB (of these debootstrap {size(images['server'].parent / 'base')} MB)")
+
+
+@pytest.mark.full
+def test_server_runs_read_only_as_65532(start, model_directory, text_file):
+    server = start("server")
+    status = server.status()
+    assert status["Uid"].split() == ["65532"] * 4 and status["Gid"].split() == ["65532"] * 4
+    assert status["NoNewPrivs"] == "1" and status["CapEff"] == status["CapBnd"] == "0" * 16
+    # Only the volume can be written.
+    for path in ("/x", "/tmp/x", "/etc/x", "/usr/local/bin/x", "/var/lib/x", "/dev/x", "/run/x"):
+        assert server.run("touch", path, check=False).returncode != 0, path
+    server.run("touch", "/var/lib/nibble/x")
+
+    server.run("nibble", "models", "import", give(model_directory, server.volume, "model"), "--name", "small", "--dtype", "f32")
+    server.run("nibble", "models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    answer = server.run("nibble", "--json", "generate", "small-int8", "--prompt", "The keeper", "--max-tokens", "4", "--ignore-eos")
+    assert json.loads(answer.stdout)["usage"]["completion_tokens"] == 4
+    # The image has no trainer, and says so.
+    server.run("nibble", "datasets", "upload", give(text_file, server.volume, "page.jsonl"), "--name", "page")
+    refused = server.run("nibble", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", "1", check=False)
+    assert refused.returncode != 0 and "nibble-trainer" in refused.stderr
+    assert server.stop() == 0
+
+
+@pytest.mark.full
+def test_trainer_image_trains(start, model_directory, text_file):
+    server = start("trainer")
+    server.run("nibble", "models", "import", give(model_directory, server.volume, "model"), "--name", "small", "--dtype", "f32")
+    server.run("nibble", "datasets", "upload", give(text_file, server.volume, "page.jsonl"), "--name", "page")
+    server.run("nibble", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "tuned", "--max-steps", "2",
+               "--micro-batch", "2", "--seq-len", "32", "--watch")
+    assert "tuned" in server.run("nibble", "models", "list").stdout
+    assert server.stop() == 0

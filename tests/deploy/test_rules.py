@@ -1,0 +1,83 @@
+"""O2 of ops.md section 9: every alert fires when it should and stays silent when it should not; it says what to do, and where."""
+import re
+
+import pytest
+import yaml
+
+from conftest import CHART, ROOT, run
+
+RULES = sorted((CHART / "rules").glob("*.yaml"))
+CASES = ROOT / "deploy/rules/alerts_test.yaml"
+
+
+def all_rules():
+    return [rule for path in RULES for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+
+
+ALERTS = [rule for rule in all_rules() if "alert" in rule]
+RECORDS = [rule for rule in all_rules() if "record" in rule]
+
+
+def test_promtool_takes_the_rules(tool):
+    assert run(tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", *RULES).stdout.count("SUCCESS") == len(RULES)
+
+
+def test_o2_promtool_test_rules(tool):
+    assert "SUCCESS" in run(tool("promtool"), "test", "rules", CASES).stdout
+
+
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in ALERTS])
+def test_o2_both_cases_of(alert):
+    cases = [check for case in yaml.safe_load(CASES.read_text())["tests"] for check in case["alert_rule_test"]
+             if check["alertname"] == alert]
+    assert sorted(bool(case["exp_alerts"]) for case in cases) == [False, True]
+
+
+def test_o2_a_rule_that_never_fires_is_seen(tool, tmp_path):
+    """The cases themselves: with its threshold out of reach an alert fails them."""
+    for path in RULES:
+        (tmp_path / path.name).write_text(path.read_text().replace("> 0.5 * 25", "> 5000 * 25"))
+    cases = CASES.read_text().replace("../../helm/nibble/rules", str(tmp_path))
+    (tmp_path / "cases.yaml").write_text(cases)
+    result = run(tool("promtool"), "test", "rules", tmp_path / "cases.yaml", ok=False)
+    assert result.returncode != 0 and "NibbleCheckpointSlowVsGrace" in result.stdout + result.stderr
+
+
+def anchors(path):
+    """The anchors of a page's headings, as its readers' programs make them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
+def test_alert_is_whole(rule):
+    assert rule["alert"].startswith("Nibble") and "for" in rule
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert {"summary", "description", "runbook_url"} == set(rule["annotations"])
+    page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+    assert page == f"deploy/playbooks/{rule['alert']}.md"
+    assert anchor in anchors(ROOT / page)
+
+
+def test_playbooks_are_of_alerts_and_their_links_lead_somewhere():
+    pages = sorted((ROOT / "deploy/playbooks").glob("*.md"))
+    assert {page.stem for page in pages} == {rule["alert"] for rule in ALERTS}
+    for page in pages:
+        for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            target, _, anchor = link.partition("#")
+            assert anchor in anchors(page.parent / target), f"{page.name}: {link}"
+
+
+def test_commands_of_playbooks_are_there():
+    """`nibble WORD WORD` in a page is a command of the program."""
+    from conftest import e2e
+    for page in (ROOT / "deploy/playbooks").glob("*.md"):
+        for words in set(re.findall(r"`nibble ((?:[a-z]+ ?)+)", page.read_text())):
+            run(e2e.BIN / "nibble", *words.split(), "--help")
+
+
+def test_records_are_named_by_level_metric_and_operation():
+    assert RECORDS
+    for rule in RECORDS:
+        level, metric, operation = rule["record"].split(":")
+        assert level in ("job", "model", "instance") and metric.startswith("nibble_") and operation

@@ -1,0 +1,60 @@
+#include "server/telemetry/memory_cgroup.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace nibble::telemetry {
+namespace {
+
+class MemoryCgroupTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = testing::TempDir() + "cgroup_" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(root_);
+  }
+  void Write(const std::string& path, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(root_ + "/" + path).parent_path());
+    std::ofstream(root_ + "/" + path) << text;
+  }
+  std::optional<std::uint64_t> Read() { return ReadOomKills(root_ + "/proc", root_ + "/fs"); }
+
+  std::string root_;
+};
+
+TEST_F(MemoryCgroupTest, Version2) {
+  Write("proc", "0::/kubepods/pod1\n");
+  Write("fs/kubepods/pod1/memory.events", "low 0\nhigh 4\nmax 9\noom 3\noom_kill 2\noom_group_kill 1\n");
+  EXPECT_EQ(Read(), 2u);
+}
+
+TEST_F(MemoryCgroupTest, Version2InAContainerThatSeesItsGroupAsTheRoot) {
+  Write("proc", "0::/\n");
+  Write("fs/memory.events", "oom 0\noom_kill 5\n");
+  EXPECT_EQ(Read(), 5u);
+}
+
+TEST_F(MemoryCgroupTest, Version1) {
+  Write("proc", "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n");
+  Write("fs/memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 7\n");
+  EXPECT_EQ(Read(), 7u);
+}
+
+TEST_F(MemoryCgroupTest, Version1InAContainerThatIsToldTheHostsPath) {
+  Write("proc", "4:memory:/docker/0123\n");
+  Write("fs/memory/memory.oom_control", "oom_kill 1\n");
+  EXPECT_EQ(Read(), 1u);
+}
+
+TEST_F(MemoryCgroupTest, NothingWhereTheSystemDoesNotTell) {
+  EXPECT_EQ(Read(), std::nullopt);
+  Write("proc", "4:memoryless:/x\nnonsense\n0::/\n");
+  EXPECT_EQ(Read(), std::nullopt);
+  Write("fs/memory.events", "oom_kill many\n");
+  EXPECT_EQ(Read(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace nibble::telemetry
