@@ -63,10 +63,13 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
   NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, base::JoinPath(pending.path(), store::kCheckpointMetricsFile),
                                                    base::Dump(base::Json(progress.metrics))));
   NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, pending.Commit());
-  return store::CheckpointInfo{.step = progress.step,
-                               .directory = pending.target(),
-                               .bytes = manifest.total_bytes(),
-                               .digest = manifest.digest};
+  store::CheckpointInfo saved;
+  saved.step = progress.step;
+  saved.directory = pending.target();
+  saved.bytes = manifest.total_bytes();
+  saved.digest = manifest.digest;
+  saved.metrics = progress.metrics;
+  return saved;
 }
 
 absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
