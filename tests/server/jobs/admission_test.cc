@@ -1,0 +1,155 @@
+// Which jobs are taken, and when they may start.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "server/base/error.h"
+#include "tests/server/jobs/controller_fixture.h"
+
+namespace nibble::jobs {
+namespace {
+
+using enum JobState;
+
+class AdmissionTest : public ControllerFixture {};
+
+TEST_F(AdmissionTest, BadSubmissionsLeaveNothing) {
+  const auto reason = [&](const JobSpec& spec) { return base::Reason(controller_->Submit(spec, "r").status()); };
+  JobSpec spec = Spec("out");
+  spec.base_model = "nobody";
+  EXPECT_EQ(reason(spec), "MODEL");
+  spec = Spec("out");
+  spec.eval_dataset = "nothing";
+  EXPECT_EQ(reason(spec), "DATASET");
+  spec = Spec("out");
+  spec.qlora.r = 0;
+  EXPECT_EQ(reason(spec), "FIELD_VIOLATION");
+  spec = Spec("base");
+  EXPECT_EQ(reason(spec), "NAME_TAKEN");
+  spec = Spec("out");
+  spec.data.overlong = "split";
+  spec.data.format = "chat";
+  EXPECT_EQ(reason(spec), "FIELD_VIOLATION");
+  EXPECT_TRUE(controller_->List({}, 0, 10)->empty());
+  EXPECT_TRUE(controller_->Submit(Spec("out"), "r").ok()) << "neither request_id nor name were used up";
+  EXPECT_EQ(reason(Spec("out")), "") << "the same request again";
+  EXPECT_EQ(base::Reason(controller_->Submit(Spec("out"), "r2").status()), "NAME_TAKEN");
+  EXPECT_EQ(reason(Spec("other")), "IDEMPOTENCY_CONFLICT");
+}
+
+TEST_F(AdmissionTest, SpecCheckOfTheServerIsAskedWithTheResolvedSpec) {
+  Kill();
+  options_.check_spec = [](const JobSpec& spec) {
+    EXPECT_EQ(spec.device, "cpu");
+    return base::FieldError("data.max_seq_len", "longer than the model");
+  };
+  Open();
+  EXPECT_EQ(base::Reason(controller_->Submit(Spec(), "").status()), "FIELD_VIOLATION");
+}
+
+TEST_F(AdmissionTest, FiftyParallelSubmissionsOfOneRequestMakeOneJob) {  // R24
+  std::vector<std::thread> threads;
+  std::vector<std::string> ids(50);
+  for (int i = 0; i < 50; ++i) {
+    threads.emplace_back([&, i] {
+      const auto job = controller_->Submit(Spec("out"), "request-1");
+      if (job.ok()) ids[static_cast<std::size_t>(i)] = job->id;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(controller_->List({}, 0, 100)->size(), 1u);
+  for (const std::string& id : ids) EXPECT_EQ(id, ids[0]);
+  KillAndReopen();
+  EXPECT_EQ(controller_->Submit(Spec("out"), "request-1")->id, ids[0]);
+  EXPECT_EQ(controller_->List({}, 0, 100)->size(), 1u);
+}
+
+TEST_F(AdmissionTest, FullQueueIsSaid) {
+  Kill();
+  options_.max_queued = 2;
+  Open();
+  Submit();
+  Submit();
+  EXPECT_EQ(base::Reason(controller_->Submit(Spec(), "").status()), "QUEUE_FULL");
+}
+
+TEST_F(AdmissionTest, OwnersHaveAQuotaAndRequestIdsOfTheirOwn) {
+  Kill();
+  options_.max_open_per_owner = 2;
+  Open();
+  const auto submit = [&](const std::string& owner, const std::string& request) {
+    return controller_->Submit(Spec(), request, {.owner = owner, .tenant = "team"});
+  };
+  const std::string a = submit("ann", "r1")->id;
+  EXPECT_EQ(submit("ann", "r1")->id, a);
+  const auto bob = submit("bob", "r1");
+  ASSERT_TRUE(bob.ok()) << bob.status();
+  EXPECT_NE(bob->id, a) << "another's request id";
+  EXPECT_EQ(bob->owner, "bob");
+  EXPECT_EQ(bob->tenant, "team");
+  ASSERT_TRUE(submit("ann", "r2").ok());
+  EXPECT_EQ(base::Reason(submit("ann", "r3").status()), "TENANT_QUOTA");
+  EXPECT_TRUE(submit("ann", "r2").ok()) << "a repetition is no new job";
+  ASSERT_TRUE(controller_->Cancel(a).ok());
+  EXPECT_TRUE(submit("ann", "r3").ok());
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(submit("", "").ok()) << "nobody's quota";
+}
+
+TEST_F(AdmissionTest, RequestIdIsKeptForADayEvenWhenItsJobIsDeleted) {
+  const auto submit = [&](const std::string& output) { return controller_->Submit(Spec(output), "request"); };
+  const std::string id = submit("out")->id;
+  clock_.Advance(absl::Hours(24) - absl::Seconds(1));
+  EXPECT_EQ(submit("out")->id, id);
+  EXPECT_EQ(base::Reason(submit("other").status()), "IDEMPOTENCY_CONFLICT");
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  ASSERT_TRUE(controller_->Delete(id).ok());
+  EXPECT_EQ(base::Reason(submit("out").status()), "JOB") << "no second job of one request";
+  clock_.Advance(absl::Seconds(2));
+  const auto again = submit("other");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_NE(again->id, id);
+}
+
+TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
+  Kill();
+  options_.queue = {.max_running = 4, .memory_bytes = 1000};
+  options_.plan_memory = [](const JobSpec& spec) -> absl::StatusOr<std::int64_t> { return spec.qlora.r * 100; };
+  Open();
+  const auto submit = [&](std::int64_t r) {
+    JobSpec spec = Spec();
+    spec.qlora.r = r;
+    return controller_->Submit(spec, "");
+  };
+  const auto too_large = submit(11).status();
+  EXPECT_EQ(base::Reason(too_large), "OUT_OF_DEVICE_MEMORY");
+  EXPECT_EQ(base::ReasonMetadata(too_large).at("need"), "1100");
+  const std::string a = submit(6)->id, b = submit(5)->id, c = submit(1)->id;
+  controller_->Tick();
+  EXPECT_EQ(State(a), kPreparing);
+  EXPECT_EQ(State(b), kQueued);
+  EXPECT_EQ(State(c), kQueued) << "it must not pass b, for which room is being made";
+  KillAndReopen();
+  controller_->Tick();
+  EXPECT_EQ(State(b), kQueued) << "the adopted trainer's memory still counts";
+  Fail(Trainer(a), "NAN_LOSS", kExitBadInput);
+  machine_.Exit(Trainer(a), kExitBadInput);
+  controller_->Tick();
+  EXPECT_EQ(State(b), kPreparing);
+  EXPECT_EQ(State(c), kPreparing);
+}
+
+TEST_F(AdmissionTest, LowDiskIsRefusedBeforeItIsFullAndReadsGoOn) {  // R9
+  const std::string id = Submit();
+  Kill();
+  min_free_bytes_ = std::uint64_t{1} << 60;
+  Open();
+  const auto refused = controller_->Submit(Spec(), "").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(base::Reason(refused), "DISK_FULL");
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_TRUE(controller_->Cancel(id).ok());
+  EXPECT_TRUE(controller_->Delete(id).ok());
+}
+
+}  // namespace
+}  // namespace nibble::jobs
