@@ -467,7 +467,7 @@ class SlowReaderTest : public InferenceServiceTest {
   AppOptions Options() override {
     AppOptions options = InferenceServiceTest::Options();
     options.stream_buffer = 40;
-    options.slow_reader = absl::Milliseconds(300);
+    options.slow_reader_s = 0.3;
     options.engine.kv_tokens = 8192;
     return options;
   }
