@@ -259,6 +259,7 @@ install_tools() {
   mkdir -p "$deps/tools/bin"
   install_wheels tools "$NIBBLE_WHEELS_TOOLS" kubernetes_validate/__init__.py
   ln -sf "$venv/bin/hadolint" "$deps/tools/bin/hadolint"
+  ln -sf "$venv/bin/buf" "$deps/tools/bin/buf"
   local go go_environment list tool
   find_go
   read -r -d '' -a list <<<"$NIBBLE_GO_TOOLS" || true
