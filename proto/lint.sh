@@ -8,7 +8,9 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 image() {  # FOLDER OUT: one descriptor set, so that buf needs no registry for google's protos.
-  (cd "$1" && protoc -I . -I "$googleapis" --include_imports --include_source_info -o "$2" $(find nibble -name '*.proto' | sort))
+  local files
+  mapfile -t files < <(cd "$1" && find nibble -name '*.proto' | sort)
+  (cd "$1" && protoc -I . -I "$googleapis" --include_imports --include_source_info -o "$2" "${files[@]}")
 }
 googleapis=$(cd "$googleapis" && pwd)
 image proto "$work/now.binpb"

@@ -48,7 +48,7 @@ absl::StatusOr<std::string> RenderPrefix(const text::ChatTemplate& chat, const b
 
 absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt) {
   if (text.chat_template == nullptr) {
-    return base::WithReason(absl::FailedPreconditionError("the base model has no chat template, which format chat needs"),
+    return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
                             "TEMPLATE_ERROR");
   }
   NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));

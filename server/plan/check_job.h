@@ -29,7 +29,7 @@ data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec);
 
 // Of a resolved spec. Tokenises all data. Errors:
 // InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format; NO_TRAINABLE_TOKENS;
-// TEMPLATE_ERROR), FailedPrecondition (chat without a template).
+// TEMPLATE_ERROR, without a template too).
 absl::Status CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 }  // namespace nibble::plan

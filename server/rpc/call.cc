@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
@@ -98,7 +99,13 @@ grpc::Status Call::End(const absl::Status& status) {
               {"reason", reason},
               {"ms", base::StrCat(static_cast<std::int64_t>(seconds * 1e3))},
               {"error", status.ok() ? "" : ToUtf8(base::ToStd(status.message()), 512)}});
-  return ToGrpcStatus(status);
+  if (!ours) return ToGrpcStatus(status);
+  // Our own fault: what the log line is found by.
+  google::rpc::RequestInfo request;
+  request.set_request_id(request_id_);
+  absl::Status told = status;
+  told.SetPayload("type.googleapis.com/google.rpc.RequestInfo", absl::Cord(request.SerializeAsString()));
+  return ToGrpcStatus(told);
 }
 
 void RegisterMethod(telemetry::Metrics& metrics, CallType type, std::string_view method) {

@@ -171,7 +171,7 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& assets) {
   if (chat.messages().empty()) return FieldError("chat.messages", "is empty, wanted at least one message");
   if (assets.chat_template == nullptr) {
-    return base::WithReason(absl::FailedPreconditionError("the model has no chat template"), "TEMPLATE_ERROR");
+    return base::WithReason(absl::InvalidArgumentError("chat: the model has no chat template"), "TEMPLATE_ERROR");
   }
   std::vector<text::ChatMessage> messages;
   for (const v1::ChatMessage& message : chat.messages()) messages.push_back({message.role(), message.content()});

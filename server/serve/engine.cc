@@ -162,8 +162,12 @@ void Engine::Run() {
       const absl::StatusOr<bool> stepped = RunOnce();
       if (!stepped.ok()) {
         // A step that fails is a fault of ours or of memory: the requests in it end with it, the engine goes on.
+        absl::Status fault = stepped.status();
+        if (!absl::IsResourceExhausted(fault)) {
+          fault = base::WithReason(absl::InternalError(base::StrCat("a step failed: ", base::ToStd(fault.message()))), "KERNEL_FAULT");
+        }
         for (auto& group : running_) {
-          if (!group->ended) EndGroup(*group, stepped.status(), FinishReason::kCancelled);
+          if (!group->ended) EndGroup(*group, fault, FinishReason::kCancelled);
         }
       } else {
         idle = !*stepped;

@@ -3,6 +3,7 @@
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <regex>
@@ -102,6 +103,29 @@ TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
     const bool says_unbuilt = citations.front().test == "EveryMethodThatIsNotBuiltSaysSo";
     EXPECT_EQ(says_unbuilt, unbuilt.contains(name)) << name;
   }
+}
+
+// Literals in capitals among the arguments of WithReason, up to the parenthesis that ends them.
+void AddReasons(const std::string& code, std::set<std::string>& reasons) {
+  static const std::string kCall = "WithReason(";
+  static const std::regex kLiteral("\"([A-Z][A-Z0-9_]+)\"");
+  for (std::size_t at = code.find(kCall); at != std::string::npos; at = code.find(kCall, at + 1)) {
+    std::size_t end = at + kCall.size();
+    for (int open = 1; end < code.size() && open > 0; ++end) open += (code[end] == '(') - (code[end] == ')');
+    const std::string arguments = code.substr(at, end - at);
+    for (std::sregex_iterator it(arguments.begin(), arguments.end(), kLiteral), last; it != last; ++it) reasons.insert((*it)[1]);
+  }
+}
+
+TEST(ErrorsDocumentTest, EveryReasonOfTheServerIsInDocsErrors) {
+  const std::string document = Read("docs/errors.md");
+  std::set<std::string> reasons;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(NIBBLE_SOURCE_DIR "/server")) {
+    const std::string path = entry.path().lexically_relative(NIBBLE_SOURCE_DIR);
+    if (path.ends_with(".cc") || path.ends_with(".h")) AddReasons(Read(path), reasons);
+  }
+  EXPECT_GT(reasons.size(), 30u);
+  for (const std::string& reason : reasons) EXPECT_NE(document.find("`" + reason + "`"), std::string::npos) << reason;
 }
 
 }  // namespace
