@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "grpc/health/v1/health.pb.h"
+
 namespace nibble {
 
 namespace {
@@ -22,6 +24,8 @@ class WithoutReflection final : public grpc::ServerBuilderOption {
 }  // namespace
 
 void SetReflection(grpc::ServerBuilder& builder, bool on) {
+  // Reflection can only tell of what is linked.
+  grpc::health::v1::HealthCheckRequest::descriptor();
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   if (!on) builder.SetOption(std::make_unique<WithoutReflection>());
 }

@@ -106,7 +106,7 @@ def test_generate_chat_and_score(reflecting):
     status = json.loads(bad.stderr)
     assert status["code"] == 3
     kinds = {detail["@type"].rsplit(".", 1)[1]: detail for detail in status["details"]}
-    assert kinds["BadRequest"]["fieldViolations"][0]["field"] == "sampling.n"
+    assert kinds["BadRequest"]["field_violations"][0]["field"] == "sampling.n"
     assert kinds["ErrorInfo"]["reason"] == "FIELD_VIOLATION" and kinds["ErrorInfo"]["domain"] == "nibble"
 
 

@@ -471,6 +471,15 @@ class SlowReaderTest : public InferenceServiceTest {
     options.engine.kv_tokens = 8192;
     return options;
   }
+  // Without this the transport's window grows with what the machine could take, and swallows a whole answer.
+  void SetUp() override {
+    InferenceServiceTest::SetUp();
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 16 << 10);
+    inference_ = v1::InferenceService::NewStub(grpc::CreateCustomChannel(
+        "127.0.0.1:" + std::to_string(app_->grpc_port()), grpc::InsecureChannelCredentials(), arguments));
+  }
   // More than the transport takes while nobody reads.
   v1::GenerateStreamRequest Large() {
     v1::GenerateStreamRequest request;
