@@ -117,7 +117,8 @@ TEST_F(ServerServiceTest, WatchLoadSendsAtOnceAndAgainUntilTheClientEndsIt) {
   ASSERT_TRUE(reader->Read(&next));
   EXPECT_TRUE(first.ready());
   EXPECT_GT(first.rss_bytes(), 0);
-  EXPECT_LT(first.time().seconds() * 1e9 + first.time().nanos(), next.time().seconds() * 1e9 + next.time().nanos());
+  EXPECT_LT(std::make_pair(first.time().seconds(), first.time().nanos()),
+            std::make_pair(next.time().seconds(), next.time().nanos()));
   context.TryCancel();
   while (reader->Read(&next)) {
   }
