@@ -75,6 +75,14 @@ e2e() {
     "$python" -m pytest -q -ra tests/e2e -m "not full"
   fi
 }
+# Image, chart, dashboards, rules; what needs tools of --full is shown as skipped.
+deployment() {
+  if $full; then
+    "$python" -m pytest -q -ra tests/deploy --full
+  else
+    "$python" -m pytest -q -ra tests/deploy -m "not full"
+  fi
+}
 # Headers stand alone, and everything builds in a folder of its own.
 ci() { configure ci && cmake --build --preset ci; }
 # clang: -Wthread-safety and clang-tidy on what changed since they last passed.
@@ -94,6 +102,7 @@ need setup '^setup: (done|error)' setup
 need build 'Linking|no work|error' release
 section unit 'tests passed|tests failed' ctest --preset release -j 2 -LE "full|slow"
 section e2e 'passed|failed' e2e
+section deployment 'passed|failed' deployment
 if $full; then
   section long 'tests passed|tests failed' ctest --preset release -L "full|slow"
   section ci 'Linking|Building|no work' ci
