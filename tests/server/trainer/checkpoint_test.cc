@@ -40,7 +40,7 @@ class CheckpointTest : public ::testing::Test {
   }
   std::string Save() {
     const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments,
-                                      {.rank = 3, .alpha = 6.0, .targets = {}, .base_model_name_or_path = {}});
+                                      {.rank = 3, .alpha = 6.0, .targets = {model::LinearKind::kQ}, .base_model_name_or_path = {}});
     EXPECT_TRUE(saved.ok()) << saved.status();
     return saved.ok() ? saved->directory : "";
   }
