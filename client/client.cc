@@ -29,7 +29,7 @@ Client Client::Connect(const std::string& server, const ClientOptions& options) 
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A proxy of the environment is never asked for a server given by address.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return Client(grpc::CreateCustomChannel(server, grpc::InsecureChannelCredentials(), arguments), options);
+  return Client(MakeChannel(server, options.security, std::move(arguments)), options);
 }
 
 Client::Client(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options)

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/files_to_send.h"
+#include "client/security.h"
 #include "client/status.h"
 #include "google/longrunning/operations.grpc.pb.h"
 #include "nibble/v1/dataset_service.grpc.pb.h"
@@ -23,6 +24,7 @@
 namespace nibble::client {
 
 struct ClientOptions {
+  Security security;
   // Of a call that answers at once. Loads, operations, streams and generation have none of their own: they end when
   // they end.
   absl::Duration deadline = absl::Seconds(60);

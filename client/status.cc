@@ -31,12 +31,22 @@ absl::Status Make(int code, const std::string& message, const google::rpc::Statu
   return status;
 }
 
+// What refuses a call before its handler can send no details: the reason stands before the text.
+absl::Status WithLeadingReason(absl::Status status) {
+  if (!absl::IsUnauthenticated(status) && !absl::IsPermissionDenied(status)) return status;
+  const std::string text(status.message());
+  const std::size_t colon = text.find(": ");
+  if (colon == std::string::npos || text.find_first_not_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ_") != colon) return status;
+  return base::WithReason(absl::Status(status.code(), text.substr(colon + 2)), text.substr(0, colon));
+}
+
 }  // namespace
 
 absl::Status FromGrpc(const grpc::Status& status) {
   google::rpc::Status details;
   if (!details.ParseFromString(status.error_details())) details.Clear();
-  return Make(status.error_code(), status.error_message(), details);
+  absl::Status made = Make(status.error_code(), status.error_message(), details);
+  return base::Reason(made).empty() ? WithLeadingReason(std::move(made)) : made;
 }
 
 absl::Status FromProto(const google::rpc::Status& status) { return Make(status.code(), status.message(), status); }

@@ -1,8 +1,6 @@
 #include "server/app.h"
 
-#include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -24,12 +22,12 @@
 #include "server/base/mutex.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/grpc_server.h"
 #include "server/http/http_server.h"
 #include "server/job_metrics.h"
 #include "server/jobs/controller.h"
 #include "server/metered_files.h"
 #include "server/plan/check_job.h"
-#include "server/reflection.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
 #include "server/rpc/inference_service.h"
@@ -38,6 +36,7 @@
 #include "server/rpc/model_service.h"
 #include "server/rpc/operations_service.h"
 #include "server/rpc/server_service.h"
+#include "server/rpc/tls.h"
 #include "server/rpc/trainer_report_service.h"
 #include "server/serve/model_manager.h"
 #include "server/serve/onednn_library.h"
@@ -94,6 +93,7 @@ struct App::State {
   std::unique_ptr<rpc::TextCache> texts;
   base::Mutex pins_mutex;
   std::map<std::string, std::shared_ptr<const store::Pin>> pins ABSL_GUARDED_BY(pins_mutex);  // of loaded models
+  std::unique_ptr<rpc::Authority> authority;
   std::unique_ptr<rpc::WorkerPool> workers;
   std::unique_ptr<rpc::Edge> edge;
   std::unique_ptr<serve::ModelManager> manager;
@@ -107,8 +107,7 @@ struct App::State {
   std::unique_ptr<rpc::ServerService> server_service;
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
-  std::unique_ptr<grpc::Server> server;
-  int grpc_port = 0;
+  GrpcServer grpc;
 
   static telemetry::KnownLabels KnownLabels() {
     telemetry::KnownLabels known;
@@ -124,7 +123,7 @@ struct App::State {
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the port that was taken
   absl::Status CheckJob(const jobs::JobSpec& spec);
-  absl::StatusOr<rpc::CheckpointSource> FindCheckpoint(const std::string& name);
+  absl::StatusOr<rpc::CheckpointSource> FindCheckpoint(const std::string& name, const std::string& tenant);
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
@@ -202,10 +201,11 @@ absl::Status App::State::OpenJobs() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::string& name) {
+absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::string& name, const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo found, controller->FindCheckpoint(name));
   const std::string job_id = name.substr(0, name.find('/'));
   NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, controller->Get(job_id));
+  if (!tenant.empty() && tenant != job.tenant) return jobs::NoCheckpoint(name);  // another's is not there
   return rpc::CheckpointSource{found.directory, job_id, job.spec.base_model, found.step};
 }
 
@@ -217,6 +217,12 @@ absl::Status App::State::OpenServing() {
   edge->max_stream_messages = options.max_stream_messages;
   edge->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
   edge->slow_reader = absl::Seconds(options.slow_reader_s);
+  const SecurityOptions& security = options.security;
+  NIBBLE_ASSIGN_OR_RETURN(authority, rpc::Authority::Open(base::RealFileSystem(), base::RealClock(), metrics,
+                                                          {.token_file = security.token_file,
+                                                           .health_without_token = security.health_without_token,
+                                                           .reflection_without_token = security.reflection_without_token}));
+  edge->authority = authority.get();
   const auto locate = [this](const std::string& name) -> absl::StatusOr<std::string> {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state->models->Get(name));
     // Every byte before it is served: seconds for a large model, against weights that are quietly wrong.
@@ -247,7 +253,7 @@ absl::Status App::State::OpenServing() {
     const auto record = controller->Get(job);
     return record.ok() ? record->spec.eval_dataset : std::string();
   };
-  library_options.find_checkpoint = [this](const std::string& name) { return FindCheckpoint(name); };
+  library_options.find_checkpoint = [this](const std::string& name, const std::string& tenant) { return FindCheckpoint(name, tenant); };
   model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), convert_stream,
                                                       serve_stream, std::move(library_options));
   NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(files, base::RealClock(),
@@ -265,26 +271,15 @@ absl::Status App::State::StartGrpc() {
   report_service = std::make_unique<rpc::TrainerReportService>(*edge, *controller);
   rpc::RegisterMethods(metrics);
 
-  grpc::EnableDefaultHealthCheckService(true);
-  grpc::ServerBuilder builder;
-  builder.AddListeningPort(options.grpc_address, grpc::InsecureServerCredentials(), &grpc_port);
-  ApplyLimits(options, builder);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its clients
-  SetReflection(builder, options.reflection);
   const std::vector<grpc::Service*> services = {dataset_service.get(),   fine_tune_service.get(), model_service.get(),
                                                 inference_service.get(), server_service.get(),    operations_service.get(),
                                                 report_service.get()};
-  for (grpc::Service* service : services) builder.RegisterService(service);
-  server = builder.BuildAndStart();
-  if (server == nullptr || grpc_port == 0) {
-    return absl::UnavailableError(StrCat("--grpc_address: cannot listen on ", options.grpc_address, " (is another server running?)"));
-  }
-  for (const char* name : rpc::kServices) server->GetHealthCheckService()->SetServingStatus(name, true);
+  NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->layout.root(), *authority, services));
   return absl::OkStatus();
 }
 
 std::string App::State::GrpcAddress() const {
-  return StrCat(options.grpc_address.substr(0, options.grpc_address.rfind(':') + 1), grpc_port);
+  return StrCat(options.grpc_address.substr(0, options.grpc_address.rfind(':') + 1), grpc.port);
 }
 
 absl::Status App::State::WriteServerFile() {
@@ -331,6 +326,9 @@ void App::State::Collect(telemetry::Metrics& out) {
   if (const auto bytes = base::RealFileSystem().FreeBytes(state->layout.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
   std::error_code error;
   if (const auto space = std::filesystem::space(state->layout.root(), error); !error) out.SetDiskSize("state", space.capacity);
+  if (!options.security.tls_cert.empty()) {
+    if (const auto end = rpc::CertificateExpiry(options.security.tls_cert); end.ok()) out.SetCertificateExpiry(absl::ToDoubleSeconds(*end - absl::UnixEpoch()));
+  }
 }
 
 v1::ServerInfo App::State::Describe() {
@@ -370,10 +368,10 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.OpenServing());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
   s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });
-  s.controller->Run(s.GrpcAddress());
+  s.controller->Run(s.grpc.trainer_address.empty() ? s.GrpcAddress() : s.grpc.trainer_address);
   NIBBLE_RETURN_IF_ERROR(s.WriteServerFile());
   s.ready = true;
-  base::LogInfo("ready", {{"grpc_port", StrCat(s.grpc_port)},
+  base::LogInfo("ready", {{"grpc_port", StrCat(s.grpc.port)},
                           {"http_port", StrCat(s.http->port())},
                           {"isa", kernels::Name(isa)},
                           {"threads", StrCat(options.threads)},
@@ -384,8 +382,7 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
 void App::Drain() {
   State& s = *state_;
   s.draining = true;
-  s.server->GetHealthCheckService()->SetServingStatus(false);
-  for (const char* name : rpc::kServices) s.server->GetHealthCheckService()->SetServingStatus(name, false);
+  s.grpc.SetHealth(false);
   // Trainers write their checkpoints while requests end.
   std::thread jobs([&] { s.controller->Shutdown(s.options.job_grace); });
   base::Clock& clock = base::RealClock();
@@ -394,7 +391,7 @@ void App::Drain() {
   jobs.join();
   // Watches and what else is open are told to try elsewhere, then cut.
   s.edge->drain.Fire();
-  s.server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
+  s.grpc.server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
 }
 
 App::~App() {
@@ -402,10 +399,10 @@ App::~App() {
   s.draining = true;
   s.metrics.ClearCollectors();
   s.http.reset();
-  if (s.server != nullptr) {
+  if (s.grpc.server != nullptr) {
     s.edge->drain.Fire();
-    s.server->Shutdown(std::chrono::system_clock::now());
-    s.server->Wait();
+    s.grpc.server->Shutdown(std::chrono::system_clock::now());
+    s.grpc.server->Wait();
   }
   s.operations.reset();  // waits for what runs
   for (const auto& resident : s.manager->residents()) s.manager->Unload(resident->name).IgnoreError();
@@ -415,7 +412,7 @@ App::~App() {
   base::RealFileSystem().RemoveAll(base::JoinPath(s.state->layout.root(), kServerFile)).IgnoreError();
 }
 
-int App::grpc_port() const { return state_->grpc_port; }
+int App::grpc_port() const { return state_->grpc.port; }
 int App::http_port() const { return state_->http->port(); }
 
 }  // namespace nibble

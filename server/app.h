@@ -11,6 +11,19 @@
 
 namespace nibble {
 
+// Who may reach the API, and over what. Empty: none.
+struct SecurityOptions {
+  std::string tls_cert;       // PEM files
+  std::string tls_key;
+  std::string tls_client_ca;
+  bool tls_require_client_cert = false;
+  std::string token_file;     // lines of docs/formats.md; "": no token is asked for
+  bool insecure = false;      // allows an address that is not loopback without TLS or tokens
+  bool reflection = false;
+  bool health_without_token = false;
+  bool reflection_without_token = false;
+};
+
 struct AppOptions : Limits {
   std::string state_dir;
   std::string grpc_address = "127.0.0.1:50051";
@@ -21,8 +34,8 @@ struct AppOptions : Limits {
   std::string trainer_path;     // "": jobs are refused
   int threads = 1;
   serve::EngineOptions engine;
+  SecurityOptions security;
 
-  bool reflection = false;
   absl::Duration drain = absl::Seconds(20);       // requests that run
   absl::Duration job_grace = absl::Seconds(20);   // trainers, for a checkpoint
 };

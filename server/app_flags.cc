@@ -8,7 +8,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/http/http_server.h"
+#include "server/grpc_server.h"
 
 namespace nibble {
 
@@ -31,11 +31,7 @@ absl::Status CheckFlags(const AppOptions& options) {
   if (options.device != "auto" && options.device != "cpu") {
     return absl::InvalidArgumentError(StrCat("--device: \"", options.device, "\" is not there, wanted auto or cpu"));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const http::HostPort grpc, http::ParseHostPort("--grpc_address", options.grpc_address));
-  if (!http::IsLoopback(grpc.host)) {
-    return absl::InvalidArgumentError(StrCat("--grpc_address: ", grpc.host, " is not a loopback address; without TLS and tokens, "
-                                             "which are not built yet, the API is for this machine alone"));
-  }
+  NIBBLE_RETURN_IF_ERROR(PickTransport(options).status());
   if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(StrCat("--import_root: ", options.import_root, " cannot be read"));
 }

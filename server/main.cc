@@ -51,11 +51,24 @@ struct Seconds {
   double drain, job_grace;
 };
 
+void AddSecurityFlags(CLI::App& cli, nibble::SecurityOptions& security) {
+  cli.add_option("--tls_cert", security.tls_cert, "PEM file: the server's certificate and its chain; read again when it changes");
+  cli.add_option("--tls_key", security.tls_key, "PEM file: its private key");
+  cli.add_option("--tls_client_ca", security.tls_client_ca, "PEM file: who signs the certificates that clients may show");
+  cli.add_flag("--tls_require_client_cert", security.tls_require_client_cert, "Refuse clients without a certificate");
+  cli.add_option("--token_file", security.token_file, "Who may call, one JSON object a line (SECURITY.md); read again when it changes");
+  cli.add_flag("--insecure", security.insecure, "Allow an address that is not loopback without TLS or without tokens");
+  cli.add_flag("--reflection", security.reflection, "Serve gRPC reflection");
+  cli.add_flag("--health_without_token", security.health_without_token, "Answer grpc.health.v1.Health without a token");
+  cli.add_flag("--reflection_without_token", security.reflection_without_token, "Answer reflection without a token");
+}
+
 void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.option_defaults()->always_capture_default();  // --help tells them
   cli.add_option("--state_dir", options.state_dir, "Where models, datasets and jobs are kept")->required();
-  cli.add_option("--grpc_address", options.grpc_address, "HOST:PORT of the API; loopback only; port 0 picks one");
+  cli.add_option("--grpc_address", options.grpc_address, "HOST:PORT of the API; port 0 picks one. Not loopback: wants TLS and tokens");
   cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks one");
+  AddSecurityFlags(cli, options.security);
   cli.add_option("--threads", options.threads, "Threads of the kernels")->check(CLI::Range(1, 1024));
   cli.add_option("--device", options.device, "auto, cpu or cuda:N");
   cli.add_option("--isa", options.isa, "auto, plain, avx2 or avx512");
@@ -67,7 +80,6 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.add_option("--max_context", options.engine.max_context, "Tokens of a request, prompt and completion")->check(CLI::PositiveNumber);
   cli.add_option("--kv_tokens", options.engine.kv_tokens, "Capacity of a model's KV cache")->check(CLI::PositiveNumber);
   cli.add_option("--prefill_chunk", options.engine.prefill_chunk, "Prompt tokens a step")->check(CLI::PositiveNumber);
-  cli.add_flag("--reflection", options.reflection, "Tell any client every method and message (gRPC reflection)");
   nibble::AddLimitFlags(cli, options);
   cli.add_option("--drain_s", seconds.drain, "At shutdown: for requests that run")->check(CLI::NonNegativeNumber);
   cli.add_option("--job_grace_s", seconds.job_grace, "At shutdown: for trainers to write a checkpoint")->check(CLI::NonNegativeNumber);

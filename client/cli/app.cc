@@ -15,7 +15,8 @@ namespace {
 
 constexpr char kFooter[] =
     "Exit codes: 0 success, 1 other failure, 2 usage, 3 not found, 4 bad input, 5 server unavailable,\n"
-    "6 wrong state or name taken, 7 resource exhausted, 8 cancelled or deadline exceeded.";
+    "6 wrong state or name taken, 7 resource exhausted, 8 cancelled or deadline exceeded,\n"
+    "9 token missing or not valid, or role too low.";
 
 constexpr double kMaxTimeoutSeconds = 1e9;  // about 30 years
 
@@ -43,6 +44,7 @@ void AddCommands(CLI::App& app, Session& session) {
   AddJobCommands(app, session);
   AddInferenceCommands(app, session);
   AddServerCommands(app, session);
+  AddTokenCommands(app, session);
 }
 
 // The commands below `app`, each with the words that lead to it.
@@ -67,6 +69,7 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
         if (absl::SimpleAtod(text, &seconds) && seconds > 0 && seconds <= kMaxTimeoutSeconds) return "";
         return base::StrCat("got ", text, ", want seconds above 0, at most ", kMaxTimeoutSeconds);
       });
+  AddConnectionFlags(app, session.connection);
   AddCommands(app, session);
   try {
     std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back.
@@ -74,7 +77,8 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   } catch (const CLI::ParseError& error) {
     return app.exit(error, terminal.out, terminal.err) == 0 ? kExitOk : kExitUsage;
   }
-  const absl::Status status = session.command();
+  absl::Status status = session.Prepare();
+  if (status.ok()) status = session.command();
   terminal.out << std::flush;
   if (!status.ok()) {
     PrintError(terminal.err, status);
@@ -127,6 +131,9 @@ int ExitCode(const absl::Status& status) {
       return kExitFailedPrecondition;
     case absl::StatusCode::kResourceExhausted:
       return kExitResourceExhausted;
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+      return kExitDenied;
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kDeadlineExceeded:
       return kExitCancelled;

@@ -11,6 +11,11 @@
 
 namespace nibble::cli {
 
+absl::Status Session::Prepare() {
+  NIBBLE_ASSIGN_OR_RETURN(security_, ReadConnection(server, connection));
+  return absl::OkStatus();
+}
+
 client::Client& Session::client() {
   if (!client_.has_value()) {
     client::ClientOptions options;
@@ -18,6 +23,7 @@ client::Client& Session::client() {
       options.deadline = absl::Seconds(timeout_s);
       options.long_deadline = absl::Seconds(timeout_s);
     }
+    options.security = security_;
     client_.emplace(connect_(server, options));
   }
   return *client_;

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "client/cli/connection.h"
 #include "client/cli/terminal.h"
 #include "client/client.h"
 #include "server/base/json.h"
@@ -21,6 +22,8 @@ class Session {
   Session(Terminal& the_terminal, Connect connect) : terminal(the_terminal), connect_(std::move(connect)) {}
 
   client::Client& client();
+  // Reads what the flags of the connection name. Before `command` runs.
+  absl::Status Prepare();
   // One line on stdout.
   void Print(const base::Json& json) { terminal.out << base::Dump(json) << '\n' << std::flush; }
   std::ostream& out() { return terminal.out; }
@@ -28,6 +31,7 @@ class Session {
   Terminal& terminal;
   // Global options.
   std::string server = "127.0.0.1:50051";
+  ConnectionFlags connection;
   bool json = false;
   double timeout_s = 0;  // 0: as ClientOptions
   // Set by the command that the arguments name.
@@ -35,6 +39,7 @@ class Session {
 
  private:
   Connect connect_;
+  client::Security security_;
   std::optional<client::Client> client_;
 };
 

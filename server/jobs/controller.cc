@@ -188,8 +188,7 @@ absl::StatusOr<store::CheckpointInfo> JobController::FindCheckpoint(const std::s
     const store::CheckpointInfo& info = (*all)[i - 1];
     if (name == StrCat(id, "/", info.step)) return info;
   }
-  return base::WithReason(absl::NotFoundError(StrCat("there is no checkpoint \"", name.substr(0, 128), "\"")), "CHECKPOINT",
-                          {{"name", name.substr(0, 128)}});
+  return NoCheckpoint(name);
 }
 
 absl::StatusOr<JobController::EventPage> JobController::Events(const std::string& id, std::int64_t after,

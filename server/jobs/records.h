@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/base/json.h"
 #include "server/jobs/job_spec.h"
@@ -17,6 +18,10 @@ struct JobError {
   std::string reason;  // api.md 4e
   std::string message;
 };
+
+// NotFound (JOB). Also the answer about a job that the caller may not see.
+absl::Status NoJob(const std::string& id);
+absl::Status NoCheckpoint(const std::string& name);
 
 struct JobRecord {
   std::string id;

@@ -8,6 +8,7 @@
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/strings.h"
+#include "server/rpc/auth_processor.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -38,6 +39,13 @@ std::string RequestId(const grpc::CallbackServerContext& context) {
   const bool good = !id.empty() && id.size() <= kMaxRequestIdBytes &&
                     id.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == std::string::npos;
   return good ? id : base::NewId("req");
+}
+
+// What is broken in here is for the log.
+absl::Status Veiled(const absl::Status& status, const std::string& request_id) {
+  absl::Status out(status.code(), base::StrCat("internal error; the server's log has it as ", request_id));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
+  return out;
 }
 
 }  // namespace
@@ -81,6 +89,11 @@ Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, cons
   if (context->deadline() != std::chrono::system_clock::time_point::max()) {
     deadline_ = began_ + absl::FromChrono(context->deadline() - std::chrono::system_clock::now());
   }
+  if (edge_.authority != nullptr) {
+    auto principal = edge_.authority->Admit(method, CallerOf(*context));
+    admitted_ = principal.status();
+    if (principal.ok()) principal_ = *std::move(principal);
+  }
   edge_.metrics.RpcStarted(Name(type_), service_, method_);
 }
 
@@ -95,6 +108,7 @@ grpc::Status Call::End(const absl::Status& status) {
   const auto log = ours ? base::LogError : base::LogInfo;
   log("rpc", {{"method", base::StrCat(service_, "/", method_)},
               {"request_id", request_id_},
+              {"principal", admitted_.ok() ? principal_.name : ""},
               {"code", CodeName(status.code())},
               {"reason", reason},
               {"ms", base::StrCat(static_cast<std::int64_t>(seconds * 1e3))},
@@ -103,7 +117,7 @@ grpc::Status Call::End(const absl::Status& status) {
   // Our own fault: what the log line is found by.
   google::rpc::RequestInfo request;
   request.set_request_id(request_id_);
-  absl::Status told = status;
+  absl::Status told = absl::IsDataLoss(status) ? status : Veiled(status, request_id_);
   told.SetPayload("type.googleapis.com/google.rpc.RequestInfo", absl::Cord(request.SerializeAsString()));
   return ToGrpcStatus(told);
 }

@@ -14,6 +14,7 @@
 #include "server/base/cancel_token.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
+#include "server/rpc/auth_tokens.h"
 #include "server/rpc/worker_pool.h"
 #include "server/telemetry/metrics.h"
 
@@ -35,6 +36,8 @@ class DrainList {
   std::map<std::uint64_t, Callback> callbacks_ ABSL_GUARDED_BY(mutex_);
 };
 
+class Authority;
+
 // What the services share. Outlives them.
 struct Edge {
   Edge(telemetry::Metrics& metrics_in, WorkerPool& workers_in, base::Clock& clock_in, std::atomic<bool>& draining_in)
@@ -45,6 +48,7 @@ struct Edge {
   base::Clock& clock;
   std::atomic<bool>& draining;
   DrainList drain;
+  Authority* authority = nullptr;  // nullptr: whoever calls may
   std::atomic<int> live_answers{0};                     // requests that an engine may still call back about
   absl::Duration default_deadline = absl::Seconds(30);  // of a unary call whose client gave none
   std::size_t stream_buffer = 256;                      // messages a slow reader may be behind
@@ -63,6 +67,10 @@ class Call {
   Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, const char* method);
 
   Edge& edge() const { return edge_; }
+  // Not Ok: this caller may not do this. Checked by the wrappers (unary.h, stream_reactor.h, upload_reactor.h) before the core
+  // is called; on TLS and local transports gRPC has asked already (auth_processor.h).
+  const absl::Status& admitted() const { return admitted_; }
+  const Principal& principal() const { return principal_; }
   const std::string& request_id() const { return request_id_; }
   const base::CancelToken& cancel() const { return cancel_; }
   // Of the client, on the monotonic clock; InfiniteDuration when it gave none.
@@ -82,6 +90,8 @@ class Call {
   absl::Duration began_;
   absl::Duration deadline_;
   base::CancelToken cancel_;
+  absl::Status admitted_;
+  Principal principal_{"local", Role::kAdmin, ""};
 };
 
 // Series of the method exist with 0 from the start.

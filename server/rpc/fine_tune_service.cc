@@ -31,6 +31,21 @@ std::string BodyDigest(const v1::CreateJobRequest& request) {
   return base::Sha256Hex(bytes);
 }
 
+bool MaySee(const Call& call, const jobs::JobRecord& job) {
+  const std::string& tenant = call.principal().tenant;
+  return tenant.empty() || tenant == job.tenant;
+}
+
+// The job that a request names. One of another tenant is not there.
+absl::StatusOr<jobs::JobRecord> Find(jobs::JobController& jobs, const Call& call, const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(jobs::JobRecord job, jobs.Get(name));
+  if (!MaySee(call, job)) return jobs::NoJob(name);
+  return job;
+}
+
+// Before a change: the caller may see the job.
+absl::Status CheckSeen(jobs::JobController& jobs, const Call& call, const std::string& name) { return Find(jobs, call, name).status(); }
+
 template <typename Request>
 std::optional<std::string> EtagOf(const Request& request) {
   return request.has_etag() ? std::optional(request.etag()) : std::nullopt;
@@ -53,7 +68,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
     if (edge_.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
     NIBBLE_ASSIGN_OR_RETURN(jobs::JobSpec spec, FromProto(request->spec()));
     // The default fits every model.
@@ -62,7 +77,9 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
         spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.max_positions);
       }
     }
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id(), {.body_digest = BodyDigest(*request)}));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job,
+                            jobs_.Submit(spec, request->request_id(),
+                                         {.body_digest = BodyDigest(*request), .owner = call.principal().name, .tenant = call.principal().tenant}));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -70,8 +87,8 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* context, const v1::GetJobRequest* request,
                                                   v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/GetJob", [=, this](const Call&) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(request->name()));
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/GetJob", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
     *response = ToProto(job);
     return absl::OkStatus();
   });
@@ -79,7 +96,7 @@ grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext* context, const v1::ListJobsRequest* request,
                                                     v1::ListJobsResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobs", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobs", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(std::int64_t before, ParsePageToken(request->page_token()));
     std::vector<jobs::JobState> states;
@@ -91,7 +108,7 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
       NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(states, before, size));
       for (const jobs::JobRecord& job : page) {
         before = job.number;
-        if (Matches(job, request->filter())) *response->add_jobs() = ToProto(job);
+        if (MaySee(call, job) && Matches(job, request->filter())) *response->add_jobs() = ToProto(job);
         if (response->jobs_size() == size) break;
       }
       if (static_cast<std::int64_t>(page.size()) < size) return absl::OkStatus();
@@ -103,7 +120,8 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
 
 grpc::ServerUnaryReactor* FineTuneService::DeleteJob(grpc::CallbackServerContext* context,
                                                      const v1::DeleteJobRequest* request, v1::DeleteJobResponse*) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/DeleteJob", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/DeleteJob", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     return jobs_.Delete(request->name(), EtagOf(*request));
   });
 }
@@ -111,7 +129,9 @@ grpc::ServerUnaryReactor* FineTuneService::DeleteJob(grpc::CallbackServerContext
 grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::CallbackServerContext* context,
                                                                   const v1::WatchJobRequest* request) {
   auto stream = StreamReactor<v1::JobEvent>::Make(edge_, context, "nibble.v1.FineTuneService/WatchJob");
+  if (stream->ended()) return stream.get();
   edge_.workers.Run([this, stream, name = request->name(), after = request->after_sequence()] {
+    if (const auto job = Find(jobs_, stream->call(), name); !job.ok()) return stream->End(job.status());
     rpc::WatchJob(stream, jobs_, name, after);
   });
   return stream.get();
@@ -120,10 +140,10 @@ grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::Callback
 grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerContext* context,
                                                          const v1::ListJobEventsRequest* request,
                                                          v1::ListJobEventsResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobEvents", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobEvents", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t token, ParsePageToken(request->page_token()));
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(request->name()));
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
     const std::int64_t after = std::max(token, request->after_sequence());
     NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(request->name(), after, size));
     for (const jobs::Event& event : page.events) *response->add_events() = ToProto(job, event);
@@ -137,8 +157,8 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerCon
 grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerContext* context,
                                                            const v1::ListCheckpointsRequest* request,
                                                            v1::ListCheckpointsResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListCheckpoints", [=, this](const Call&) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(request->name()));
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListCheckpoints", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
     std::reverse(all.begin(), all.end());  // newest first
     NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
@@ -150,7 +170,8 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
 
 grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext* context,
                                                      const v1::CancelJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CancelJob", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Cancel(request->name(), EtagOf(*request), request->keep_checkpoint()));
     *response = ToProto(job);
     return absl::OkStatus();
@@ -159,7 +180,8 @@ grpc::ServerUnaryReactor* FineTuneService::CancelJob(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext* context, const v1::PauseJobRequest* request,
                                                     v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PauseJob", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Pause(request->name(), EtagOf(*request)));
     *response = ToProto(job);
     return absl::OkStatus();
@@ -168,7 +190,8 @@ grpc::ServerUnaryReactor* FineTuneService::PauseJob(grpc::CallbackServerContext*
 
 grpc::ServerUnaryReactor* FineTuneService::ResumeJob(grpc::CallbackServerContext* context,
                                                      const v1::ResumeJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ResumeJob", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Resume(request->name(), EtagOf(*request)));
     *response = ToProto(job);
     return absl::OkStatus();
@@ -177,7 +200,8 @@ grpc::ServerUnaryReactor* FineTuneService::ResumeJob(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* FineTuneService::CheckpointJob(grpc::CallbackServerContext* context,
                                                          const v1::CheckpointJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CheckpointJob", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CheckpointJob", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckSeen(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Checkpoint(request->name(), EtagOf(*request)));
     *response = ToProto(job);
     return absl::OkStatus();

@@ -3,12 +3,14 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 
 #include "server/base/error.h"
+#include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
 namespace nibble::rpc {
@@ -18,7 +20,7 @@ namespace {
 using base::StrCat;
 
 absl::Status Denied(const std::string& what) {
-  return base::WithReason(absl::PermissionDeniedError(what), "IMPORT_ROOT");
+  return base::WithReason(absl::InvalidArgumentError(what), "IMPORT_ROOT", {{"field", "server_path"}});
 }
 
 // openat2(2): glibc has no wrapper.
@@ -32,6 +34,15 @@ int OpenBeneath(int root, const char* path, std::uint64_t flags) {
 absl::Status PathError(const std::string& path, int error) {
   if (error == ENOENT) return absl::NotFoundError(StrCat("server_path: ", path.substr(0, 256), " is not below the import root"));
   return Denied(StrCat("server_path: ", path.substr(0, 256), " cannot be opened below the import root"));
+}
+
+// `fd` was opened with O_PATH: nothing has happened to what it is. A device or a pipe does things when it is opened; a second
+// hard link may be a file of somebody else, whom the root's owner did not mean to show.
+absl::Status CheckKind(int fd, const std::string& path) {
+  struct stat info {};
+  if (fstat(fd, &info) != 0) return PathError(path, errno);
+  if (S_ISDIR(info.st_mode) || (S_ISREG(info.st_mode) && info.st_nlink == 1)) return absl::OkStatus();
+  return Denied(StrCat("server_path: ", path.substr(0, 256), S_ISREG(info.st_mode) ? " has a second hard link" : " is no plain file or directory"));
 }
 
 // An entry that leads out would be read by name later.
@@ -52,7 +63,9 @@ absl::Status CheckEntries(int directory, int root, const std::string& path) {
       status = PathError(path + "/" + name, errno);
       break;
     }
+    status = CheckKind(fd, path + "/" + name);
     close(fd);
+    if (!status.ok()) break;
   }
   closedir(listing);
   return status;
@@ -61,20 +74,26 @@ absl::Status CheckEntries(int directory, int root, const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<BeneathPath>> BeneathPath::Open(const std::string& root, const std::string& path) {
-  if (root.empty()) return Denied("server_path: nibbled was started without --import_root");
+  if (root.empty()) {
+    return base::WithReason(absl::PermissionDeniedError("server_path: nibbled was started without --import_root"), "IMPORT_ROOT");
+  }
   if (path.empty() || path.find('\0') != std::string::npos) return base::FieldError("server_path", "is empty or holds a zero byte");
   const int root_fd = open(root.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
-  if (root_fd < 0) return Denied(StrCat("--import_root: ", root, " cannot be opened"));
-  const int fd = OpenBeneath(root_fd, path.c_str(), O_RDONLY | O_NONBLOCK);
-  const int error = errno;
-  if (fd < 0) {
-    close(root_fd);
-    return PathError(path, error);
-  }
-  std::unique_ptr<BeneathPath> result(new BeneathPath(fd));
-  const absl::Status status = CheckEntries(fd, root_fd, path);
+  if (root_fd < 0) return absl::FailedPreconditionError("--import_root cannot be opened");
+  auto result = Open(root_fd, path);
   close(root_fd);
-  if (!status.ok()) return status;
+  return result;
+}
+
+absl::StatusOr<std::unique_ptr<BeneathPath>> BeneathPath::Open(int root, const std::string& path) {
+  const int handle = OpenBeneath(root, path.c_str(), O_PATH);
+  if (handle < 0) return PathError(path, errno);
+  const BeneathPath looked_at(handle);
+  NIBBLE_RETURN_IF_ERROR(CheckKind(handle, path));
+  const int fd = open(looked_at.path().c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return PathError(path, errno);
+  std::unique_ptr<BeneathPath> result(new BeneathPath(fd));
+  NIBBLE_RETURN_IF_ERROR(CheckEntries(fd, root, path));
   return result;
 }
 

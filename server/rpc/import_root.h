@@ -9,8 +9,8 @@ namespace nibble::rpc {
 // A file or directory below nibbled's --import_root, held open; links that lead out of the root are never followed.
 class BeneathPath {
  public:
-  // PermissionDenied (IMPORT_ROOT) without a root or when the path, or an entry of the directory that it is, leads out of it;
-  // NotFound.
+  // PermissionDenied (IMPORT_ROOT) without a root; InvalidArgument (IMPORT_ROOT) when the path, or an entry of the directory
+  // that it is, leads out of it or is neither a directory nor a file with one name; NotFound.
   static absl::StatusOr<std::unique_ptr<BeneathPath>> Open(const std::string& root, const std::string& path);
   ~BeneathPath();
   BeneathPath(const BeneathPath&) = delete;
@@ -20,6 +20,7 @@ class BeneathPath {
   std::string path() const;
 
  private:
+  static absl::StatusOr<std::unique_ptr<BeneathPath>> Open(int root, const std::string& path);
   explicit BeneathPath(int fd) : fd_(fd) {}
   int fd_;
 };

@@ -137,6 +137,7 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
                                                                       const char* method,
                                                                       const v1::GenerateRequest* request, bool chat) {
   auto stream = StreamReactor<v1::GenerateReply>::Make(edge_, context, method);
+  if (stream->ended()) return stream.get();
   // gRPC keeps the request only as long as the call: a worker may come to it later.
   const bool taken = edge_.workers.TryRun([this, stream, chat, copy = *request] {
     if (stream->ended()) return;

@@ -34,8 +34,8 @@ struct ModelLibraryOptions {
   std::int64_t max_eval_tokens = 16384;  // of a conversion's losses
   // The evaluation set of the job that made a model; "" for none.
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
-  // By Checkpoint.name. NotFound (CHECKPOINT).
-  std::function<absl::StatusOr<CheckpointSource>(const std::string& checkpoint)> find_checkpoint;
+  // By Checkpoint.name, for a caller of this tenant ("": of all). NotFound (CHECKPOINT).
+  std::function<absl::StatusOr<CheckpointSource>(const std::string& checkpoint, const std::string& tenant)> find_checkpoint;
 };
 
 // Thread-safe.
@@ -72,7 +72,7 @@ class ModelLibrary {
 
   absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name);
   // Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), DataLoss (CHECKPOINT_CORRUPT).
-  absl::StatusOr<v1::Model> PublishCheckpoint(const v1::PublishCheckpointRequest& request);
+  absl::StatusOr<v1::Model> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant);
 
  private:
   struct KeptUpload {

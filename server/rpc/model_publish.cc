@@ -11,9 +11,10 @@
 
 namespace nibble::rpc {
 
-absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request) {
+absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,
+                                                         const std::string& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
-  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint()));
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(source.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.base_model, "a checkpoint that is being published"));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));

@@ -116,6 +116,7 @@ grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext*
 grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadArtifact(
     grpc::CallbackServerContext* context, const v1::DownloadArtifactRequest* request) {
   auto stream = StreamReactor<v1::DownloadArtifactResponse>::Make(edge_, context, "nibble.v1.ModelService/DownloadArtifact");
+  if (stream->ended()) return stream.get();
   edge_.workers.Run([this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
   return stream.get();
 }
@@ -147,9 +148,9 @@ grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,
                                                           const v1::PublishCheckpointRequest* request,
                                                           v1::Model* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(Admit(edge_));
-    NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request));
+    NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request, call.principal().tenant));
     return absl::OkStatus();
   });
 }

@@ -112,6 +112,10 @@ grpc::ServerUnaryReactor* OperationsService::WaitOperation(grpc::CallbackServerC
                                                            const longrunning::WaitOperationRequest* request,
                                                            longrunning::Operation* response) {
   auto* call = new UnaryCall(edge_, context, "google.longrunning.Operations/WaitOperation");
+  if (!call->call().admitted().ok()) {
+    call->Done(call->call().admitted());
+    return call;
+  }
   absl::Duration timeout = request->has_timeout() ? FromProto(request->timeout()) : kLongestWait;
   timeout = std::min({timeout, kLongestWait, call->call().deadline() - edge_.clock.Monotonic() - kBeforeDeadline});
   std::make_shared<Wait>(operations_, request->name(), call, response)->Begin(std::max(timeout, absl::ZeroDuration()));

@@ -24,6 +24,7 @@ grpc::ServerUnaryReactor* ServerService::GetLoad(grpc::CallbackServerContext* co
 grpc::ServerWriteReactor<v1::ServerLoad>* ServerService::WatchLoad(grpc::CallbackServerContext* context,
                                                                    const v1::WatchLoadRequest* request) {
   auto stream = StreamReactor<v1::ServerLoad>::Make(edge_, context, "nibble.v1.ServerService/WatchLoad");
+  if (stream->ended()) return stream.get();
   edge_.workers.Run([this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
   return stream.get();
 }

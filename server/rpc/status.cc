@@ -22,6 +22,10 @@ constexpr int kMaxViolations = 20;
 constexpr std::size_t kMaxViolationBytes = 2048;
 constexpr std::size_t kMaxDetailsBytes = 4096;
 
+std::string Shown(std::string_view text, std::size_t max_bytes = kMaxDetailBytes) {
+  return ToUtf8(WithoutInternals(text), max_bytes);
+}
+
 constexpr std::int64_t kRetryMs = 1000;  // where who refuses has no estimate of its own ("retry_ms")
 
 // KV_FULL is no matter of waiting: the request needs more than there is.
@@ -35,8 +39,8 @@ void AddViolations(const absl::Status& status, std::map<std::string, std::string
   const auto add = [&](const std::string& field, const std::string& text) {
     if (bad.field_violations_size() >= kMaxViolations || bad.ByteSizeLong() > kMaxViolationBytes) return;
     auto* violation = bad.add_field_violations();
-    violation->set_field(ToUtf8(field, kMaxDetailBytes));
-    violation->set_description(ToUtf8(text, kMaxDetailBytes));
+    violation->set_field(Shown(field));
+    violation->set_description(Shown(text));
   };
   const auto first = metadata.find("field");
   if (first == metadata.end()) return;
@@ -65,8 +69,8 @@ void AddLines(const absl::Status& status, google::rpc::Status& out) {
     const std::size_t colon = part.find(": ");
     if (part.rfind("line ", 0) == 0 && colon != std::string::npos) {
       auto* violation = bad.add_field_violations();
-      violation->set_field(ToUtf8(part.substr(0, colon), kMaxDetailBytes));
-      violation->set_description(ToUtf8(part.substr(colon + 2), kMaxDetailBytes));
+      violation->set_field(Shown(part.substr(0, colon)));
+      violation->set_description(Shown(part.substr(colon + 2)));
     }
     at = end + 2;
   }
@@ -78,7 +82,7 @@ void AddResource(const std::string& reason, const std::map<std::string, std::str
   if (name == metadata.end()) return;
   google::rpc::ResourceInfo resource;
   resource.set_resource_type(reason);
-  resource.set_resource_name(ToUtf8(name->second, kMaxDetailBytes));
+  resource.set_resource_name(Shown(name->second));
   out.add_details()->PackFrom(resource);
 }
 
@@ -116,11 +120,35 @@ std::string ToUtf8(std::string_view text, std::size_t max_bytes) {
   return clean.substr(0, end);
 }
 
+std::string WithoutInternals(std::string_view text) {
+  constexpr std::string_view kEndOfPath = " \t\r\n\"'`,;:()<>[]{}|";
+  constexpr std::string_view kHex = "0123456789abcdefABCDEF";
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const bool begins = at == 0 || kEndOfPath.find(text[at - 1]) != std::string_view::npos || text[at - 1] == '=';
+    if (begins && text[at] == '/') {
+      std::size_t end = std::min(text.find_first_of(kEndOfPath, at), text.size());
+      const std::string_view path = text.substr(at, end - at);
+      const std::size_t last = path.find_last_not_of('/');
+      const std::size_t slash = last == std::string_view::npos ? 0 : path.rfind('/', last);
+      out += slash > 0 ? "..." : "";
+      out += path.substr(slash);
+      at = end;
+    } else if (begins && text.substr(at, 2) == "0x" && std::min(text.find_first_not_of(kHex, at + 2), text.size()) - at >= 8) {
+      out += "0x...";
+      at = std::min(text.find_first_not_of(kHex, at + 2), text.size());
+    } else {
+      out += text[at++];
+    }
+  }
+  return out;
+}
+
 google::rpc::Status ToRpcStatus(const absl::Status& status) {
   google::rpc::Status out;
   out.set_code(static_cast<int>(status.code()));
   if (status.ok()) return out;
-  out.set_message(ToUtf8(base::ToStd(status.message()), kMaxMessageBytes));
+  out.set_message(Shown(base::ToStd(status.message()), kMaxMessageBytes));
   std::string reason = base::Reason(status);
   if (reason.empty()) reason = CodeName(status.code());
   std::map<std::string, std::string> metadata = base::ReasonMetadata(status);
@@ -159,7 +187,7 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
   google::rpc::ErrorInfo info;
   info.set_reason(reason);
   info.set_domain(kErrorDomain);
-  for (const auto& [key, value] : metadata) (*info.mutable_metadata())[ToUtf8(key, 64)] = ToUtf8(value, kMaxDetailBytes);
+  for (const auto& [key, value] : metadata) (*info.mutable_metadata())[ToUtf8(key, 64)] = Shown(value);
   // Last packed, first kept: without ErrorInfo an error says nothing to a program.
   out.add_details()->PackFrom(info);
   while (out.details_size() > 1 && out.ByteSizeLong() > kMaxDetailsBytes) out.mutable_details()->DeleteSubrange(0, 1);

@@ -23,6 +23,9 @@ const char* CodeName(absl::StatusCode code);
 // Bytes that are no UTF-8 become U+FFFD; at most max_bytes, on a character's boundary. What goes into a proto `string`.
 std::string ToUtf8(std::string_view text, std::size_t max_bytes = std::string_view::npos);
 
+// `text` as a client may see it: of an absolute path the last part alone, of an address in memory nothing.
+std::string WithoutInternals(std::string_view text);
+
 // Unimplemented, with the method or field named in the message and in the metadata.
 absl::Status NotBuilt(std::string_view method_or_field);
 

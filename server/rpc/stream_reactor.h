@@ -21,6 +21,8 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   static std::shared_ptr<StreamReactor> Make(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
     std::shared_ptr<StreamReactor> stream(new StreamReactor(edge, context, method));
     stream->self_ = stream;
+    // The handler's part: `if (stream->ended()) return stream.get();`.
+    if (!stream->call_.admitted().ok()) stream->End(stream->call_.admitted());
     return stream;
   }
 

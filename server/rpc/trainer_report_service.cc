@@ -20,7 +20,11 @@ class ReportReactor final : public grpc::ServerBidiReactor<iv1::ReportRequest, i
  public:
   ReportReactor(Edge& edge, grpc::CallbackServerContext* context, jobs::JobController& jobs)
       : call_(edge, context, CallType::kBidiStream, "nibble.internal.v1.TrainerReportService/Report"), jobs_(jobs) {
-    StartRead(&request_);
+    if (call_.admitted().ok()) {
+      StartRead(&request_);
+    } else {
+      Finish(call_.End(call_.admitted()));
+    }
   }
 
  private:

@@ -53,7 +53,7 @@ class UnaryCall : public grpc::ServerUnaryReactor {
 template <typename Body>
 grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
   auto* call = new UnaryCall(edge, context, method);
-  call->Done(body());
+  call->Done(call->call().admitted().ok() ? body() : call->call().admitted());
   return call;
 }
 
@@ -63,6 +63,10 @@ template <typename Start>
 grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, grpc::CallbackServerContext* context, const char* method, Start start,
                                      absl::Duration patience = absl::InfiniteDuration()) {
   auto* call = new UnaryCall(edge, context, method);
+  if (!call->call().admitted().ok()) {
+    call->Done(call->call().admitted());
+    return call;
+  }
   const bool taken = edge.workers.TryRun([&edge, call, patience, start = std::move(start)]() mutable {
     const absl::Duration given = call->call().deadline();
     const absl::Duration limit = given == absl::InfiniteDuration() ? call->call().began() + patience : given;

@@ -26,7 +26,9 @@ class UploadReactor : public grpc::ServerReadReactor<Request> {
   UploadReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method,
                 std::unique_ptr<UploadSink<Request>> sink)
       : call_(edge, context, CallType::kClientStream, method), sink_(std::move(sink)) {
-    if (edge.draining) {
+    if (!call_.admitted().ok()) {
+      End(call_.admitted());
+    } else if (edge.draining) {
       End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
     } else {
       this->StartRead(&message_);
@@ -75,7 +77,8 @@ template <typename Request>
 class UnbuiltUpload : public grpc::ServerReadReactor<Request> {
  public:
   UnbuiltUpload(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
-    this->Finish(Call(edge, context, CallType::kClientStream, method).End(NotBuilt(method)));
+    Call call(edge, context, CallType::kClientStream, method);
+    this->Finish(call.End(call.admitted().ok() ? NotBuilt(method) : call.admitted()));
   }
 
  private:
@@ -86,7 +89,8 @@ template <typename Response>
 class UnbuiltStream : public grpc::ServerWriteReactor<Response> {
  public:
   UnbuiltStream(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
-    this->Finish(Call(edge, context, CallType::kServerStream, method).End(NotBuilt(method)));
+    Call call(edge, context, CallType::kServerStream, method);
+    this->Finish(call.End(call.admitted().ok() ? NotBuilt(method) : call.admitted()));
   }
 
  private:

@@ -91,6 +91,9 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Counter, rpc_handled, Count, "grpc_server_handled_total", "RPCs ended, by code");
   NIBBLE_FAMILY(Histogram, rpc_seconds, Spread, "grpc_server_handling_seconds", "Time from an RPC's begin to its end");
   NIBBLE_FAMILY(Counter, rejected, Count, "nibble_rejected_total", "Requests refused before any work, by reason");
+  NIBBLE_FAMILY(Counter, auth_failures, Count, "nibble_auth_failures_total", "Calls refused for who makes them, by reason");
+  NIBBLE_FAMILY(Gauge, certificate_expiry, Level, "nibble_tls_certificate_expiry_timestamp_seconds",
+                "End of the validity of the server's certificate; absent without TLS");
   NIBBLE_FAMILY(Counter, launches, Count, "nibble_kernel_launches_total",
                 "Calls of a kernel on the CPU, grid launches on CUDA; torch's own operators as torch:<op>");
   NIBBLE_FAMILY(Gauge, peak_memory, Level, "nibble_peak_memory_bytes", "High-water mark: VmHWM on the CPU, the allocators' own on CUDA");

@@ -53,6 +53,7 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
   f.checkpoint_time.Add({});
   f.verify_failures.Add({});
   for (const char* reason : {"QUEUE_FULL", "DRAINING", "PROMPT_TOO_LONG"}) f.rejected.Add({{"reason", reason}});
+  for (const char* reason : {"TOKEN_MISSING", "TOKEN_INVALID", "ROLE"}) f.auth_failures.Add({{"reason", reason}});
   for (const char* format : {"int8", "nf4"}) f.convert_seconds.Add({{"format", format}}, JobBuckets());
   for (const char* operation : {"open", "append", "sync", "rename", "sync_directory", "create_directories", "remove", "read"}) {
     f.store_seconds.Add({{"op", operation}, {"backend", "file"}}, RpcBuckets());
@@ -142,6 +143,8 @@ void Metrics::RpcHandled(std::string_view type, std::string_view service, std::s
 }
 
 void Metrics::Rejected(std::string_view reason) { families_->rejected.Add({{"reason", Text(reason)}}).Increment(); }
+void Metrics::AuthFailed(std::string_view reason) { families_->auth_failures.Add({{"reason", Text(reason)}}).Increment(); }
+void Metrics::SetCertificateExpiry(double unix_seconds) { families_->certificate_expiry.Add({}).Set(unix_seconds); }
 
 void Metrics::SetKernelLaunches(std::string_view phase, std::string_view device,
                                 const std::map<std::string, std::uint64_t>& counts) {

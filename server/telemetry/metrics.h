@@ -69,6 +69,8 @@ class Metrics {
   void RpcHandled(std::string_view type, std::string_view service, std::string_view method, std::string_view code,
                   double seconds);
   void Rejected(std::string_view reason);
+  void AuthFailed(std::string_view reason);
+  void SetCertificateExpiry(double unix_seconds);
 
   // Kernels. Set: the counter's own figures, which only rise. Add: a trainer's report.
   void SetKernelLaunches(std::string_view phase, std::string_view device, const std::map<std::string, std::uint64_t>& counts);

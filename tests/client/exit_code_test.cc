@@ -23,7 +23,8 @@ TEST(ExitCodeTest, FollowsTheStatus) {
                                                                {grpc::StatusCode::INTERNAL, 1},
                                                                {grpc::StatusCode::DATA_LOSS, 1},
                                                                {grpc::StatusCode::UNIMPLEMENTED, 1},
-                                                               {grpc::StatusCode::PERMISSION_DENIED, 1},
+                                                               {grpc::StatusCode::PERMISSION_DENIED, 9},
+                                                               {grpc::StatusCode::UNAUTHENTICATED, 9},
                                                                {grpc::StatusCode::UNAUTHENTICATED, 1}};
   for (const auto& [code, exit] : codes) {
     FakeServer server;

@@ -72,7 +72,10 @@ class AppTest : public testing::Test {
     auto app = App::Start(Options());
     ASSERT_TRUE(app.ok()) << app.status();
     app_ = *std::move(app);
-    channel_ = grpc::CreateChannel("127.0.0.1:" + std::to_string(app_->grpc_port()), grpc::InsecureChannelCredentials());
+    Use(grpc::CreateChannel("127.0.0.1:" + std::to_string(app_->grpc_port()), grpc::InsecureChannelCredentials()));
+  }
+  void Use(std::shared_ptr<grpc::Channel> channel) {
+    channel_ = std::move(channel);
     datasets_ = v1::DatasetService::NewStub(channel_);
     jobs_ = v1::FineTuneService::NewStub(channel_);
     models_ = v1::ModelService::NewStub(channel_);

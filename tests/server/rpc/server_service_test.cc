@@ -151,7 +151,7 @@ TEST_F(ServerServiceTest, ReflectionIsOffByDefault) {
 class ReflectionTest : public ServerServiceTest {
   AppOptions Options() override {
     AppOptions options = ServerServiceTest::Options();
-    options.reflection = true;
+    options.security.reflection = true;
     return options;
   }
 };

@@ -1,0 +1,52 @@
+#include "client/cli/connection.h"
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/ascii.h"
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+constexpr std::uint64_t kMaxFileBytes = 1 << 20;
+
+absl::Status ReadInto(const char* flag, const std::string& path, std::string& text) {
+  if (path.empty()) return absl::OkStatus();
+  auto read = base::RealFileSystem().Read(path, kMaxFileBytes);
+  if (!read.ok()) return base::FieldError(flag, base::ToStd(read.status().message()));
+  text = *std::move(read);
+  if (text.empty()) return base::FieldError(flag, base::StrCat(path, " is empty"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddConnectionFlags(CLI::App& app, ConnectionFlags& flags) {
+  app.add_flag("--tls", flags.tls, "TLS; the server's certificate is checked with the system's authorities");
+  app.add_option("--tls-ca", flags.tls_ca, "TLS; PEM file of the authorities that may sign the server's certificate");
+  app.add_option("--tls-cert", flags.tls_cert, "PEM file: the certificate that this client shows");
+  app.add_option("--tls-key", flags.tls_key, "PEM file: its private key");
+  app.add_option("--tls-name", flags.tls_name, "The name that the server's certificate must have, where it is not the host of --server");
+  app.add_option("--token-file", flags.token_file, "File that holds the bearer token");
+  app.add_flag("--insecure", flags.insecure, "Send the token in plaintext to another machine");
+}
+
+absl::StatusOr<client::Security> ReadConnection(const std::string& server, const ConnectionFlags& flags) {
+  client::Security security;
+  if (flags.tls_cert.empty() != flags.tls_key.empty()) return base::FieldError("--tls-cert", "wants --tls-key, and the other way round");
+  security.tls = flags.tls || !flags.tls_ca.empty() || !flags.tls_cert.empty();
+  if (!security.tls && !flags.tls_name.empty()) return base::FieldError("--tls-name", "wants --tls or --tls-ca");
+  NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-ca", flags.tls_ca, security.root_certificates));
+  NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-cert", flags.tls_cert, security.certificate));
+  NIBBLE_RETURN_IF_ERROR(ReadInto("--tls-key", flags.tls_key, security.key));
+  NIBBLE_RETURN_IF_ERROR(ReadInto("--token-file", flags.token_file, security.token));
+  absl::StripAsciiWhitespace(&security.token);
+  security.server_name = flags.tls_name;
+  NIBBLE_RETURN_IF_ERROR(client::CheckSecurity(server, security, flags.insecure));
+  return security;
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,28 @@
+// The global options that say how to reach the server and who asks.
+#pragma once
+#include <string>
+
+#include "absl/status/status.h"
+#include "client/security.h"
+
+namespace CLI {
+class App;
+}
+
+namespace nibble::cli {
+
+struct ConnectionFlags {
+  bool tls = false;
+  std::string tls_ca;
+  std::string tls_cert;
+  std::string tls_key;
+  std::string tls_name;
+  std::string token_file;
+  bool insecure = false;
+};
+
+void AddConnectionFlags(CLI::App& app, ConnectionFlags& flags);
+// Reads the files. InvalidArgument names the flag; no text holds a secret.
+absl::StatusOr<client::Security> ReadConnection(const std::string& server, const ConnectionFlags& flags);
+
+}  // namespace nibble::cli

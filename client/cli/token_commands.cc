@@ -1,0 +1,91 @@
+// tokens new: a token for a client and its line for nibbled's --token_file. Needs no server.
+#include <CLI/CLI.hpp>
+#include <fcntl.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <memory>
+
+#include "absl/strings/escaping.h"
+#include "absl/time/clock.h"
+#include "client/cli/app.h"
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+// Scanners for leaked secrets know a token by its beginning.
+constexpr char kPrefix[] = "nbl_";
+
+struct NewToken {
+  std::string name;
+  std::string role;
+  std::string tenant;
+  std::string san;
+  std::string out;
+  double days = 90;
+};
+
+// 256 random bits: a plain hash of it cannot be searched.
+absl::StatusOr<std::string> RandomToken() {
+  char bytes[32];
+  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) return absl::InternalError("no random bytes");
+  std::string text;
+  absl::WebSafeBase64Escape({bytes, sizeof bytes}, &text);
+  return kPrefix + text;
+}
+
+// Never over a file that is there.
+absl::Status WriteSecret(const std::string& path, const std::string& token) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return base::FieldError("--out", base::StrCat(path, " cannot be made: ", std::strerror(errno)));
+  const std::string line = token + "\n";
+  const bool good = ::write(fd, line.data(), line.size()) == static_cast<ssize_t>(line.size()) && ::fsync(fd) == 0;
+  if (::close(fd) == 0 && good) return absl::OkStatus();
+  ::unlink(path.c_str());
+  return absl::InternalError(base::StrCat(path, " could not be written"));
+}
+
+absl::Status New(Session& session, const NewToken& given) {
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("NAME", given.name));
+  if (!given.tenant.empty()) NIBBLE_RETURN_IF_ERROR(base::CheckName("--tenant", given.tenant));
+  if (given.san.empty() == given.out.empty()) return base::FieldError("--out", "want either --out or --san");
+  base::Json line = base::Json::object();
+  line["name"] = given.name;
+  line["role"] = given.role;
+  if (!given.tenant.empty()) line["tenant"] = given.tenant;
+  if (given.days > 0) {
+    line["expires"] = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now() + absl::Hours(24) * given.days, absl::UTCTimeZone());
+  }
+  if (!given.san.empty()) {
+    line["san"] = given.san;
+  } else {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string token, RandomToken());
+    NIBBLE_RETURN_IF_ERROR(WriteSecret(given.out, token));
+    line["token_sha256"] = base::Sha256Hex(token);
+  }
+  session.Print(line);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddTokenCommands(CLI::App& app, Session& session) {
+  CLI::App& tokens = *app.add_subcommand("tokens", "Who may call a server that was started with --token_file");
+  tokens.require_subcommand(1);
+  auto given = std::make_shared<NewToken>();
+  CLI::App& add = *tokens.add_subcommand("new", "Make a token; prints its line for the server's --token_file (which holds no secret)");
+  add.add_option("NAME", given->name, "Whose it is, for the server's log")->required();
+  add.add_option("--role", given->role, "Each may do what those before it may")->required()->check(CLI::IsMember({"viewer", "infer", "train", "admin"}));
+  add.add_option("--out", given->out, "New file for the token, mode 0600");
+  add.add_option("--san", given->san, "Instead of a token: uri:, dns:, email: or ip: and a name of the client's certificate");
+  add.add_option("--days", given->days, "Validity; 0 for ever")->check(CLI::Range(0.0, 36500.0))->capture_default_str();
+  add.add_option("--tenant", given->tenant, "Sees the jobs of this tenant alone");
+  add.callback([&session, given] { session.command = [&session, given] { return New(session, *given); }; });
+}
+
+}  // namespace nibble::cli

@@ -1,0 +1,142 @@
+#include "server/grpc_server.h"
+
+#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include "grpc/health/v1/health.pb.h"
+#include "server/base/files.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/http/http_server.h"
+#include "server/rpc/methods.h"
+#include "server/rpc/tls.h"
+
+namespace nibble {
+
+using base::StrCat;
+
+namespace {
+
+constexpr char kTrainerSocket[] = "trainers.sock";
+
+// Of this builder alone; the plugin's own Init function would be for every server of the process.
+class ReflectionOption final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+  }
+};
+
+rpc::TlsFiles Files(const SecurityOptions& security) {
+  return {security.tls_cert, security.tls_key, security.tls_client_ca, security.tls_require_client_cert};
+}
+
+// gRPC's local credentials know these addresses alone.
+bool IsLocal(const std::string& host) { return host == "127.0.0.1" || host == "::1" || host == "localhost"; }
+
+std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCredentials> credentials, rpc::Authority& authority,
+                                                 bool for_trainers) {
+  credentials->SetAuthMetadataProcessor(std::make_shared<rpc::AuthProcessor>(authority, for_trainers));
+  return credentials;
+}
+
+std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, const AppOptions& options, rpc::Authority& authority) {
+  switch (transport) {
+    case Transport::kTls: return Guarded(rpc::MakeTlsCredentials(Files(options.security)), authority, /*for_trainers=*/false);
+    case Transport::kLocal: return Guarded(grpc::experimental::LocalServerCredentials(LOCAL_TCP), authority, /*for_trainers=*/false);
+    case Transport::kOpen:
+    case Transport::kInsecure: return grpc::InsecureServerCredentials();
+  }
+  return grpc::InsecureServerCredentials();
+}
+
+}  // namespace
+
+absl::StatusOr<Transport> PickTransport(const AppOptions& options) {
+  const SecurityOptions& s = options.security;
+  NIBBLE_ASSIGN_OR_RETURN(const http::HostPort address, http::ParseHostPort("--grpc_address", options.grpc_address));
+  if (s.tls_cert.empty() != s.tls_key.empty()) return absl::InvalidArgumentError("--tls_cert and --tls_key: wanted both or none");
+  const bool tls = !s.tls_cert.empty();
+  if (!tls && !s.tls_client_ca.empty()) return absl::InvalidArgumentError("--tls_client_ca: wants --tls_cert and --tls_key");
+  if (s.tls_require_client_cert && s.tls_client_ca.empty()) {
+    return absl::InvalidArgumentError("--tls_require_client_cert: wants --tls_client_ca");
+  }
+  const bool tokens = !s.token_file.empty();
+  const bool loopback = http::IsLoopback(address.host);
+  if (!loopback && !s.insecure && (!tls || !tokens)) {
+    return absl::InvalidArgumentError(
+        StrCat("--grpc_address: ", address.host, " is not a loopback address: wanted --tls_cert, --tls_key and --token_file (or "
+               "--insecure, which serves whoever reaches the port)"));
+  }
+  if (tls) {
+    NIBBLE_RETURN_IF_ERROR(rpc::CheckTlsFiles(Files(s)));
+    return Transport::kTls;
+  }
+  if (!tokens) return Transport::kOpen;
+  if (IsLocal(address.host)) return Transport::kLocal;
+  // Health and reflection are gRPC's own services: nothing of ours stands before them there.
+  if (s.reflection && !s.reflection_without_token) {
+    return absl::InvalidArgumentError("--reflection: cannot ask for a token without TLS away from 127.0.0.1; wants "
+                                      "--reflection_without_token");
+  }
+  return Transport::kInsecure;
+}
+
+void GrpcServer::SetHealth(bool serving) {
+  grpc::HealthCheckServiceInterface* health = server->GetHealthCheckService();
+  if (health == nullptr) return;
+  health->SetServingStatus(serving);
+  for (const char* name : rpc::kServices) health->SetServingStatus(name, serving);
+}
+
+absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std::string& root, rpc::Authority& authority,
+                                           const std::vector<grpc::Service*>& services) {
+  NIBBLE_ASSIGN_OR_RETURN(const Transport transport, PickTransport(options));
+  GrpcServer result;
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  ApplyLimits(options, builder);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its clients
+  builder.AddListeningPort(options.grpc_address, PublicCredentials(transport, options, authority), &result.port);
+  std::string socket;
+  if (transport != Transport::kOpen) {
+    socket = base::JoinPath(root, kTrainerSocket);
+    if (socket.size() >= sizeof(sockaddr_un{}.sun_path)) {
+      return absl::InvalidArgumentError(StrCat("--state_dir: ", root, " is too long for the trainers' socket, wanted at most ",
+                                               sizeof(sockaddr_un{}.sun_path) - sizeof kTrainerSocket - 1, " bytes with TLS or tokens"));
+    }
+    NIBBLE_RETURN_IF_ERROR(base::RealFileSystem().RemoveAll(socket));
+    result.trainer_address = StrCat("unix:", socket);
+    builder.AddListeningPort(result.trainer_address,
+                             Guarded(grpc::experimental::LocalServerCredentials(UDS), authority, /*for_trainers=*/true));
+  }
+  if (transport == Transport::kInsecure) {
+    result.unknown = std::make_unique<rpc::UnknownMethods>(authority);
+    builder.RegisterCallbackGenericService(result.unknown.get());
+    if (!options.security.health_without_token) {
+      builder.SetOption(std::make_unique<grpc::HealthCheckServiceServerBuilderOption>(nullptr));
+    }
+    base::LogWarning("tokens travel in plaintext: --insecure", {});
+  }
+  if (options.security.reflection) {
+    grpc::health::v1::HealthCheckRequest::descriptor();  // reflection can only tell of what is linked
+    builder.SetOption(std::make_unique<ReflectionOption>());
+  }
+  for (grpc::Service* service : services) builder.RegisterService(service);
+  // The socket is for this user alone from its first moment.
+  const mode_t mask = umask(0177);
+  result.server = builder.BuildAndStart();
+  umask(mask);
+  if (result.server == nullptr || result.port == 0) {
+    return absl::UnavailableError(StrCat("--grpc_address: cannot listen on ", options.grpc_address, " (is another server running?)"));
+  }
+  result.SetHealth(true);
+  return result;
+}
+
+}  // namespace nibble

@@ -1,0 +1,155 @@
+#include "server/rpc/auth.h"
+
+#include <map>
+
+#include "absl/strings/match.h"
+#include "server/base/error.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+using base::StrCat;
+using base::WithReason;
+
+constexpr char kScheme[] = "Bearer ";
+constexpr int kRefusalsLoggedASecond = 20;
+constexpr std::size_t kMaxLoggedBytes = 128;
+
+absl::Status Invalid() {
+  return WithReason(absl::UnauthenticatedError("the token is not valid"), "TOKEN_INVALID");
+}
+
+// The token of the one header; Invalid() for what is none.
+absl::StatusOr<std::string_view> TokenOf(const std::vector<std::string>& headers) {
+  if (headers.size() != 1) return Invalid();
+  std::string_view value = headers.front();
+  if (!absl::StartsWithIgnoreCase(base::ToAbsl(value), kScheme)) return Invalid();
+  value.remove_prefix(sizeof kScheme - 1);
+  if (value.empty() || value.size() > kMaxTokenBytes) return Invalid();
+  return value;
+}
+
+// A header decides alone where there is one: a wrong token is not made good by a certificate.
+absl::StatusOr<Principal> Identify(const PrincipalTable& principals, const Caller& caller, absl::Time now) {
+  const PrincipalEntry* entry = nullptr;
+  if (!caller.authorization.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string_view token, TokenOf(caller.authorization));
+    entry = principals.FindToken(token);
+  } else {
+    entry = principals.FindCertificate(caller.certificate_names);
+    if (entry == nullptr) {
+      return WithReason(absl::UnauthenticatedError("this server wants a bearer token in the authorization header"), "TOKEN_MISSING");
+    }
+  }
+  if (entry == nullptr || now >= entry->expires) return Invalid();
+  return entry->principal;
+}
+
+}  // namespace
+
+absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path, const Caller& caller, absl::Time now) {
+  const MethodRule* rule = FindRule(path);
+  const bool for_trainers = rule != nullptr && rule->access == Access::kTrainer;
+  if (caller.trainer_listener) {
+    if (for_trainers) return Principal{"trainer", Role::kViewer, ""};  // the attempt's own token follows in its first message
+    return WithReason(absl::PermissionDeniedError("this socket is for the reports of trainers"), "ROLE", {{"needed", "trainer"}});
+  }
+  if (policy.principals == nullptr) return Principal{"local", Role::kAdmin, ""};
+  if (rule != nullptr && ((rule->access == Access::kHealth && policy.health_without_token) ||
+                          (rule->access == Access::kReflection && policy.reflection_without_token))) {
+    return Principal{"anyone", Role::kViewer, ""};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(Principal principal, Identify(*policy.principals, caller, now));
+  if (rule == nullptr) return absl::UnimplementedError("there is no such method");
+  if (for_trainers) {
+    return WithReason(absl::PermissionDeniedError("this method is for the trainers' own socket"), "ROLE", {{"needed", "trainer"}, {"principal", principal.name}});
+  }
+  if (principal.role < rule->role) {
+    return WithReason(absl::PermissionDeniedError(StrCat("wants the role ", Name(rule->role), ", the token has ", Name(principal.role))),
+                      "ROLE", {{"needed", Name(rule->role)}, {"principal", principal.name}});
+  }
+  return principal;
+}
+
+absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(base::FileSystem& files, base::Clock& clock,
+                                                           telemetry::Metrics& metrics, AuthorityOptions options) {
+  std::unique_ptr<Authority> authority(new Authority(files, clock, metrics, std::move(options)));
+  if (!authority->wants_tokens()) return authority;
+  std::lock_guard lock(authority->mutex_);
+  if (const absl::Status status = authority->Load(); !status.ok()) {
+    return absl::InvalidArgumentError(StrCat("--token_file: ", status.message()));
+  }
+  if (authority->principals_->size() == 0) return absl::InvalidArgumentError("--token_file: holds no line that lets anybody in");
+  return authority;
+}
+
+absl::Status Authority::Load() {
+  NIBBLE_ASSIGN_OR_RETURN(std::string text, files_.Read(options_.token_file, kMaxTokenFileBytes));
+  unreadable_ = false;
+  if (principals_ != nullptr && text == text_) {
+    rejected_.clear();
+    return absl::OkStatus();
+  }
+  if (!rejected_.empty() && text == rejected_) return absl::OkStatus();  // said already
+  auto parsed = PrincipalTable::Parse(text);
+  if (!parsed.ok()) {
+    rejected_ = std::move(text);
+    return parsed.status();
+  }
+  principals_ = std::make_shared<const PrincipalTable>(*std::move(parsed));
+  text_ = std::move(text);
+  rejected_.clear();
+  base::LogInfo("tokens read", {{"principals", StrCat(principals_->size())}});
+  return absl::OkStatus();
+}
+
+AuthPolicy Authority::Current() {
+  if (!wants_tokens()) return {};
+  std::lock_guard lock(mutex_);
+  if (clock_.Monotonic() >= next_look_) {
+    next_look_ = clock_.Monotonic() + options_.reload;
+    const bool known = unreadable_;
+    if (const absl::Status status = Load(); !status.ok()) {
+      // A file that is half written or gone for a moment must lock nobody out, and lets nobody new in.
+      unreadable_ = rejected_.empty();
+      if (!known || !unreadable_) {
+        base::LogError("the token file was not taken; the last good one stays", {{"error", std::string(status.message())}});
+      }
+    }
+  }
+  return {principals_, options_.health_without_token, options_.reflection_without_token};
+}
+
+absl::StatusOr<Principal> Authority::Admit(std::string_view path, const Caller& caller) {
+  auto principal = Decide(Current(), path, caller, clock_.Now());
+  if (!principal.ok()) Refused(path, caller, principal.status());
+  return principal;
+}
+
+void Authority::Refused(std::string_view path, const Caller& caller, const absl::Status& status) {
+  const std::string reason = base::Reason(status);
+  if (!reason.empty()) metrics_.AuthFailed(reason);
+  {
+    std::lock_guard lock(mutex_);
+    const absl::Duration second = absl::Floor(clock_.Monotonic(), absl::Seconds(1));
+    if (second != log_second_) {
+      log_second_ = second;
+      lines_this_second_ = 0;
+    }
+    if (++lines_this_second_ > kRefusalsLoggedASecond) return;  // the counter has them all
+  }
+  const std::map<std::string, std::string> metadata = base::ReasonMetadata(status);
+  const auto name = metadata.find("principal");
+  base::LogWarning("refused", {{"method", ToUtf8(path, kMaxLoggedBytes)},
+                               {"peer", ToUtf8(caller.peer, kMaxLoggedBytes)},
+                               {"principal", name == metadata.end() ? "" : name->second},
+                               {"code", CodeName(status.code())},
+                               {"reason", reason}});
+}
+
+}  // namespace nibble::rpc

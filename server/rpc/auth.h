@@ -1,0 +1,77 @@
+// Who may do what: one decision for every call, on every transport. Refused unless a line of the token file allows it.
+#pragma once
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/base/clock.h"
+#include "server/base/files.h"
+#include "server/rpc/auth_methods.h"
+#include "server/rpc/auth_tokens.h"
+#include "server/telemetry/metrics.h"
+
+namespace nibble::rpc {
+
+// What a call shows of its caller.
+struct Caller {
+  std::vector<std::string> authorization;      // every value of that header
+  std::vector<std::string> certificate_names;  // "uri:spiffe://...", of a client certificate that the handshake verified
+  std::string peer;                            // "ipv4:127.0.0.1:1234", for the log
+  bool trainer_listener = false;               // it came by the trainers' socket
+};
+
+struct AuthPolicy {
+  std::shared_ptr<const PrincipalTable> principals;  // nullptr: whoever reaches the server may do all
+  bool health_without_token = false;
+  bool reflection_without_token = false;
+};
+
+// Pure. Errors: Unauthenticated (TOKEN_MISSING, TOKEN_INVALID), PermissionDenied (ROLE, with "needed"), Unimplemented (a
+// known caller, an unknown method). No text tells whether a token is unknown, malformed or expired.
+absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path, const Caller& caller, absl::Time now);
+
+struct AuthorityOptions {
+  std::string token_file;  // "": everybody may
+  bool health_without_token = false;
+  bool reflection_without_token = false;
+  absl::Duration reload = absl::Seconds(1);  // the file is looked at this often, when there are calls
+};
+
+// Decide() with the file as it is now. Thread-safe.
+class Authority {
+ public:
+  // InvalidArgument names the flag and the line.
+  static absl::StatusOr<std::unique_ptr<Authority>> Open(base::FileSystem& files, base::Clock& clock,
+                                                         telemetry::Metrics& metrics, AuthorityOptions options);
+
+  // Counts and logs refusals.
+  absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);
+  bool wants_tokens() const { return !options_.token_file.empty(); }
+
+ private:
+  Authority(base::FileSystem& files, base::Clock& clock, telemetry::Metrics& metrics, AuthorityOptions options)
+      : files_(files), clock_(clock), metrics_(metrics), options_(std::move(options)) {}
+  absl::Status Load();  // holds mutex_
+  AuthPolicy Current();
+  void Refused(std::string_view path, const Caller& caller, const absl::Status& status);
+
+  base::FileSystem& files_;
+  base::Clock& clock_;
+  telemetry::Metrics& metrics_;
+  const AuthorityOptions options_;
+  std::mutex mutex_;
+  std::string text_;                                  // by mutex_; of the file that principals_ is from
+  std::string rejected_;                              // by mutex_; the last text that was no token file
+  std::shared_ptr<const PrincipalTable> principals_;  // by mutex_
+  absl::Duration next_look_ = absl::ZeroDuration();   // by mutex_; monotonic
+  bool unreadable_ = false;                           // by mutex_
+  absl::Duration log_second_ = absl::ZeroDuration();  // by mutex_
+  int lines_this_second_ = 0;                         // by mutex_
+};
+
+}  // namespace nibble::rpc

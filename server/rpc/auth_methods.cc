@@ -1,0 +1,96 @@
+#include "server/rpc/auth_methods.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr Access kByRole = Access::kRole;
+
+// A method that is added without a line here is refused as soon as tokens are on; auth_methods_test tells before.
+constexpr MethodRule kRules[] = {
+    {"nibble.v1.DatasetService/UploadDataset", kByRole, Role::kTrain},
+    {"nibble.v1.DatasetService/GetDataset", kByRole, Role::kViewer},
+    {"nibble.v1.DatasetService/ListDatasets", kByRole, Role::kViewer},
+    {"nibble.v1.DatasetService/DeleteDataset", kByRole, Role::kTrain},
+    {"nibble.v1.DatasetService/PreviewDataset", kByRole, Role::kTrain},  // shows the rows themselves
+
+    {"nibble.v1.FineTuneService/PlanJob", kByRole, Role::kTrain},
+    {"nibble.v1.FineTuneService/CreateJob", kByRole, Role::kTrain},
+    {"nibble.v1.FineTuneService/GetJob", kByRole, Role::kViewer},
+    {"nibble.v1.FineTuneService/ListJobs", kByRole, Role::kViewer},
+    {"nibble.v1.FineTuneService/DeleteJob", kByRole, Role::kTrain},
+    {"nibble.v1.FineTuneService/WatchJob", kByRole, Role::kViewer},
+    {"nibble.v1.FineTuneService/ListJobEvents", kByRole, Role::kViewer},
+    {"nibble.v1.FineTuneService/ListCheckpoints", kByRole, Role::kViewer},
+    {"nibble.v1.FineTuneService/CancelJob", kByRole, Role::kTrain},
+    {"nibble.v1.FineTuneService/PauseJob", kByRole, Role::kTrain},
+    {"nibble.v1.FineTuneService/ResumeJob", kByRole, Role::kTrain},
+    {"nibble.v1.FineTuneService/CheckpointJob", kByRole, Role::kTrain},
+
+    {"nibble.v1.ModelService/UploadModel", kByRole, Role::kTrain},
+    {"nibble.v1.ModelService/ImportModel", kByRole, Role::kTrain},
+    {"nibble.v1.ModelService/GetModel", kByRole, Role::kViewer},
+    {"nibble.v1.ModelService/ListModels", kByRole, Role::kViewer},
+    {"nibble.v1.ModelService/DeleteModel", kByRole, Role::kTrain},
+    {"nibble.v1.ModelService/ConvertModel", kByRole, Role::kTrain},
+    {"nibble.v1.ModelService/ExportModel", kByRole, Role::kTrain},
+    {"nibble.v1.ModelService/DownloadArtifact", kByRole, Role::kTrain},  // the weights leave the house
+    {"nibble.v1.ModelService/LoadModel", kByRole, Role::kTrain},
+    {"nibble.v1.ModelService/UnloadModel", kByRole, Role::kTrain},
+    {"nibble.v1.ModelService/PublishCheckpoint", kByRole, Role::kTrain},
+    {"nibble.v1.ModelService/VerifyModel", kByRole, Role::kInfer},
+
+    {"nibble.v1.InferenceService/Generate", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/GenerateStream", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/Chat", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/ChatStream", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/Score", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/Tokenize", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/Detokenize", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/RenderTemplate", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/Embed", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/Abort", kByRole, Role::kInfer},
+
+    {"nibble.v1.ServerService/GetServerInfo", kByRole, Role::kViewer},
+    {"nibble.v1.ServerService/GetLoad", kByRole, Role::kViewer},
+    {"nibble.v1.ServerService/WatchLoad", kByRole, Role::kViewer},
+    {"nibble.v1.ServerService/Drain", kByRole, Role::kAdmin},
+    {"nibble.v1.ServerService/SetResourcePolicy", kByRole, Role::kAdmin},
+
+    {"google.longrunning.Operations/ListOperations", kByRole, Role::kViewer},
+    {"google.longrunning.Operations/GetOperation", kByRole, Role::kViewer},
+    {"google.longrunning.Operations/WaitOperation", kByRole, Role::kViewer},
+    {"google.longrunning.Operations/DeleteOperation", kByRole, Role::kTrain},
+    {"google.longrunning.Operations/CancelOperation", kByRole, Role::kTrain},
+
+    {"grpc.health.v1.Health/Check", Access::kHealth, Role::kViewer},
+    {"grpc.health.v1.Health/Watch", Access::kHealth, Role::kViewer},
+    {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Access::kReflection, Role::kViewer},
+
+    {"nibble.internal.v1.TrainerReportService/Report", Access::kTrainer, Role::kAdmin},
+};
+
+constexpr const char* kRoleNames[] = {"viewer", "infer", "train", "admin"};
+
+}  // namespace
+
+const char* Name(Role role) { return kRoleNames[static_cast<int>(role)]; }
+
+std::optional<Role> ParseRole(std::string_view name) {
+  const auto* const found = std::find(std::begin(kRoleNames), std::end(kRoleNames), name);
+  if (found == std::end(kRoleNames)) return std::nullopt;
+  return static_cast<Role>(found - std::begin(kRoleNames));
+}
+
+std::span<const MethodRule> MethodRules() { return kRules; }
+
+const MethodRule* FindRule(std::string_view path) {
+  if (!path.empty() && path.front() == '/') path.remove_prefix(1);
+  const auto* const found = std::find_if(std::begin(kRules), std::end(kRules), [&](const MethodRule& r) { return r.method == path; });
+  return found == std::end(kRules) ? nullptr : found;
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,76 @@
+#include "server/rpc/auth_processor.h"
+
+#include <grpc/grpc_security_constants.h>
+
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr char kAuthorizationKey[] = "authorization";
+// A property of a connection, which no client can set.
+constexpr char kTrainerProperty[] = "nibble_trainer_listener";
+
+std::string Text(grpc::string_ref text) { return {text.data(), text.size()}; }
+
+void AddNames(const grpc::AuthContext& context, const char* property, const char* kind, std::vector<std::string>& names) {
+  for (const grpc::string_ref& name : context.FindPropertyValues(property)) names.push_back(kind + Text(name));
+}
+
+// Only a certificate that the handshake verified is in the context.
+void ReadContext(const grpc::AuthContext& context, Caller& caller) {
+  caller.trainer_listener = !context.FindPropertyValues(kTrainerProperty).empty();
+  AddNames(context, GRPC_PEER_URI_PROPERTY_NAME, "uri:", caller.certificate_names);
+  AddNames(context, GRPC_PEER_DNS_PROPERTY_NAME, "dns:", caller.certificate_names);
+  AddNames(context, GRPC_PEER_EMAIL_PROPERTY_NAME, "email:", caller.certificate_names);
+  AddNames(context, GRPC_PEER_IP_PROPERTY_NAME, "ip:", caller.certificate_names);
+}
+
+template <typename Metadata>
+void ReadMetadata(const Metadata& metadata, Caller& caller) {
+  const auto [begin, end] = metadata.equal_range(kAuthorizationKey);
+  for (auto it = begin; it != end; ++it) caller.authorization.push_back(Text(it->second));
+}
+
+class RefusedCall final : public grpc::ServerGenericBidiReactor {
+ public:
+  explicit RefusedCall(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
+
+ private:
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+Caller CallerOf(const grpc::ServerContextBase& context) {
+  Caller caller;
+  caller.peer = context.peer();
+  ReadMetadata(context.client_metadata(), caller);
+  if (const auto connection = context.auth_context(); connection != nullptr) ReadContext(*connection, caller);
+  return caller;
+}
+
+grpc::Status AuthProcessor::Process(const InputMetadata& metadata, grpc::AuthContext* context, OutputMetadata*, OutputMetadata*) {
+  if (for_trainers_ && context->FindPropertyValues(kTrainerProperty).empty()) context->AddProperty(kTrainerProperty, "1");
+  Caller caller;
+  ReadMetadata(metadata, caller);
+  ReadContext(*context, caller);
+  const auto path = metadata.find(":path");
+  const auto principal = authority_.Admit(path == metadata.end() ? "" : Text(path->second), caller);
+  if (principal.ok()) return grpc::Status::OK;
+  const std::string reason = base::Reason(principal.status());
+  const std::string text(principal.status().message());
+  return {static_cast<grpc::StatusCode>(principal.status().code()), reason.empty() ? text : base::StrCat(reason, ": ", text)};
+}
+
+grpc::ServerGenericBidiReactor* UnknownMethods::CreateReactor(grpc::GenericCallbackServerContext* context) {
+  const auto principal = authority_.Admit(context->method(), CallerOf(*context));
+  return new RefusedCall(principal.ok() ? absl::UnimplementedError("there is no such method") : principal.status());
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,245 @@
+"""Transport security with the real programs (rows S1, S2, S8, S9 of the acceptance matrix): certificates, tokens, renewal."""
+import json
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import urllib.request
+
+import grpc
+import pytest
+
+import pki
+from conftest import BIN, Server
+
+INFO = "/nibble.v1.ServerService/GetServerInfo"
+
+
+def new_token(folder, name, role, *more):
+    """Appends the line to `folder`/tokens; the token's file."""
+    out = folder / f"{name}.token"
+    line = subprocess.run([BIN / "nibble", "tokens", "new", name, "--role", role, "--out", out, *more], env={}, capture_output=True,
+                          text=True, check=True).stdout
+    assert out.stat().st_mode & 0o777 == 0o600 and out.read_text().strip() not in line
+    with open(folder / "tokens", "a") as tokens:
+        tokens.write(line)
+    return out
+
+
+class Secure:
+    """A server over mutual TLS with tokens, and all that its clients have."""
+
+    def __init__(self, folder, *flags, names="DNS:localhost,IP:127.0.0.1", address="127.0.0.1:0"):
+        self.folder = folder
+        self.ca = pki.Authority(folder / "pki")
+        self.served = pki.put_in_place(folder / "served", *self.ca.issue("server0", names))
+        self.client = self.ca.issue("client", "URI:spiffe://tests/client")
+        self.tokens = {role: new_token(folder, role, role) for role in ("viewer", "infer", "train", "admin")}
+        self.server = Server(folder / "state", "--tls_cert", self.served[0], "--tls_key", self.served[1], "--tls_client_ca",
+                             self.ca.certificate, "--tls_require_client_cert", "--token_file", folder / "tokens", *flags)
+        self.server.grpc = address
+        self.server.start()
+
+    def flags(self, role="admin", ca=None, client=None):
+        certificate, key = client or self.client
+        return ["--tls-ca", ca or self.ca.certificate, "--tls-cert", certificate, "--tls-key", key, "--token-file", self.tokens[role]]
+
+    def run(self, *arguments, role="admin", ca=None, client=None, **options):
+        return self.server.run(*self.flags(role, ca, client), *arguments, **options)
+
+    def channel(self, client=None, ca=None):
+        certificate, key = client or self.client
+        credentials = grpc.ssl_channel_credentials((ca or self.ca.certificate).read_bytes(), key.read_bytes(), certificate.read_bytes())
+        return grpc.secure_channel(self.server.grpc, credentials, options=[("grpc.use_local_subchannel_pool", 1)])
+
+    def info(self, channel, timeout=20):
+        metadata = [("authorization", "Bearer " + self.tokens["viewer"].read_text().strip())]
+        return channel.unary_unary(INFO)(b"", metadata=metadata, timeout=timeout)
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory):
+    secure = Secure(tmp_path_factory.mktemp("secure"))
+    yield secure
+    secure.server.stop()
+
+
+def test_s1_s2_tokens_and_roles_with_the_real_client(secure, text_file):
+    assert json.loads(secure.run("--json", "server", "info", role="viewer").stdout)["version"]
+    refused = secure.run("datasets", "upload", text_file, "--name", "page", role="infer", check=False)
+    assert refused.returncode == 9 and "PERMISSION_DENIED (ROLE)" in refused.stderr and "train" in refused.stderr
+    secure.run("datasets", "upload", text_file, "--name", "page", role="train")
+    without = [flag for flag in secure.flags() if flag != "--token-file" and flag != secure.tokens["admin"]]
+    missing = secure.server.run(*without, "server", "info", check=False)
+    assert missing.returncode == 9 and "UNAUTHENTICATED (TOKEN_MISSING)" in missing.stderr
+    wrong = secure.folder / "wrong.token"
+    wrong.write_text("nbl_wrong\n")
+    invalid = secure.server.run(*without, "--token-file", wrong, "server", "info", check=False)
+    assert invalid.returncode == 9 and "UNAUTHENTICATED (TOKEN_INVALID)" in invalid.stderr
+    plain = secure.server.run("server", "info", check=False, timeout=60)
+    assert plain.returncode == 5
+
+
+def test_a_token_is_not_sent_in_plaintext_to_another_machine(secure):
+    result = subprocess.run([BIN / "nibble", "--server", "192.0.2.1:50051", "--token-file", secure.tokens["viewer"], "server", "info"],
+                            env={}, capture_output=True, text=True, timeout=30)
+    assert result.returncode == 4 and "plaintext" in result.stderr
+
+
+def handshake(address, minimum, maximum, ca=None, client=None, name="localhost"):
+    """The version agreed on. Old versions are allowed to this side: only the server can refuse them."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version, context.maximum_version = minimum, maximum
+    context.set_alpn_protocols(["h2"])
+    if ca is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(ca)
+    if client is not None:
+        context.load_cert_chain(*client)
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as raw, context.wrap_socket(raw, server_hostname=name) as wrapped:
+        # With TLS 1.3 the server's verdict on the client's certificate comes after the handshake: HTTP/2 settings, or an alert.
+        wrapped.settimeout(20)
+        if client is not None and not wrapped.recv(1):
+            raise ssl.SSLError("closed without a word")
+        return wrapped.version(), wrapped.getpeercert(binary_form=True)
+
+
+OLD, NEW = (ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1), (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+
+
+@pytest.fixture
+def old_server(secure):
+    """A server of this test's own that does speak TLS 1.0 and 1.1, to show that this machine's client can."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version = ssl.TLSVersion.TLSv1
+    context.load_cert_chain(*secure.served)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            try:
+                raw, _ = listener.accept()
+            except OSError:
+                return
+            try:
+                context.wrap_socket(raw, server_side=True).close()
+            except OSError:
+                pass
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield "127.0.0.1:%d" % listener.getsockname()[1]
+    listener.close()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_s8_only_tls_1_2_and_1_3(secure, old_server):
+    for version in OLD:
+        assert handshake(old_server, version, version)[0] in ("TLSv1", "TLSv1.1")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            handshake(secure.server.grpc, version, version, client=secure.client)
+    for version, name in zip(NEW, ("TLSv1.2", "TLSv1.3")):
+        assert handshake(secure.server.grpc, version, version, secure.ca.certificate, secure.client)[0] == name
+
+
+def test_s8_certificates_that_are_expired_foreign_or_missing_are_refused(secure):
+    address = secure.server.grpc
+    expired = secure.ca.issue("expired", "URI:spiffe://tests/client", expired=True)
+    stranger = pki.Authority(secure.folder / "stranger")
+    foreign = stranger.issue("foreign", "URI:spiffe://tests/client")
+    for client in (expired, foreign):
+        for version in NEW:
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                handshake(address, version, version, secure.ca.certificate, client)
+        with pytest.raises(grpc.RpcError) as error, secure.channel(client) as channel:
+            secure.info(channel)
+        assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert secure.run("server", "info", client=client, check=False, timeout=60).returncode == 5
+    # No certificate at all.
+    with pytest.raises(grpc.RpcError) as error:
+        with grpc.secure_channel(address, grpc.ssl_channel_credentials(secure.ca.certificate.read_bytes())) as channel:
+            secure.info(channel)
+    assert error.value.code() == grpc.StatusCode.UNAVAILABLE
+    # The client's side: another authority, another name.
+    assert secure.run("server", "info", ca=stranger.certificate, check=False, timeout=60).returncode == 5
+    assert secure.run("--tls-name", "elsewhere.example", "server", "info", check=False, timeout=60).returncode == 5
+    assert secure.run("--tls-name", "localhost", "server", "info").returncode == 0
+
+
+def test_a_server_with_an_expired_certificate_does_not_start(secure, tmp_path):
+    certificate, key = secure.ca.issue("late", "DNS:localhost", expired=True)
+    result = subprocess.run([BIN / "nibbled", "--state_dir", tmp_path / "state", "--grpc_address", "127.0.0.1:0", "--http_address",
+                             "127.0.0.1:0", "--tls_cert", certificate, "--tls_key", key], env={}, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 1 and "--tls_cert" in result.stderr and "expired" in result.stderr
+
+
+def test_s8_a_new_certificate_is_served_under_load_without_a_dropped_call(secure):
+    """Two clients keep their connection, two make a new one for every call; the certificate is replaced twice."""
+    stop, failures, calls = threading.Event(), [], [0, 0]
+
+    def load(keep):
+        channel = secure.channel()
+        while not stop.is_set():
+            try:
+                secure.info(channel)
+                calls[keep] += 1
+            except grpc.RpcError as error:
+                failures.append(f"{error.code()}: {error.details()}")
+            if not keep:
+                channel.close()
+                channel = secure.channel()
+        channel.close()
+
+    threads = [threading.Thread(target=load, args=(keep,)) for keep in (0, 1, 0, 1)]
+    for thread in threads:
+        thread.start()
+    try:
+        for round_number in (1, 2):
+            certificate, key = secure.ca.issue(f"server{round_number}", "DNS:localhost,IP:127.0.0.1")
+            wanted = ssl.PEM_cert_to_DER_cert(certificate.read_text())
+            before = list(calls)
+            pki.put_in_place(secure.folder / "served", certificate, key)
+            began = time.monotonic()
+            while handshake(secure.server.grpc, *NEW, secure.ca.certificate, secure.client)[1] != wanted:
+                assert time.monotonic() - began < 60, "the new certificate is not served after 60 s"
+                time.sleep(0.2)
+            until = time.monotonic() + 60
+            while (calls[0] <= before[0] or calls[1] <= before[1]) and time.monotonic() < until:
+                time.sleep(0.05)
+            assert calls[0] > before[0] and calls[1] > before[1]
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert failures == []
+
+
+def test_s8_key_and_certificate_that_do_not_match_cut_nobody_off(secure):
+    """An operator's mistake: connections that are open go on, and the next good pair is served."""
+    with secure.channel() as channel:
+        secure.info(channel)
+        certificate, _ = secure.ca.issue("lone", "DNS:localhost,IP:127.0.0.1")
+        _, other_key = secure.ca.issue("other", "DNS:localhost,IP:127.0.0.1")
+        pki.put_in_place(secure.folder / "served", certificate, other_key)
+        time.sleep(7)
+        secure.info(channel)
+        pki.put_in_place(secure.folder / "served", *secure.ca.issue("mended", "DNS:localhost,IP:127.0.0.1"))
+        began = time.monotonic()
+        while secure.run("server", "info", check=False, timeout=60).returncode != 0:
+            assert time.monotonic() - began < 60
+        secure.info(channel)
+
+
+def test_s9_tokens_are_in_no_log_and_no_metric(secure):
+    log = (secure.server.state.parent / (secure.server.state.name + ".log")).read_text()
+    with urllib.request.urlopen(f"http://{secure.server.http}/metrics") as answer:
+        metrics = answer.read().decode()
+    assert "nibble_tls_certificate_expiry_timestamp_seconds" in metrics
+    for token in secure.tokens.values():
+        assert token.read_text().strip() not in log + metrics
+    principals = {json.loads(line).get("principal") for line in log.splitlines() if line.startswith("{")}
+    assert {"viewer", "train"} <= principals

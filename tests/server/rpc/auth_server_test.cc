@@ -1,0 +1,467 @@
+// Every method that the server has, on every transport, called by nobody, by the wrong one and by the right one
+// (ops.md S1-S3, S12): the methods come from the descriptors and from the table of rules.
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "client/security.h"
+#include "httplib.h"
+#include "nibble/internal/v1/trainer_report.grpc.pb.h"
+#include "server/base/sha256.h"
+#include "server/base/strings.h"
+#include "server/rpc/auth_methods.h"
+#include "tests/server/rpc/app_fixture.h"
+#include "tests/support/certificates.h"
+
+namespace nibble {
+namespace {
+
+using base::StrCat;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using testing_support::AppTest;
+
+enum class Over { kTls, kLocal, kInsecure };
+
+std::string TokenLine(const std::string& name, const std::string& role, const std::string& more = "") {
+  return StrCat(R"({"name": ")", name, R"(", "role": ")", role, R"(", "token_sha256": ")", base::Sha256Hex("token-" + name), "\"", more, "}\n");
+}
+
+class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over> {
+ protected:
+  void Files() {
+    std::ofstream(directory_ + "/tokens") << TokenLine("viewer", "viewer") << TokenLine("infer", "infer") << TokenLine("train", "train")
+                                          << TokenLine("admin", "admin") << TokenLine("old", "admin", R"(, "expires": "2020-01-01T00:00:00Z")")
+                                          << R"({"name": "by-certificate", "role": "viewer", "san": "uri:spiffe://tests/viewer"})" << "\n";
+    if (GetParam() != Over::kTls) return;
+    testing::MakeAuthority(directory_ + "/ca");
+    testing::MakeCertificate(directory_ + "/server", directory_ + "/ca", "DNS:localhost,IP:127.0.0.1");
+    testing::MakeCertificate(directory_ + "/client", directory_ + "/ca", "URI:spiffe://tests/viewer");
+  }
+  AppOptions Options() override {
+    Files();
+    AppOptions options = AppTest::Options();
+    options.security.token_file = directory_ + "/tokens";
+    if (GetParam() == Over::kTls) {
+      options.security.tls_cert = directory_ + "/server.crt";
+      options.security.tls_key = directory_ + "/server.key";
+      options.security.tls_client_ca = directory_ + "/ca.crt";
+    } else if (GetParam() == Over::kInsecure) {
+      options.grpc_address = "0.0.0.0:0";
+      options.security.insecure = true;
+    } else {
+      options.security.reflection = true;
+    }
+    return options;
+  }
+  void SetUp() override {
+    AppTest::SetUp();
+    if (app_ == nullptr) return;
+    plain_ = channel_ = Channel("");
+  }
+  // `certificate`: prefix of the client's files.
+  std::shared_ptr<grpc::Channel> Channel(const std::string& certificate) {
+    const std::string address = StrCat(GetParam() == Over::kTls ? "localhost:" : "127.0.0.1:", app_->grpc_port());
+    grpc::ChannelArguments alone;  // no connection shared with another channel
+    alone.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    if (GetParam() != Over::kTls) return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), alone);
+    grpc::SslCredentialsOptions options{testing::FileText(directory_ + "/ca.crt"), "", ""};
+    if (!certificate.empty()) {
+      options.pem_private_key = testing::FileText(directory_ + "/" + certificate + ".key");
+      options.pem_cert_chain = testing::FileText(directory_ + "/" + certificate + ".crt");
+    }
+    return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), alone);
+  }
+
+  // Any method of any kind, with one empty message; the answer's status.
+  grpc::Status Ask(const std::shared_ptr<grpc::Channel>& channel, std::string_view method,
+                   const std::multimap<std::string, std::string>& metadata) {
+    grpc::GenericStub stub(channel);
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    for (const auto& [key, value] : metadata) context.AddMetadata(key, value);
+    grpc::CompletionQueue queue;
+    const auto next = [&] {
+      void* tag;
+      bool ok = false;
+      queue.Next(&tag, &ok);
+      return ok;
+    };
+    auto call = stub.PrepareCall(&context, StrCat("/", method), &queue);
+    call->StartCall(nullptr);
+    next();
+    const grpc::Slice nothing(std::string{});
+    call->Write(grpc::ByteBuffer(&nothing, 1), nullptr);
+    next();
+    call->WritesDone(nullptr);
+    next();
+    grpc::ByteBuffer answer;
+    bool more = true;
+    for (int i = 0; more && i < 3; ++i) {
+      call->Read(&answer, nullptr);
+      more = next();
+    }
+    if (more) context.TryCancel();  // a stream that does not end by itself, such as health's
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    next();
+    return status;
+  }
+  grpc::Status AskAs(const std::string& name, std::string_view method) {
+    return Ask(plain_, method, {{"authorization", "Bearer token-" + name}});
+  }
+
+  std::string Scrape() {
+    const auto answer = httplib::Client("127.0.0.1", app_->http_port()).Get("/metrics");
+    return answer ? answer->body : "";
+  }
+
+  std::shared_ptr<grpc::Channel> plain_;
+};
+
+// Methods of the rules that this server has on this transport.
+bool IsServed(const rpc::MethodRule& rule, Over over) {
+  if (rule.access == rpc::Access::kReflection) return over == Over::kLocal;
+  if (rule.access == rpc::Access::kHealth) return over != Over::kInsecure;
+  return true;
+}
+
+TEST_P(AuthServerTest, S1NoMethodAnswersAnybodyWithoutAValidToken) {
+  const std::vector<std::pair<std::multimap<std::string, std::string>, std::string>> callers = {
+      {{}, "TOKEN_MISSING"},
+      {{{"authorization", "Bearer wrong"}}, "TOKEN_INVALID"},
+      {{{"authorization", "Bearer token-old"}}, "TOKEN_INVALID"},
+      {{{"authorization", "Bearer token-admin"}, {"authorization", "Bearer token-admin"}}, "TOKEN_INVALID"},
+      {{{"x-token", "Bearer token-admin"}, {"token", "token-admin"}}, "TOKEN_MISSING"}};
+  int asked = 0;
+  for (const auto& [metadata, reason] : callers) {
+    std::vector<std::string> methods = {"nibble.v1.NoSuchService/Method", "nibble.v1.ModelService/NoSuch", "x"};
+    for (const rpc::MethodRule& rule : rpc::MethodRules()) methods.emplace_back(rule.method);
+    for (const std::string& method : methods) {
+      const grpc::Status status = Ask(plain_, method, metadata);
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << method << " " << status.error_message();
+      // A handler's wrapper has details; what refuses before it has the reason before the text.
+      const std::string said = status.error_details().empty() ? status.error_message() : testing_support::ReasonOf(status);
+      EXPECT_THAT(said, StartsWith(reason)) << method;
+      EXPECT_THAT(status.error_message(), Not(HasSubstr("token-admin")));
+      ++asked;
+    }
+  }
+  EXPECT_GE(asked, 5 * 55);
+  // A token in the path is no token.
+  EXPECT_EQ(Ask(plain_, "nibble.v1.ModelService/ListModels?access_token=token-admin", {}).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  const auto http = Scrape();
+  EXPECT_THAT(http, HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_MISSING\"}"));
+  EXPECT_THAT(http, Not(HasSubstr("token-")));
+  if (GetParam() == Over::kInsecure) return;
+  // Where gRPC itself asks, no handler was reached.
+  std::istringstream lines(http);
+  int methods = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("grpc_server_started_total{", 0) != 0) continue;
+    EXPECT_THAT(line, ::testing::EndsWith(" 0"));
+    ++methods;
+  }
+  EXPECT_GT(methods, 40);
+}
+
+TEST_P(AuthServerTest, S2EveryMethodWithEveryRole) {
+  const char* const names[] = {"viewer", "infer", "train", "admin"};
+  for (const rpc::MethodRule& rule : rpc::MethodRules()) {
+    for (int role = 0; role < 4; ++role) {
+      const grpc::Status status = AskAs(names[role], rule.method);
+      const bool may = rule.access != rpc::Access::kTrainer && role >= static_cast<int>(rule.role);
+      if (!IsServed(rule, GetParam())) {
+        EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << rule.method;
+      } else if (may) {
+        EXPECT_NE(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << rule.method;
+        // Of its own, a method may refuse a path of the server.
+        if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED) EXPECT_EQ(testing_support::ReasonOf(status), "IMPORT_ROOT");
+      } else {
+        EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method << " " << names[role];
+        EXPECT_THAT(status.error_details().empty() ? status.error_message() : testing_support::ReasonOf(status), StartsWith("ROLE"));
+      }
+    }
+  }
+  EXPECT_EQ(AskAs("admin", "nibble.v1.NoSuchService/Method").error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+TEST_P(AuthServerTest, ReportsComeOnlyByTheTrainersSocket) {
+  struct stat info {};
+  const std::string socket = directory_ + "/state/trainers.sock";
+  ASSERT_EQ(stat(socket.c_str(), &info), 0);
+  EXPECT_TRUE(S_ISSOCK(info.st_mode));
+  EXPECT_EQ(info.st_mode & 0777, 0600u);
+  const auto trainers = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
+  for (const rpc::MethodRule& rule : rpc::MethodRules()) {
+    if (rule.access == rpc::Access::kTrainer) continue;
+    EXPECT_EQ(Ask(trainers, rule.method, {{"authorization", "Bearer token-admin"}}).error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method;
+  }
+  // It asks for the attempt's own secret.
+  const auto stub = internal::v1::TrainerReportService::NewStub(trainers);
+  grpc::ClientContext context;
+  const auto stream = stub->Report(&context);
+  internal::v1::ReportRequest hello;
+  hello.mutable_hello()->set_job_id("job-none");
+  hello.mutable_hello()->set_token("guess");
+  stream->Write(hello);
+  internal::v1::ReportResponse response;
+  EXPECT_FALSE(stream->Read(&response));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_P(AuthServerTest, AWithdrawnTokenIsRefusedSoonAfter) {
+  EXPECT_TRUE(AskAs("admin", "nibble.v1.ModelService/ListModels").ok());
+  const std::string path = directory_ + "/tokens";
+  std::ofstream(path + ".new") << TokenLine("viewer", "viewer");
+  std::filesystem::rename(path + ".new", path);
+  grpc::Status status;
+  for (int i = 0; i < 300; ++i) {
+    status = AskAs("admin", "nibble.v1.ModelService/ListModels");
+    if (!status.ok()) break;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_TRUE(AskAs("viewer", "nibble.v1.ModelService/ListModels").ok());
+}
+
+TEST_P(AuthServerTest, ACertificatesNameIsARole) {
+  if (GetParam() != Over::kTls) GTEST_SKIP() << "certificates are TLS's";
+  const auto channel = Channel("client");
+  EXPECT_TRUE(Ask(channel, "nibble.v1.ModelService/ListModels", {}).ok());
+  EXPECT_EQ(Ask(channel, "nibble.v1.FineTuneService/CreateJob", {}).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(Ask(channel, "nibble.v1.ModelService/ListModels", {{"authorization", "Bearer wrong"}}).error_code(),
+            grpc::StatusCode::UNAUTHENTICATED);
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, AuthServerTest, ::testing::Values(Over::kTls, Over::kLocal, Over::kInsecure),
+                         [](const auto& info) {
+                           return info.param == Over::kTls ? "Tls" : info.param == Over::kLocal ? "Local" : "Insecure";
+                         });
+
+// Two tenants on one server, and an operator without one.
+class TenantTest : public AppTest {
+ protected:
+  AppOptions Options() override {
+    std::ofstream(directory_ + "/tokens") << TokenLine("red", "train", R"(, "tenant": "red")") << TokenLine("blue", "train", R"(, "tenant": "blue")")
+                                          << TokenLine("admin", "admin");
+    AppOptions options = AppTest::Options();
+    options.security.token_file = directory_ + "/tokens";
+    options.trainer_path = "/bin/false";  // starts, fails, is tried again
+    return options;
+  }
+  void As(const std::string& name) {
+    client::Security security;
+    security.token = "token-" + name;
+    Use(client::MakeChannel(StrCat("127.0.0.1:", app_->grpc_port()), security, {}));
+  }
+  void UploadTexts() {
+    const std::string rows = "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n";
+    grpc::ClientContext context;
+    v1::Dataset dataset;
+    auto writer = datasets_->UploadDataset(&context, &dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name("texts");
+    writer->Write(message);
+    message.set_chunk(rows);
+    writer->Write(message);
+    message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
+    writer->Write(message);
+    writer->WritesDone();
+    ASSERT_TRUE(writer->Finish().ok());
+  }
+  v1::Job CreateJob(const std::string& output) {
+    v1::CreateJobRequest request;
+    request.set_request_id("8b7a3d1e-0000-4000-8000-000000000001");
+    request.mutable_spec()->set_base_model("tiny");
+    request.mutable_spec()->set_train_dataset("texts");
+    request.mutable_spec()->mutable_qlora()->set_r(4);
+    request.mutable_spec()->mutable_run()->set_max_steps(2);
+    request.mutable_spec()->mutable_publish()->set_output_model(output);
+    v1::Job job;
+    const grpc::Status status = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, &job);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return job;
+  }
+  // Every method of the service that names a job, unary or stream.
+  std::map<std::string, grpc::Status> AskAbout(const std::string& job) {
+    std::map<std::string, grpc::Status> answers;
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName("nibble.v1.FineTuneService");
+    for (int i = 0; i < service->method_count(); ++i) {
+      const auto* name = service->method(i)->input_type()->FindFieldByName("name");
+      if (name == nullptr) continue;
+      const auto* prototype = google::protobuf::MessageFactory::generated_factory()->GetPrototype(service->method(i)->input_type());
+      const std::unique_ptr<google::protobuf::Message> request(prototype->New());
+      request->GetReflection()->SetString(request.get(), name, job);
+      const grpc::Slice slice(request->SerializeAsString());
+      const grpc::ByteBuffer buffer(&slice, 1);
+      grpc::GenericStub stub(channel_);
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+      grpc::CompletionQueue queue;
+      const auto next = [&] {
+        void* tag;
+        bool ok = false;
+        queue.Next(&tag, &ok);
+        return ok;
+      };
+      auto call = stub.PrepareCall(&context, StrCat("/nibble.v1.FineTuneService/", service->method(i)->name()), &queue);
+      call->StartCall(nullptr);
+      next();
+      call->WriteLast(buffer, grpc::WriteOptions(), nullptr);
+      next();
+      grpc::ByteBuffer answer;
+      call->Read(&answer, nullptr);
+      if (next()) context.TryCancel();
+      call->Finish(&answers[service->method(i)->name()], nullptr);
+      next();
+    }
+    return answers;
+  }
+};
+
+TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
+  As("red");
+  Import("tiny");
+  UploadTexts();
+  const std::string job = CreateJob("red-model").name();
+  // Its own tenant, and who has none, see it.
+  for (const char* who : {"red", "admin"}) {
+    As(who);
+    v1::GetJobRequest request;
+    request.set_name(job);
+    v1::Job got;
+    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::GetJob, request, &got).ok()) << who;
+    v1::ListJobsResponse list;
+    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, {}, &list).ok());
+    EXPECT_EQ(list.jobs_size(), 1) << who;
+  }
+  As("blue");
+  const std::string absent = "job-" + std::string(job.size() - 4, 'z');
+  auto foreign = AskAbout(job), missing = AskAbout(absent);
+  ASSERT_GE(foreign.size(), 8u);
+  for (const auto& [method, status] : foreign) {
+    const grpc::Status& other = missing[method];
+    if (other.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      EXPECT_EQ(status.error_code(), other.error_code());
+      continue;
+    }
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << method;
+    EXPECT_EQ(testing_support::ReasonOf(status), "JOB");
+    std::string text = status.error_message();
+    for (std::size_t at = text.find(job); at != std::string::npos; at = text.find(job)) text.replace(at, job.size(), absent);
+    EXPECT_EQ(text, other.error_message()) << method;
+  }
+  v1::ListJobsResponse list;
+  EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, {}, &list).ok());
+  EXPECT_EQ(list.jobs_size(), 0);
+  EXPECT_EQ(list.next_page_token(), "");
+  // The same id of a request is another request.
+  const std::string own = CreateJob("blue-model").name();
+  EXPECT_NE(own, job);
+  As("red");
+  EXPECT_EQ(CreateJob("red-model").name(), job);
+}
+
+class BindTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char pattern[] = "/tmp/nibble_bind_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern), nullptr);
+    directory_ = pattern;
+    testing::MakeAuthority(directory_ + "/ca");
+    testing::MakeCertificate(directory_ + "/server", directory_ + "/ca", "DNS:localhost");
+    testing::MakeCertificate(directory_ + "/other", directory_ + "/ca", "DNS:localhost");
+    std::ofstream(directory_ + "/tokens") << TokenLine("admin", "admin");
+    options_.state_dir = directory_ + "/state";
+    options_.http_address = "127.0.0.1:0";
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  // "" when it starts.
+  std::string Start(const std::string& address) {
+    options_.grpc_address = address;
+    const auto app = App::Start(options_);
+    return app.ok() ? "" : std::string(app.status().message());
+  }
+
+  std::string directory_;
+  AppOptions options_;
+};
+
+TEST_F(BindTest, S3WithoutTlsAndTokensOnlyLoopbackIsServed) {
+  for (const char* address : {"0.0.0.0:0", "[::]:0", "10.1.2.3:50051", "example.org:50051"}) {
+    EXPECT_THAT(Start(address), HasSubstr("is not a loopback address")) << address;
+    options_.security.token_file = directory_ + "/tokens";
+    EXPECT_THAT(Start(address), HasSubstr("is not a loopback address")) << address;  // tokens in plaintext
+    options_.security.token_file.clear();
+    options_.security.tls_cert = directory_ + "/server.crt";
+    options_.security.tls_key = directory_ + "/server.key";
+    EXPECT_THAT(Start(address), HasSubstr("is not a loopback address")) << address;  // TLS for everybody
+    options_.security.tls_cert.clear();
+    options_.security.tls_key.clear();
+  }
+  EXPECT_FALSE(std::filesystem::exists(options_.state_dir));  // refused before anything was touched
+  EXPECT_EQ(Start("127.0.0.1:0"), "");
+  EXPECT_EQ(Start("localhost:0"), "");
+  options_.security.token_file = directory_ + "/tokens";
+  options_.security.tls_cert = directory_ + "/server.crt";
+  options_.security.tls_key = directory_ + "/server.key";
+  EXPECT_EQ(Start("0.0.0.0:0"), "");
+  options_.security = {};
+  options_.security.insecure = true;
+  EXPECT_EQ(Start("0.0.0.0:0"), "");
+}
+
+TEST_F(BindTest, FlagsThatDoNotFitAreNamed) {
+  auto& s = options_.security;
+  const auto start = [&] { return Start("127.0.0.1:0"); };
+  s.tls_cert = directory_ + "/server.crt";
+  EXPECT_THAT(start(), HasSubstr("--tls_key"));
+  s.tls_key = directory_ + "/other.key";
+  EXPECT_THAT(start(), HasSubstr("is not the key of --tls_cert"));
+  s.tls_key = directory_ + "/none.key";
+  EXPECT_THAT(start(), StartsWith("--tls_key"));
+  s.tls_key = directory_ + "/server.key";
+  s.tls_require_client_cert = true;
+  EXPECT_THAT(start(), HasSubstr("--tls_client_ca"));
+  s.tls_client_ca = directory_ + "/tokens";
+  EXPECT_THAT(start(), HasSubstr("--tls_client_ca"));
+  s = {};
+  s.tls_client_ca = directory_ + "/ca.crt";
+  EXPECT_THAT(start(), HasSubstr("--tls_client_ca"));
+  s = {};
+  s.token_file = directory_ + "/none";
+  EXPECT_THAT(start(), StartsWith("--token_file"));
+  s.token_file = directory_ + "/tokens";
+  options_.state_dir = directory_ + "/" + std::string(90, 'x');
+  EXPECT_THAT(start(), StartsWith("--state_dir"));
+}
+
+// S12.
+class ReflectionTest : public AppTest {};
+TEST_F(ReflectionTest, S12IsOffByDefault) {
+  grpc::GenericStub stub(channel_);
+  grpc::ClientContext context;
+  grpc::CompletionQueue queue;
+  const grpc::Slice nothing(std::string{});
+  const grpc::ByteBuffer request(&nothing, 1);
+  auto call = stub.PrepareUnaryCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", request, &queue);
+  call->StartCall();
+  grpc::ByteBuffer answer;
+  grpc::Status status;
+  call->Finish(&answer, &status, nullptr);
+  void* tag;
+  bool ok;
+  queue.Next(&tag, &ok);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+}
+
+}  // namespace
+}  // namespace nibble

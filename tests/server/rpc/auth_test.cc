@@ -1,0 +1,292 @@
+// The decision itself (ops.md S1, S2, S10): pure, so a table of cases; and the token file under it.
+#include "server/rpc/auth.h"
+
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "nibble/internal/v1/trainer_report.pb.h"
+#include "server/base/error.h"
+#include "server/base/sha256.h"
+#include "server/rpc/methods.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::rpc {
+namespace {
+
+using base::Reason;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const absl::Time kNow = absl::FromUnixSeconds(1'900'000'000);
+
+std::string Line(const std::string& name, const std::string& role, const std::string& token, const std::string& more = "") {
+  return R"({"name": ")" + name + R"(", "role": ")" + role + R"(", "token_sha256": ")" + base::Sha256Hex(token) + "\"" + more + "}\n";
+}
+
+AuthPolicy Policy(const std::string& text) {
+  auto table = PrincipalTable::Parse(text);
+  EXPECT_TRUE(table.ok()) << table.status();
+  AuthPolicy policy;
+  policy.principals = std::make_shared<const PrincipalTable>(*std::move(table));
+  return policy;
+}
+
+Caller With(const std::string& token) {
+  Caller caller;
+  caller.authorization = {"Bearer " + token};
+  return caller;
+}
+
+std::string Outcome(const absl::StatusOr<Principal>& principal) {
+  return principal.ok() ? principal->name : std::string(absl::StatusCodeToString(principal.status().code())) + " " + Reason(principal.status());
+}
+
+const AuthPolicy& FourRoles() {
+  static const AuthPolicy policy =
+      Policy(Line("viewer", "viewer", "v") + Line("infer", "infer", "i") + Line("train", "train", "t") + Line("admin", "admin", "a"));
+  return policy;
+}
+
+// A method without a rule would be refused to everybody: the table is whole, and holds nothing that is gone.
+TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
+  std::set<std::string> methods;
+  std::vector<std::string> services(std::begin(kServices), std::end(kServices));
+  services.push_back("nibble.internal.v1.TrainerReportService");
+  internal::v1::Hello::descriptor();  // links its file in
+  for (const std::string& name : services) {
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
+    ASSERT_NE(service, nullptr) << name;
+    for (int i = 0; i < service->method_count(); ++i) methods.insert(name + "/" + service->method(i)->name());
+  }
+  for (const char* standard : {"grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch",
+                               "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}) {
+    methods.insert(standard);
+  }
+  std::set<std::string> rules;
+  for (const MethodRule& rule : MethodRules()) EXPECT_TRUE(rules.insert(std::string(rule.method)).second) << rule.method;
+  EXPECT_EQ(rules, methods);
+}
+
+TEST(DecideTest, S1NobodyGetsAnywhereWithoutAValidToken) {
+  const AuthPolicy policy = Policy(Line("old", "admin", "expired", R"(, "expires": "2030-03-17T17:46:40Z")") + Line("a", "admin", "good"));
+  const std::vector<std::pair<Caller, std::string>> callers = {
+      {Caller{}, "TOKEN_MISSING"},
+      {With("bad"), "TOKEN_INVALID"},
+      {With("expired"), "TOKEN_INVALID"},
+      {With(""), "TOKEN_INVALID"},
+      {With(std::string(kMaxTokenBytes + 1, 'x')), "TOKEN_INVALID"},
+      {Caller{{"Basic Z29vZA=="}, {}, "", false}, "TOKEN_INVALID"},
+      {Caller{{"good"}, {}, "", false}, "TOKEN_INVALID"},
+      {Caller{{"Bearer good", "Bearer good"}, {}, "", false}, "TOKEN_INVALID"},
+      {Caller{{base::Sha256Hex("good")}, {}, "", false}, "TOKEN_INVALID"},
+      {With(base::Sha256Hex("good")), "TOKEN_INVALID"},  // the file's own text is no key
+      {Caller{{}, {"uri:spiffe://nobody"}, "", false}, "TOKEN_MISSING"}};
+  int cases = 0;
+  for (const auto& [caller, reason] : callers) {
+    for (const MethodRule& rule : MethodRules()) {
+      const auto principal = Decide(policy, std::string("/") + std::string(rule.method), caller, kNow);
+      EXPECT_EQ(Outcome(principal), "UNAUTHENTICATED " + reason) << rule.method;
+      EXPECT_THAT(std::string(principal.status().message()), Not(HasSubstr("expired")));
+      ++cases;
+    }
+    EXPECT_EQ(Outcome(Decide(policy, "/nibble.v1.NoSuch/Method", caller, kNow)), "UNAUTHENTICATED " + reason);
+  }
+  EXPECT_GT(cases, 500);
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.ModelService/ListModels", With("good"), kNow)), "a");
+}
+
+TEST(DecideTest, S2EveryRoleOnEveryMethod) {
+  const char* const tokens[] = {"v", "i", "t", "a"};
+  for (const MethodRule& rule : MethodRules()) {
+    for (int role = 0; role < 4; ++role) {
+      const auto principal = Decide(FourRoles(), rule.method, With(tokens[role]), kNow);
+      const bool may = rule.access != Access::kTrainer && role >= static_cast<int>(rule.role);
+      EXPECT_EQ(Outcome(principal), may ? Name(static_cast<Role>(role)) : "PERMISSION_DENIED ROLE") << rule.method << " " << role;
+      if (!may) {
+        EXPECT_EQ(base::ReasonMetadata(principal.status())["needed"], rule.access == Access::kTrainer ? "trainer" : Name(rule.role));
+      }
+    }
+  }
+  EXPECT_EQ(Outcome(Decide(FourRoles(), "/nibble.v1.NoSuch/Method", With("a"), kNow)), "UNIMPLEMENTED ");
+  EXPECT_EQ(Outcome(Decide(FourRoles(), "", With("a"), kNow)), "UNIMPLEMENTED ");
+}
+
+// What the roles are for, said once more than the table says it.
+TEST(DecideTest, S2RolesAreWhatTheyAreCalled) {
+  const auto may = [](const char* token, const std::string& method) { return Decide(FourRoles(), "nibble.v1." + method, With(token), kNow).ok(); };
+  EXPECT_TRUE(may("v", "FineTuneService/WatchJob"));
+  EXPECT_FALSE(may("v", "InferenceService/Generate"));
+  EXPECT_FALSE(may("v", "DatasetService/PreviewDataset"));
+  EXPECT_TRUE(may("i", "InferenceService/ChatStream"));
+  EXPECT_FALSE(may("i", "FineTuneService/CreateJob"));
+  EXPECT_FALSE(may("i", "ModelService/DownloadArtifact"));
+  EXPECT_TRUE(may("t", "ModelService/ImportModel"));
+  EXPECT_FALSE(may("t", "ServerService/Drain"));
+  EXPECT_TRUE(may("a", "ServerService/Drain"));
+}
+
+TEST(DecideTest, TheTrainersSocketServesReportsAlone) {
+  Caller trainer;
+  trainer.trainer_listener = true;
+  for (const AuthPolicy& policy : {AuthPolicy{}, FourRoles()}) {
+    for (const MethodRule& rule : MethodRules()) {
+      EXPECT_EQ(Decide(policy, rule.method, trainer, kNow).ok(), rule.access == Access::kTrainer) << rule.method;
+    }
+    Caller with_token = With("a");
+    with_token.trainer_listener = true;
+    EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.ModelService/ListModels", with_token, kNow)), "PERMISSION_DENIED ROLE");
+  }
+}
+
+TEST(DecideTest, HealthAndReflectionAreOpenOnlyWhenSaidSo) {
+  AuthPolicy policy = FourRoles();
+  const auto outcome = [&](const char* method) { return Outcome(Decide(policy, method, Caller{}, kNow)); };
+  policy.health_without_token = true;
+  EXPECT_EQ(outcome("grpc.health.v1.Health/Check"), "anyone");
+  EXPECT_EQ(outcome("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"), "UNAUTHENTICATED TOKEN_MISSING");
+  EXPECT_EQ(outcome("nibble.v1.ServerService/GetServerInfo"), "UNAUTHENTICATED TOKEN_MISSING");
+  policy.reflection_without_token = true;
+  EXPECT_EQ(outcome("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"), "anyone");
+}
+
+TEST(DecideTest, ACertificatesNameIsARoleAndAWrongTokenIsNotMadeGoodByIt) {
+  const AuthPolicy policy = Policy(R"({"name": "web", "role": "infer", "san": "uri:spiffe://cluster/ns/web"})" "\n" + Line("a", "admin", "good"));
+  Caller caller;
+  caller.certificate_names = {"dns:web.example", "uri:spiffe://cluster/ns/web"};
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, kNow)), "web");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, kNow)), "PERMISSION_DENIED ROLE");
+  caller.authorization = {"bearer good"};  // the scheme's case is free (RFC 9110 11.1)
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, kNow)), "a");
+  caller.authorization = {"Bearer bad"};
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, kNow)), "UNAUTHENTICATED TOKEN_INVALID");
+  Caller other;
+  other.certificate_names = {"dns:spiffe://cluster/ns/web", "uri:spiffe://cluster/ns/web2"};
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", other, kNow)), "UNAUTHENTICATED TOKEN_MISSING");
+}
+
+TEST(DecideTest, WithoutATokenFileEverybodyWhoReachesItMay) {
+  EXPECT_EQ(Outcome(Decide(AuthPolicy{}, "nibble.v1.ServerService/Drain", Caller{}, kNow)), "local");
+}
+
+// S10: the comparison reads all of both, whatever it finds. Its time is not measured: a measurement of nanoseconds on a busy
+// machine proves nothing. That memcmp's answer would differ is what is checked here, and that the library's function is used.
+TEST(PrincipalTableTest, S10EveryEntryIsComparedWholeAndOnlyTheDigestMatters) {
+  EXPECT_TRUE(EqualInConstantTime("", ""));
+  EXPECT_TRUE(EqualInConstantTime("abc", "abc"));
+  EXPECT_FALSE(EqualInConstantTime("abc", "abd"));
+  EXPECT_FALSE(EqualInConstantTime("xbc", "abc"));
+  EXPECT_FALSE(EqualInConstantTime("abc", "abcd"));
+  const auto table = PrincipalTable::Parse(Line("first", "viewer", "1") + Line("last", "admin", "2"));
+  ASSERT_TRUE(table.ok());
+  EXPECT_EQ(table->FindToken("1")->principal.name, "first");
+  EXPECT_EQ(table->FindToken("2")->principal.name, "last");
+  EXPECT_EQ(table->FindToken("3"), nullptr);
+}
+
+TEST(PrincipalTableTest, SaysWhichLineIsWrongAndNothingOfItsSecret) {
+  const std::string secret = "nbl_verysecret";
+  const std::vector<std::pair<std::string, std::string>> bad = {
+      {secret, "is not a JSON object"},
+      {R"({"name": "a", "role": "admin", "token": ")" + secret + "\"}", "unknown key"},
+      {R"({"name": "a", "role": "root", "token_sha256": ")" + secret + "\"}", "role"},
+      {R"({"name": "a", "role": "admin", "token_sha256": ")" + secret + "\"}", "64 lower-case hex digits"},
+      {R"({"name": "a", "role": "admin"})", "token_sha256 or san"},
+      {R"({"name": "a\nb", "role": "admin", "san": "uri:x"})", "name"},
+      {R"({"name": "a", "role": "admin", "san": "x"})", "san"},
+      {R"({"name": "a", "role": "admin", "san": "uri:x", "expires": "tomorrow"})", "expires"},
+      {R"({"name": "a", "role": "admin", "san": "uri:x", "tenant": "../b"})", "tenant"},
+      {R"({"name": "a", "role": 3, "san": "uri:x"})", "role"},
+      {Line("a", "admin", "same") + Line("b", "viewer", "same"), "of a line before it"}};
+  for (const auto& [text, what] : bad) {
+    const auto table = PrincipalTable::Parse("# the operators\n\n" + text);
+    ASSERT_EQ(table.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_THAT(std::string(table.status().message()), HasSubstr("line ")) << text;
+    EXPECT_THAT(std::string(table.status().message()), HasSubstr(what));
+    EXPECT_THAT(std::string(table.status().message()), Not(HasSubstr(secret)));
+  }
+}
+
+class AuthorityTest : public ::testing::Test {
+ protected:
+  AuthorityTest() : path_(directory_.path() + "/tokens") {}
+  void Write(const std::string& text) { ASSERT_TRUE(base::WriteFileAtomically(base::RealFileSystem(), path_, text).ok()); }
+  absl::StatusOr<std::unique_ptr<Authority>> Open() {
+    return Authority::Open(base::RealFileSystem(), clock_, metrics_, {.token_file = path_});
+  }
+  std::string Ask(Authority& authority, const std::string& token) {
+    return Outcome(authority.Admit("/nibble.v1.ModelService/ListModels", With(token)));
+  }
+
+  testing::TempDirectory directory_;
+  const std::string path_;
+  base::FakeClock clock_{kNow};
+  telemetry::Metrics metrics_{{"1", "", "none"}, {}};
+};
+
+TEST_F(AuthorityTest, TakesAChangedFileAndKeepsTheLastGoodOne) {
+  Write(Line("one", "viewer", "1"));
+  auto opened = Open();
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  Authority& authority = **opened;
+  EXPECT_EQ(Ask(authority, "1"), "one");
+  Write(Line("two", "viewer", "2"));
+  clock_.Advance(absl::Seconds(2));
+  EXPECT_EQ(Ask(authority, "2"), "two");
+  EXPECT_EQ(Ask(authority, "1"), "UNAUTHENTICATED TOKEN_INVALID");  // withdrawn
+  Write("half a li");
+  clock_.Advance(absl::Seconds(2));
+  EXPECT_EQ(Ask(authority, "2"), "two");
+  ASSERT_TRUE(base::RealFileSystem().RemoveAll(path_).ok());
+  clock_.Advance(absl::Seconds(2));
+  EXPECT_EQ(Ask(authority, "2"), "two");
+  Write(Line("two", "viewer", "2", R"(, "expires": "2030-03-18T00:00:00Z")"));
+  clock_.Advance(absl::Seconds(2));
+  EXPECT_EQ(Ask(authority, "2"), "two");
+  clock_.Advance(absl::Hours(24));
+  EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID");
+  Write("# nobody\n");
+  clock_.Advance(absl::Seconds(2));
+  EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID");  // an empty table is a table
+  EXPECT_THAT(metrics_.Scrape(), HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_INVALID\"} 3"));
+}
+
+TEST_F(AuthorityTest, DoesNotStartWithoutItsFileOrWithOneThatLetsNobodyIn) {
+  EXPECT_THAT(std::string(Open().status().message()), HasSubstr("--token_file"));
+  Write("# nobody yet\n");
+  EXPECT_EQ(Open().status().code(), absl::StatusCode::kInvalidArgument);
+  Write("{}");
+  EXPECT_THAT(std::string(Open().status().message()), HasSubstr("line 1"));
+}
+
+// S11: what a caller writes in the path or shows as its address stands in the log as one escaped line.
+TEST_F(AuthorityTest, S11RefusalsAreOneJsonLineEach) {
+  Write(Line("one", "viewer", "1"));
+  auto opened = Open();
+  ASSERT_TRUE(opened.ok());
+  Caller caller = With("canary-token");
+  caller.peer = "ipv4:1.2.3.4:5\n{\"level\":\"info\"}";
+  ::testing::internal::CaptureStderr();
+  EXPECT_FALSE((*opened)->Admit(std::string("/a\r\nb\"c\x1b[31m\0d\xff", 15), caller).ok());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+  EXPECT_EQ(log.find('\x1b'), std::string::npos);
+  EXPECT_THAT(log, HasSubstr(R"("method":"/a\r\nb\"c\u001b[31m\u0000d)"));
+  EXPECT_THAT(log, Not(HasSubstr("canary-token")));
+}
+
+TEST_F(AuthorityTest, AFloodOfRefusalsDoesNotFloodTheLog) {
+  Write(Line("one", "viewer", "1"));
+  auto opened = Open();
+  ASSERT_TRUE(opened.ok());
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 1000; ++i) Ask(**opened, "bad");
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_LE(std::count(log.begin(), log.end(), '\n'), 20);
+  EXPECT_THAT(metrics_.Scrape(), HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_INVALID\"} 1000"));
+}
+
+}  // namespace
+}  // namespace nibble::rpc
