@@ -221,7 +221,8 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status Export(Session& session, const std::string& name, const std::string& format, const std::string& out) {
+absl::Status Export(Session& session, const std::string& name, const std::string& format, const std::string& linear_class,
+                    const std::string& out) {
   NIBBLE_RETURN_IF_ERROR(CheckText("model", name));
   if (std::error_code error; std::filesystem::exists(out, error) && !std::filesystem::is_directory(out, error)) {
     return base::WithReason(absl::InvalidArgumentError(base::StrCat("out: ", out, " is not a directory")), "FILE");
@@ -229,6 +230,8 @@ absl::Status Export(Session& session, const std::string& name, const std::string
   v1::ExportModelRequest request;
   request.set_model(name);
   request.set_format(format == "peft" ? v1::EXPORT_FORMAT_PEFT : v1::EXPORT_FORMAT_HF);
+  if (linear_class == "bitlinear") request.set_linear_class(v1::HF_LINEAR_CLASS_BITLINEAR);
+  if (linear_class == "autobitlinear") request.set_linear_class(v1::HF_LINEAR_CLASS_AUTOBITLINEAR);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ExportModel, request));
   Progress progress(session.terminal);
@@ -314,14 +317,17 @@ void AddModelCommands(CLI::App& app, Session& session) {
   {
     CLI::App* sub = models.add_subcommand("export", "Write a model's files to a directory of this machine");
     struct Options {
-      std::string name, format, out;
+      std::string name, format, linear_class, out;
     };
     auto o = std::make_shared<Options>();
     sub->add_option("NAME", o->name, "Model or adapter")->required();
     sub->add_option("--format", o->format, "Format of the files")->required()->check(CLI::IsMember({"peft", "hf"}));
+    sub->add_option("--linear-class", o->linear_class, "Of a ternary model: transformers' linear class (default bitlinear)")
+        ->check(CLI::IsMember({"bitlinear", "autobitlinear"}));
     sub->add_option("--out", o->out, "Directory; it is made")->required();
-    sub->callback(
-        [&session, o] { session.command = [&session, o] { return Export(session, o->name, o->format, o->out); }; });
+    sub->callback([&session, o] {
+      session.command = [&session, o] { return Export(session, o->name, o->format, o->linear_class, o->out); };
+    });
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/formats/double_quant.h"
 #include "kernels/formats/nf4.h"
+#include "kernels/formats/ternary.h"
 #include "kernels/ops/dequantize_nf4.h"
 #include "kernels/ops/double_dequantize.h"
 #include "kernels/ops/double_quantize.h"
@@ -16,6 +17,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/merge.h"
+#include "server/convert/ternary.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
 #include "server/model/layout.h"
@@ -92,7 +94,11 @@ class Converter {
     info_.format = options.to;
     info_.act_outliers = options.to == Format::kInt8 ? options.act_outliers : 0;
     info_.int8_head = options.to == Format::kInt8 && options.int8_head;
-    info_.kv_dtype = options.kv_dtype;
+    info_.kv_dtype = options.kv_dtype.value_or(DType::kBF16);
+    if (options.to == Format::kTernary) {
+      info_.bitnet = source.info().bitnet.value_or(model::BitNetInfo());
+      if (source.info().bitnet.has_value()) info_.kv_dtype = options.kv_dtype.value_or(source.info().kv_dtype);
+    }
     info_.base_digest = source.info().weights_digest;
     info_.source = "convert";
     info_.provenance = source.info().provenance;
@@ -103,25 +109,22 @@ class Converter {
     const std::vector<TensorSpec> specs = model::RequiredTensors(source_.config());
     NIBBLE_ASSIGN_OR_RETURN(auto plan, Plan());
     NIBBLE_ASSIGN_OR_RETURN(writer_, model::ArtifactWriter::Create(files, target, std::move(plan)));
-    // In the file's order, so that the writer holds nothing large back.
-    std::map<std::string, std::size_t> position;
-    for (const model::TensorPlan& tensor : writer_->tensors().order()) position.emplace(tensor.name, position.size());
-    std::vector<std::size_t> order(specs.size());
-    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    std::sort(order.begin(), order.end(),
-              [&](std::size_t a, std::size_t b) { return position.at(specs[a].name) < position.at(specs[b].name); });
-    std::map<std::size_t, LayerError> errors;
-    for (const std::size_t i : order) {
-      if (!model::IsQuantized(specs[i].role, source_.config(), info_)) {
-        NIBBLE_RETURN_IF_ERROR(PutFloat(specs[i]));
+    std::vector<TensorSpec> in_file = specs;
+    model::SortForWriter(writer_->tensors(), in_file);
+    std::map<std::string, LayerError> errors;
+    for (const TensorSpec& spec : in_file) {
+      if (!model::IsQuantized(spec.role, source_.config(), info_)) {
+        NIBBLE_RETURN_IF_ERROR(PutFloat(spec));
         continue;
       }
-      NIBBLE_ASSIGN_OR_RETURN(errors[i], options_.to == Format::kInt8 ? PutInt8(specs[i]) : PutNf4(specs[i]));
+      NIBBLE_ASSIGN_OR_RETURN(errors[spec.name], Put(spec));
     }
     NIBBLE_RETURN_IF_ERROR(writer_->CopyCompanions(source_.directory()));
     ConvertReport report;
     NIBBLE_ASSIGN_OR_RETURN(report.info, writer_->Finish(source_.config(), info_));
-    for (auto& [i, error] : errors) report.layers.push_back(std::move(error));
+    for (const TensorSpec& spec : specs) {
+      if (const auto error = errors.find(spec.name); error != errors.end()) report.layers.push_back(std::move(error->second));
+    }
     for (const auto& [name, view] : source_.tensors()) report.source_weight_bytes += view.bytes.size();
     for (const model::TensorPlan& tensor : writer_->tensors().order()) {
       report.weight_bytes += static_cast<std::uint64_t>(model::NumElements(tensor.shape).value_or(0) * kernels::SizeOf(tensor.dtype));
@@ -130,9 +133,18 @@ class Converter {
   }
 
  private:
+  absl::StatusOr<LayerError> Put(const TensorSpec& spec) {
+    switch (options_.to) {
+      case Format::kInt8: return PutInt8(spec);
+      case Format::kTernary: return PutTernary(spec);
+      default: return PutNf4(spec);
+    }
+  }
+
   // A float tensor's type in the result.
   absl::StatusOr<DType> FloatType(const std::string& name) const {
     if (name == model::kEmbeddingName || name == model::kHeadName) {
+      if (options_.to == Format::kTernary) return info_.bitnet->head_dtype;
       const bool is_head = name == model::kHeadName || source_.config().tied_embeddings;
       if (options_.to == Format::kInt8 && is_head) return DType::kBF16;
       NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(name));
@@ -193,6 +205,22 @@ class Converter {
     }
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(codes)));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kInt8ScaleSuffix, Bytes(scale)));
+    return meter.Result();
+  }
+
+  absl::StatusOr<LayerError> PutTernary(const TensorSpec& spec) {
+    NIBBLE_ASSIGN_OR_RETURN(WeightReader reader, WeightReader::Open(source_, spec.name, stream_));
+    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix weight, reader.Rows(0, reader.rows()));
+    NIBBLE_ASSIGN_OR_RETURN(const TernaryWeight made, TernariseOnce(spec.name, weight, stream_));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(made.rows)));
+    NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kTernaryScaleSuffix,
+                                                  {reinterpret_cast<const char*>(&made.scale), sizeof made.scale}));
+    ErrorMeter meter(spec.name, stream_);
+    const std::int64_t row_bytes = kernels::TernaryRowBytes(weight.cols);
+    meter.Add(weight, [&](std::int64_t r, std::int64_t c) {
+      const int code = (made.rows[static_cast<std::size_t>(r * row_bytes + c / 4)] >> (2 * (c % 4)) & 3) - 1;
+      return static_cast<float>(code) * made.scale;
+    });
     return meter.Result();
   }
 
@@ -271,15 +299,19 @@ absl::Status CheckOptions(Format from, const ConvertOptions& options) {
   if (options.act_outliers < 0 || options.act_outliers > kernels::kMaxOutliers) {
     return base::FieldError("act_outliers", StrCat(options.act_outliers, ", wanted 0 to ", kernels::kMaxOutliers));
   }
-  if (options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
-    return base::FieldError("kv_dtype", StrCat(kernels::Name(options.kv_dtype), ", wanted f32 or bf16"));
+  if (options.kv_dtype.has_value() && options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
+    return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted f32 or bf16"));
   }
   const bool is_float = from == Format::kF32 || from == Format::kBF16;
-  const bool known = options.to == Format::kInt8 ? is_float || from == Format::kNf4 || from == Format::kLora
-                                                 : options.to == Format::kNf4 && is_float;
+  const bool known = options.to == Format::kInt8
+                         ? is_float || from == Format::kNf4 || from == Format::kLora
+                     : (options.to == Format::kNf4 || options.to == Format::kTernary) && is_float;
+  if (from == Format::kTernary && options.to == Format::kTernary) {
+    return base::WithReason(absl::FailedPreconditionError("the model is ternary already: its codes are made once"), "ALREADY_TERNARY");
+  }
   if (!known) {
     return base::FieldError("to", StrCat("no conversion of a ", Name(from), " model to ", Name(options.to),
-                                         " (int8 is made of f32, bf16, nf4 and lora; nf4 of f32 and bf16)"));
+                                         " (int8 is made of f32, bf16, nf4 and lora; nf4 and ternary of f32 and bf16)"));
   }
   return absl::OkStatus();
 }
@@ -289,37 +321,10 @@ absl::Status CheckOptions(Format from, const ConvertOptions& options) {
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream) {
   NIBBLE_RETURN_IF_ERROR(CheckOptions(source.info().format, options));
+  if (source.info().bitnet.has_value() && options.to != Format::kTernary) {
+    return base::FieldError("to", StrCat("master weights of a BitNet model become ternary, not ", Name(options.to)));
+  }
   return Converter(source, options, stream).Run(files, target);
-}
-
-absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
-                                                  const model::AdapterConfig& adapter,
-                                                  const std::vector<std::vector<float>>& values,
-                                                  const base::Json& provenance, const std::string& target) {
-  if (nf4_base.info().format != Format::kNf4) {
-    return absl::InvalidArgumentError(StrCat("the base of an adapter is ", Name(nf4_base.info().format), ", wanted nf4"));
-  }
-  std::vector<model::TensorPlan> plan;
-  NIBBLE_ASSIGN_OR_RETURN(const auto stored, model::StoredTensors(nf4_base.config(), nf4_base.info()));
-  for (const model::StoredTensor& tensor : stored) {
-    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
-    plan.push_back({tensor.name, view.dtype, view.shape});
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
-  for (const model::TensorPlan& tensor : writer->tensors().order()) {
-    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
-    NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(
-        tensor.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
-  }
-  NIBBLE_RETURN_IF_ERROR(writer->PutAdapter(nf4_base.config(), adapter, values));
-  NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(nf4_base.directory()));
-  model::ArtifactInfo info = nf4_base.info();
-  info.format = Format::kLora;
-  info.base_digest = nf4_base.info().weights_digest;
-  info.source = "job";
-  info.recorded_by.clear();
-  info.provenance = provenance;
-  return writer->Finish(nf4_base.config(), std::move(info));
 }
 
 base::Json ToJson(const ConvertReport& report) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,10 +18,11 @@
 namespace nibble::convert {
 
 struct ConvertOptions {
-  model::Format to = model::Format::kInt8;               // kInt8 or kNf4
+  model::Format to = model::Format::kInt8;               // kInt8, kTernary or kNf4
   int act_outliers = kernels::kDefaultOutliers;          // int8: 0 to 16 outliers that an activation row keeps
   bool int8_head = true;                                 // int8: head and tied embedding too; false keeps them in bf16
-  kernels::DType kv_dtype = kernels::DType::kBF16;       // what serving rounds K and V to
+  // What serving rounds K and V to. Unset: bf16; to ternary, what the masters of a BitNet model say.
+  std::optional<kernels::DType> kv_dtype = std::nullopt;
 };
 
 // How far a quantised weight is from what it was made of.
@@ -41,13 +43,23 @@ struct ConvertReport {
 };
 base::Json ToJson(const ConvertReport& report);
 
-// int8 from f32, bf16, nf4 and lora; nf4 from f32 and bf16. A lora model is merged onto its DEQUANTISED NF4 base,
+// int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16. A lora model is merged onto its DEQUANTISED NF4 base,
 // W + (B A) * scaling in f32, before it becomes int8 (peft#2105). One tensor is in memory at a time.
+// Ternary codes are made exactly once, of master weights: a tensor that is ternary already is refused, and so is a ternary
+// model. Embedding and head become the source's BitNetInfo::head_dtype (bf16 where it has none).
 // On any error nothing is left at `target`, which must not be there or be empty.
-// Errors: InvalidArgument (options; a format pair that is not a conversion; weights that are not finite), AlreadyExists,
-// those of the file system.
+// Errors: InvalidArgument (options; a format pair that is not a conversion; weights that are not finite), FailedPrecondition
+// (ALREADY_TERNARY), AlreadyExists, those of the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream);
+
+// What a bitnet_qat job has trained -> f32 artifact of master weights, which ConvertModel makes ternary. values: one f32 span for
+// each of RequiredTensors(config), in its order; tokenizer files are those beside `companions`.
+absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, const model::ModelConfig& config,
+                                                    const model::BitNetInfo& bitnet, kernels::DType kv_dtype,
+                                                    std::span<const std::span<const float>> values,
+                                                    const std::string& companions, const base::Json& provenance,
+                                                    const std::string& target);
 
 // nf4 base + adapter -> lora artifact. values: one f32 vector for each of AdapterTensors, in its order.
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,

@@ -3,9 +3,11 @@
 #include <memory>
 #include <utility>
 
+#include "server/base/error.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/convert/hf_form.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/safetensors_writer.h"
 
@@ -76,6 +78,11 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
   if (source.info().format != Format::kLora) {
     return absl::InvalidArgumentError(StrCat("format \"peft\" is for lora models, this one is ", Name(source.info().format)));
   }
+  if (source.config().architecture == "phi3") {
+    return base::WithReason(absl::UnimplementedError("format \"peft\": transformers' phi3 has fused weights, which an adapter of q_proj and "
+                                                     "its like does not fit; export with format \"hf\" what it was merged into"),
+                            "UNSUPPORTED_MODEL");
+  }
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
   model::AdapterConfig adapter = *source.adapter();
   adapter.base_model_name_or_path = base_model;
@@ -93,22 +100,16 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
   return directory->Keep();
 }
 
-absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, const std::string& target) {
+absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, const std::string& target,
+                      HfBitNetClass bitnet_class) {
   const Format format = source.info().format;
-  if (format != Format::kF32 && format != Format::kBF16) {
-    return absl::InvalidArgumentError(StrCat("format \"hf\" is for f32 and bf16 models, this one is ", Name(format)));
+  if (format != Format::kF32 && format != Format::kBF16 && format != Format::kTernary) {
+    return absl::InvalidArgumentError(StrCat("format \"hf\" is for f32, bf16 and ternary models, this one is ", Name(format)));
   }
+  NIBBLE_ASSIGN_OR_RETURN(const HfForm form, HfFormOf(source, bitnet_class));
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
-  std::vector<model::TensorPlan> plan;
-  for (const model::TensorSpec& spec : model::RequiredTensors(source.config())) {
-    plan.push_back({spec.name, format == Format::kF32 ? kernels::DType::kF32 : kernels::DType::kBF16, spec.shape});
-  }
-  NIBBLE_RETURN_IF_ERROR(WriteTensors(files, source, base::JoinPath(target, "model.safetensors"), std::move(plan)));
-  base::Json config = model::ToHfConfig(source.config());
-  // transformers 4 reads the first, 5 the second.
-  config["torch_dtype"] = format == Format::kF32 ? "float32" : "bfloat16";
-  config["dtype"] = config["torch_dtype"];
-  NIBBLE_RETURN_IF_ERROR(directory->Put("config.json", base::Dump(config, 2) + "\n"));
+  NIBBLE_RETURN_IF_ERROR(WriteHfTensors(files, source, form, base::JoinPath(target, "model.safetensors")));
+  NIBBLE_RETURN_IF_ERROR(directory->Put("config.json", base::Dump(HfConfigOf(source, form), 2) + "\n"));
   for (const char* name : model::kCompanionFiles) {
     if (!files.Exists(base::JoinPath(source.directory(), name))) continue;
     NIBBLE_RETURN_IF_ERROR(directory->Copy(source.directory(), name, model::kMaxCompanionBytes));

@@ -39,6 +39,24 @@ absl::StatusOr<Json> ReadJson(const std::string& directory, const char* name, st
   return json;
 }
 
+absl::StatusOr<DType> GetFloatType(const Json& json, const char* key) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, key, kInfoFile));
+  if (name == "bf16") return DType::kBF16;
+  if (name == "f32") return DType::kF32;
+  return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"", key, "\" is \"", name.substr(0, 32), "\", wanted bf16 or f32"));
+}
+
+absl::StatusOr<BitNetInfo> ParseBitNetInfo(const Json& json) {
+  BitNetInfo bitnet;
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bits, base::GetInt(json, "act_bits", kInfoFile));
+  if (bits != 4 && bits != 8 && bits != 16) {
+    return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"act_bits\" is ", bits, ", wanted 4, 8 or 16"));
+  }
+  bitnet.act_bits = static_cast<int>(bits);
+  NIBBLE_ASSIGN_OR_RETURN(bitnet.head_dtype, GetFloatType(json, "head_dtype"));
+  return bitnet;
+}
+
 std::string DTypeList(const std::vector<DType>& dtypes) {
   std::string text;
   for (const DType dtype : dtypes) text += StrCat(text.empty() ? "" : " or ", kernels::Name(dtype));
@@ -102,6 +120,9 @@ Json ToJson(const ArtifactInfo& info) {
   json["act_outliers"] = info.act_outliers;
   json["kv_dtype"] = kernels::Name(info.kv_dtype);
   json["int8_head"] = info.int8_head;
+  if (info.bitnet.has_value()) {
+    json["bitnet"] = {{"act_bits", info.bitnet->act_bits}, {"head_dtype", kernels::Name(info.bitnet->head_dtype)}};
+  }
   json["weights_digest"] = info.weights_digest;
   json["base_digest"] = info.base_digest;
   json["source"] = info.source;
@@ -128,12 +149,14 @@ absl::StatusOr<ArtifactInfo> ParseArtifactInfo(const Json& json) {
     return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"act_outliers\" is ", outliers, ", wanted 0 to 16"));
   }
   info.act_outliers = static_cast<int>(outliers);
-  NIBBLE_ASSIGN_OR_RETURN(const std::string kv, base::GetString(json, "kv_dtype", kInfoFile));
-  if (kv != "bf16" && kv != "f32") {
-    return absl::InvalidArgumentError(StrCat(kInfoFile, ": \"kv_dtype\" is \"", kv.substr(0, 32), "\", wanted bf16 or f32"));
-  }
-  info.kv_dtype = kv == "f32" ? DType::kF32 : DType::kBF16;
+  NIBBLE_ASSIGN_OR_RETURN(info.kv_dtype, GetFloatType(json, "kv_dtype"));
   NIBBLE_ASSIGN_OR_RETURN(info.int8_head, base::GetBool(json, "int8_head", kInfoFile));
+  if (const auto bitnet = json.find("bitnet"); bitnet != json.end()) {
+    NIBBLE_ASSIGN_OR_RETURN(info.bitnet, ParseBitNetInfo(*bitnet));
+  }
+  if (info.format == Format::kTernary && !info.bitnet.has_value()) {
+    return absl::InvalidArgumentError(StrCat(kInfoFile, ": format ternary without \"bitnet\""));
+  }
   NIBBLE_ASSIGN_OR_RETURN(info.weights_digest, base::GetString(json, "weights_digest", kInfoFile));
   NIBBLE_ASSIGN_OR_RETURN(info.base_digest, base::GetString(json, "base_digest", kInfoFile));
   NIBBLE_ASSIGN_OR_RETURN(info.source, base::GetString(json, "source", kInfoFile));

@@ -8,6 +8,8 @@
 //                 embedding that is not int8 keeps its source's type, a head that is not int8 is bf16
 //     nf4         NAME u8 [N, ceil(K/2)], NAME_absmax i8 [N, ceil(K/64)], NAME_absmax_factor f32, NAME_absmax_offset f32 [1]
 //                 (double quantised); norms and biases f32; embedding and head keep their source's type
+//     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and biases f32;
+//                 embedding and head f32 or bf16
 //     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the nf4 base's tensors
 //   record.bin               the proof that verify replays (numerics.md, Decided 10), where there is one
 #pragma once
@@ -34,11 +36,19 @@ absl::StatusOr<Format> ParseFormat(std::string_view text);
 
 enum class Determinism { kBitwise, kBestEffort };  // kBitwise: int8 and ternary
 
+// What makes a model a BitNet model beside its architecture. On a ternary artifact: how it is served. On a float one: its
+// linears are master weights, which mean nothing until they are ternarised; they are trained and converted, never served.
+struct BitNetInfo {
+  int act_bits = 8;                                  // 4, 8 or 16: of activation codes, one scale a row
+  kernels::DType head_dtype = kernels::DType::kBF16; // what head and embedding are rounded to before any use, in training too
+};
+
 struct ArtifactInfo {
   Format format = Format::kF32;
   int act_outliers = 0;                              // int8: outliers an activation row may keep
   kernels::DType kv_dtype = kernels::DType::kBF16;   // what K and V are rounded to before any use
   bool int8_head = false;                            // int8: the head (and a tied embedding) is int8 too
+  std::optional<BitNetInfo> bitnet;                  // ternary always; f32 and bf16: these are a BitNet model's masters
   std::string weights_digest;                        // SHA-256 over tensors alone: name, dtype, shape, bytes, by name
   std::string base_digest;                           // lora, and what was made from another model
   std::string source;                                // "import", "convert", "job"

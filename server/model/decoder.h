@@ -2,17 +2,19 @@
 // functions over the same kernels (trainer/): that is how train == serve holds by construction (docs/ARCHITECTURE.md).
 //
 // Ops gives:
-//   Tensor   an activation [T, features]
-//   Input    what linears read: rows normed, rounded or quantised once and shared by the linears behind it
+//   Tensor   an activation [T, features]; a handle, cheap to copy
+//   Input    what linears read: rows normed, rounded or quantised once and shared by the linears behind it; cheap to copy
 //   Tensor Embed()                                   [T, hidden]
 //   Tensor RunLayer(layer, h, body)                  calls body(h): training may recompute it (activation checkpointing)
 //   void   BeginLayer(layer)                         scratch of the layer before may be reused
-//   Input  NormInput(h, layer, Norm)                 rms_norm, prepared for linears
+//   Input  NormInput(x, layer, Norm, LinearKind)     rms_norm, prepared for linears: the one named and its like beside it
 //   Input  PlainInput(x, layer, LinearKind)          prepared for the one linear named
 //   Tensor Linear(input, layer, LinearKind)          with bias and adapter where the model has them
+//   Tensor NormRows(x, layer, Norm)                  rms_norm, to be normed again: not yet prepared for linears
+//   Tensor NormHeads(x, layer, Norm, num_heads)      rms_norm of each head alone; may work in place
 //   Tensor Rope(x, num_heads)                        may work in place
 //   Tensor Attention(q, k, v, layer)                 causal within each sequence
-//   Tensor SiluMul(gate, up)
+//   Tensor Gated(gate, up)                           act(gate) * up, act by the config; may work in place
 //   Tensor Add(h, y)                                 the residual stream; may work in place
 //   Tensor FinalNorm(h)                              of the rows whose logits are wanted
 // Errors are sticky inside Ops: after the first one its calls do nothing, and the caller asks for the status at the end.
@@ -25,24 +27,62 @@
 
 namespace nibble::model {
 
-enum class Norm { kInput, kPostAttention };
+// The norm that stands right before a linear whose input is no block's: o_proj's and down_proj's, where there is one.
+inline bool HasNormRightBefore(const ModelConfig& config, LinearKind kind, Norm* norm) {
+  *norm = HasNorm(config, NormBefore(kind)) ? NormBefore(kind) : kind == LinearKind::kO ? Norm::kAttentionSub : Norm::kFfnSub;
+  return HasNorm(config, *norm);
+}
+
+// What the linears of one block read. With a norm before every linear each has an input of its own, else all share one.
+template <typename Ops>
+class BlockInput {
+ public:
+  // first: the linear that stands for all where they share their input.
+  BlockInput(Ops& ops, const ModelConfig& config, std::int64_t layer, const typename Ops::Tensor& h, Norm norm, LinearKind first)
+      : ops_(ops), layer_(layer), each_(HasNorm(config, NormBefore(first))) {
+    if (!each_) {
+      shared_ = ops_.NormInput(h, layer_, norm, first);
+    } else {
+      rows_ = HasNorm(config, norm) ? ops_.NormRows(h, layer_, norm) : h;
+    }
+  }
+  typename Ops::Input For(LinearKind kind) const {
+    return each_ ? ops_.NormInput(rows_, layer_, NormBefore(kind), kind) : shared_;
+  }
+
+ private:
+  Ops& ops_;
+  const std::int64_t layer_;
+  const bool each_;
+  typename Ops::Input shared_{};
+  typename Ops::Tensor rows_{};
+};
 
 template <typename Ops>
 typename Ops::Tensor DecoderLayer(Ops& ops, const ModelConfig& config, std::int64_t layer, typename Ops::Tensor h) {
+  const auto input_of = [&](auto x, LinearKind kind) {
+    Norm norm;
+    return HasNormRightBefore(config, kind, &norm) ? ops.NormInput(x, layer, norm, kind) : ops.PlainInput(x, layer, kind);
+  };
   ops.BeginLayer(layer);
   {
-    const auto input = ops.NormInput(h, layer, Norm::kInput);
-    auto q = ops.Rope(ops.Linear(input, layer, LinearKind::kQ), config.num_heads);
-    auto k = ops.Rope(ops.Linear(input, layer, LinearKind::kK), config.num_kv_heads);
-    auto v = ops.Linear(input, layer, LinearKind::kV);
-    auto attended = ops.Attention(std::move(q), std::move(k), std::move(v), layer);
-    const auto mixed = ops.PlainInput(std::move(attended), layer, LinearKind::kO);
+    const BlockInput<Ops> input(ops, config, layer, h, Norm::kInput, LinearKind::kQ);
+    auto q = ops.Linear(input.For(LinearKind::kQ), layer, LinearKind::kQ);
+    auto k = ops.Linear(input.For(LinearKind::kK), layer, LinearKind::kK);
+    auto v = ops.Linear(input.For(LinearKind::kV), layer, LinearKind::kV);
+    if (config.qk_norm) {
+      q = ops.NormHeads(std::move(q), layer, Norm::kQHead, config.num_heads);
+      k = ops.NormHeads(std::move(k), layer, Norm::kKHead, config.num_kv_heads);
+    }
+    q = ops.Rope(std::move(q), config.num_heads);
+    k = ops.Rope(std::move(k), config.num_kv_heads);
+    const auto mixed = input_of(ops.Attention(std::move(q), std::move(k), std::move(v), layer), LinearKind::kO);
     h = ops.Add(std::move(h), ops.Linear(mixed, layer, LinearKind::kO));
   }
-  const auto input = ops.NormInput(h, layer, Norm::kPostAttention);
-  auto gate = ops.Linear(input, layer, LinearKind::kGate);
-  auto up = ops.Linear(input, layer, LinearKind::kUp);
-  const auto product = ops.PlainInput(ops.SiluMul(std::move(gate), std::move(up)), layer, LinearKind::kDown);
+  const BlockInput<Ops> input(ops, config, layer, h, Norm::kPostAttention, LinearKind::kGate);
+  auto gate = ops.Linear(input.For(LinearKind::kGate), layer, LinearKind::kGate);
+  auto up = ops.Linear(input.For(LinearKind::kUp), layer, LinearKind::kUp);
+  const auto product = input_of(ops.Gated(std::move(gate), std::move(up)), LinearKind::kDown);
   return ops.Add(std::move(h), ops.Linear(product, layer, LinearKind::kDown));
 }
 

@@ -9,6 +9,7 @@
 #include "kernels/formats/dense.h"
 #include "kernels/formats/int8.h"
 #include "kernels/formats/nf4.h"
+#include "kernels/formats/ternary.h"
 #include "kernels/matrix.h"
 #include "server/model/tensor_table.h"
 
@@ -23,20 +24,25 @@ struct LoraWeight {
 };
 
 struct LinearWeight {
-  enum class Kind { kLibrary, kDense, kInt8, kNf4 };
+  enum class Kind { kLibrary, kDense, kInt8, kNf4, kTernary };
   Kind kind = Kind::kLibrary;
   kernels::ConstMatrix library;       // kLibrary: [N, K] as stored, the program's BEST_EFFORT product
   kernels::PackedDenseWeight dense;   // kDense: a float layer of a promised artifact
   kernels::PackedInt8Weight int8;     // kInt8
   kernels::Nf4Weight nf4;             // kNf4
+  kernels::PackedTernaryWeight ternary;  // kTernary
   const float* bias = nullptr;        // [N]
   std::optional<LoraWeight> lora;
+
+  bool reads_codes() const { return kind == Kind::kInt8 || kind == Kind::kTernary; }
 };
 
 struct LayerWeights {
-  const float* input_norm = nullptr;
-  const float* post_attention_norm = nullptr;
+  std::array<const float*, kNumNorms> norms = {};  // by Norm; null where the model has none
   std::array<LinearWeight, kNumLinearKinds> linears;
+
+  const float* norm(Norm which) const { return norms[static_cast<std::size_t>(which)]; }
+  const LinearWeight& linear(LinearKind kind) const { return linears[static_cast<std::size_t>(kind)]; }
 };
 
 struct DecoderWeights {
@@ -48,11 +54,12 @@ struct DecoderWeights {
   const float* rope_cos = nullptr;            // [rope_positions, head_dim / 2]
   const float* rope_sin = nullptr;
   std::int64_t rope_positions = 0;
-  // docs/formats.md: the residual stream and norms are f32 in every format; linears read rows of this type (int8 linears:
-  // quantised rows) and write f32; logits are f32.
+  // docs/formats.md: the residual stream and norms are f32 in every format; linears read rows of this type (int8 and
+  // ternary ones: quantised rows) and write f32; logits are f32.
   kernels::DType input_dtype = kernels::DType::kF32;
   kernels::DType kv_dtype = kernels::DType::kF32;
   int act_outliers = 0;
+  kernels::QuantizeOptions act_quantize;      // of the rows that integer linears read
 };
 
 }  // namespace nibble::model

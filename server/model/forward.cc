@@ -23,7 +23,7 @@ absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weig
                            const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) {
   const auto total = static_cast<std::int64_t>(tokens.size());
   if (total > weights.rope_positions) {
-    return base::FieldError("tokens", base::StrCat("got ", total, " tokens, the model takes ", weights.rope_positions));
+    return base::FieldError("tokens", base::StrCat("got ", total, " tokens, the model takes ", config.limit_text(weights.rope_positions)));
   }
   if (total == 0) return absl::OkStatus();
   const std::int64_t pages = KvPool::PagesFor(total);

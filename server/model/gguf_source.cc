@@ -1,4 +1,4 @@
-// A GGUF file of llama.cpp's "llama" architecture, by Hugging Face names and in its layout.
+// A GGUF file of one of llama.cpp's architectures that family.cc knows, by Hugging Face names and in its layout.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,6 +9,7 @@
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/family.h"
 #include "server/model/float_convert.h"
 #include "server/model/gguf.h"
 #include "server/model/safetensors.h"
@@ -32,11 +33,13 @@ struct NameRow {
   const char* gguf;
   const char* hf;
 };
-constexpr std::array<NameRow, 9> kLayerNames = {{
+constexpr std::array<NameRow, 11> kLayerNames = {{
     {"attn_norm", "input_layernorm"},
     {"attn_q", "self_attn.q_proj"},
     {"attn_k", "self_attn.k_proj"},
     {"attn_v", "self_attn.v_proj"},
+    {"attn_q_norm", "self_attn.q_norm"},
+    {"attn_k_norm", "self_attn.k_norm"},
     {"attn_output", "self_attn.o_proj"},
     {"ffn_norm", "post_attention_layernorm"},
     {"ffn_gate", "mlp.gate_proj"},
@@ -93,6 +96,7 @@ class GgufSource : public WeightSource {
   absl::StatusOr<std::string> Read(const TensorSpec& spec, DType dtype) const override {
     const GgufTensor& tensor = file_->tensors().find(GgufName(spec.name))->second;
     std::vector<float> values = DequantizeGguf(tensor.type, tensor.bytes, NumElements(tensor.shape).value_or(0));
+    if (!family_->gguf_permuted) return FromFloats(values, dtype);
     if (spec.name.find(".q_proj.") != std::string::npos) UndoPermutation(values, config_.num_heads, config_.head_dim);
     if (spec.name.find(".k_proj.") != std::string::npos) UndoPermutation(values, config_.num_kv_heads, config_.head_dim);
     return FromFloats(values, dtype);
@@ -103,16 +107,17 @@ class GgufSource : public WeightSource {
   absl::Status ReadConfig() {
     NIBBLE_ASSIGN_OR_RETURN(const auto architecture, file_->String("general.architecture"));
     if (!architecture.has_value()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no general.architecture"));
-    if (architecture != "llama") {
-      return Unsupported(StrCat("general.architecture \"", architecture->substr(0, 64), "\" (supported: llama)"));
+    family_ = FindGgufFamily(*architecture);
+    if (family_ == nullptr) {
+      return Unsupported(StrCat("general.architecture \"", architecture->substr(0, 64), "\" (supported: llama, qwen2, qwen3)"));
     }
     NIBBLE_RETURN_IF_ERROR(RefuseOthers());
-    base::Json json = {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"}, {"hidden_act", "silu"}};
-    const std::pair<const char*, const char*> ints[] = {
-        {"hidden_size", "llama.embedding_length"},       {"num_hidden_layers", "llama.block_count"},
-        {"num_attention_heads", "llama.attention.head_count"}, {"num_key_value_heads", "llama.attention.head_count_kv"},
-        {"intermediate_size", "llama.feed_forward_length"}, {"max_position_embeddings", "llama.context_length"},
-        {"head_dim", "llama.attention.key_length"},      {"vocab_size", "llama.vocab_size"},
+    base::Json json = {{"architectures", {family_->hf_architecture}}, {"model_type", family_->model_type}, {"hidden_act", "silu"}};
+    const std::pair<const char*, std::string> ints[] = {
+        {"hidden_size", Key("embedding_length")},       {"num_hidden_layers", Key("block_count")},
+        {"num_attention_heads", Key("attention.head_count")}, {"num_key_value_heads", Key("attention.head_count_kv")},
+        {"intermediate_size", Key("feed_forward_length")}, {"max_position_embeddings", Key("context_length")},
+        {"head_dim", Key("attention.key_length")},      {"vocab_size", Key("vocab_size")},
         {"bos_token_id", "tokenizer.ggml.bos_token_id"}, {"pad_token_id", "tokenizer.ggml.padding_token_id"}};
     for (const auto& [hf, key] : ints) {
       NIBBLE_ASSIGN_OR_RETURN(const auto value, file_->Int(key));
@@ -121,8 +126,9 @@ class GgufSource : public WeightSource {
     const auto embedding = file_->tensors().find("token_embd.weight");
     if (embedding == file_->tensors().end()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no tensor token_embd.weight"));
     json["vocab_size"] = embedding->second.shape.front();  // what the weights have; llama.vocab_size may be absent
-    NIBBLE_ASSIGN_OR_RETURN(const auto eps, file_->Float("llama.attention.layer_norm_rms_epsilon"));
-    if (!eps.has_value()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no llama.attention.layer_norm_rms_epsilon"));
+    const std::string eps_key = Key("attention.layer_norm_rms_epsilon");
+    NIBBLE_ASSIGN_OR_RETURN(const auto eps, file_->Float(eps_key));
+    if (!eps.has_value()) return absl::InvalidArgumentError(StrCat(file_->name(), ": no ", eps_key));
     json["rms_norm_eps"] = *eps;
     json["tie_word_embeddings"] = !file_->tensors().contains("output.weight");
     json["attention_bias"] = file_->tensors().contains("blk.0.attn_q.bias");
@@ -140,25 +146,29 @@ class GgufSource : public WeightSource {
                           StrCat(file_->name(), ", its metadata as ", base::ToStd(config.status().message())));
     }
     config_ = *std::move(config);
-    NIBBLE_ASSIGN_OR_RETURN(const auto turned, file_->Int("llama.rope.dimension_count"));
+    NIBBLE_ASSIGN_OR_RETURN(const auto turned, file_->Int(Key("rope.dimension_count")));
     if (turned.has_value() && *turned != config_.head_dim) {
-      return Unsupported(StrCat("llama.rope.dimension_count ", *turned, " with heads of ", config_.head_dim));
+      return Unsupported(StrCat(Key("rope.dimension_count"), " ", *turned, " with heads of ", config_.head_dim));
     }
-    NIBBLE_ASSIGN_OR_RETURN(const auto value_length, file_->Int("llama.attention.value_length"));
+    NIBBLE_ASSIGN_OR_RETURN(const auto value_length, file_->Int(Key("attention.value_length")));
     if (value_length.has_value() && *value_length != config_.head_dim) {
-      return Unsupported(StrCat("llama.attention.value_length ", *value_length, " with keys of ", config_.head_dim));
+      return Unsupported(StrCat(Key("attention.value_length"), " ", *value_length, " with keys of ", config_.head_dim));
     }
     return CheckRopeFactors();
   }
 
-  // Keys under which the llama architecture is something else.
+  std::string Key(std::string_view suffix) const { return StrCat(family_->gguf, ".", suffix); }
+
+  // Keys under which the architecture is something else.
   absl::Status RefuseOthers() const {
-    for (const char* key : {"llama.expert_count", "llama.attention.sliding_window", "llama.attention.clamp_kqv"}) {
+    for (const char* suffix : {"expert_count", "attention.sliding_window", "attention.clamp_kqv"}) {
+      const std::string key = Key(suffix);
       if (!file_->Has(key)) continue;
       const auto number = file_->Int(key);
       if (!number.ok() || *number != 0) return Unsupported(StrCat(file_->name(), ": ", key));
     }
-    for (const char* key : {"llama.logit_scale", "llama.embedding_scale", "llama.residual_scale", "llama.attention.scale"}) {
+    for (const char* suffix : {"logit_scale", "embedding_scale", "residual_scale", "attention.scale"}) {
+      const std::string key = Key(suffix);
       if (!file_->Has(key)) continue;
       const auto number = file_->Float(key);
       if (!number.ok() || (*number != 0.0 && *number != 1.0)) return Unsupported(StrCat(file_->name(), ": ", key));
@@ -167,13 +177,13 @@ class GgufSource : public WeightSource {
   }
 
   absl::Status ReadRope(base::Json& json) const {
-    NIBBLE_ASSIGN_OR_RETURN(const auto theta, file_->Float("llama.rope.freq_base"));
+    NIBBLE_ASSIGN_OR_RETURN(const auto theta, file_->Float(Key("rope.freq_base")));
     json["rope_theta"] = theta.value_or(10000.0);
-    NIBBLE_ASSIGN_OR_RETURN(const auto type, file_->String("llama.rope.scaling.type"));
-    NIBBLE_ASSIGN_OR_RETURN(const auto factor, file_->Float("llama.rope.scaling.factor"));
-    NIBBLE_ASSIGN_OR_RETURN(const auto old_linear, file_->Float("llama.rope.scale_linear"));
+    NIBBLE_ASSIGN_OR_RETURN(const auto type, file_->String(Key("rope.scaling.type")));
+    NIBBLE_ASSIGN_OR_RETURN(const auto factor, file_->Float(Key("rope.scaling.factor")));
+    NIBBLE_ASSIGN_OR_RETURN(const auto old_linear, file_->Float(Key("rope.scale_linear")));
     if (type.has_value() && *type != "none" && *type != "linear") {
-      return Unsupported(StrCat("llama.rope.scaling.type \"", type->substr(0, 32), "\""));
+      return Unsupported(StrCat(Key("rope.scaling.type"), " \"", type->substr(0, 32), "\""));
     }
     const bool linear = type.has_value() ? *type == "linear" : factor.has_value() || old_linear.has_value();
     const double by = factor.value_or(old_linear.value_or(1.0));
@@ -255,11 +265,12 @@ class GgufSource : public WeightSource {
       rest.erase(it);
     }
     rest.erase(kRopeFactorsName);
-    if (!rest.empty()) return Unsupported(StrCat(file_->name(), ": tensor \"", rest.begin()->first, "\" is none of a Llama model"));
+    if (!rest.empty()) return Unsupported(StrCat(file_->name(), ": tensor \"", rest.begin()->first, "\" is none of this architecture"));
     return absl::OkStatus();
   }
 
   std::unique_ptr<GgufFile> file_;
+  const Family* family_ = nullptr;
 };
 
 }  // namespace

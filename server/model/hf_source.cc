@@ -1,11 +1,13 @@
 // A directory as transformers 4 and 5 save it.
 #include <algorithm>
+#include <cmath>
 
 #include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/artifact_writer.h"
+#include "server/model/family.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"
 #include "server/model/weight_source.h"
@@ -42,7 +44,7 @@ class HfSource : public WeightSource {
       const auto eos = generation.is_object() ? generation.find("eos_token_id") : generation.end();
       if (eos != generation.end() && !eos->is_null() && json.is_object()) json["eos_token_id"] = *eos;
     }
-    NIBBLE_ASSIGN_OR_RETURN(config_, ParseHfConfig(json));
+    NIBBLE_RETURN_IF_ERROR(ReadConfig(std::move(json)));
     if (!files.Exists(base::JoinPath(directory, "tokenizer.json"))) {
       return base::WithReason(
           absl::NotFoundError(files.Exists(base::JoinPath(directory, "tokenizer.model"))
@@ -56,7 +58,35 @@ class HfSource : public WeightSource {
       NIBBLE_ASSIGN_OR_RETURN(files_[name], files.Read(path, kMaxCompanionBytes));
     }
     NIBBLE_ASSIGN_OR_RETURN(stored_, OpenSafetensorsModel(files, directory));
+    if (FindFamily(config_.architecture)->fused) NIBBLE_RETURN_IF_ERROR(TakeApart());
     return CheckTensors();
+  }
+
+  absl::StatusOr<TernaryValues> ReadTernary(const TensorSpec& spec) const override {
+    const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
+    TernaryValues values;
+    if (tensor.dtype == DType::kU8) {
+      auto codes = UnpackHfBitNet({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()}, spec.shape[0], spec.shape[1]);
+      if (!codes.ok()) return absl::DataLossError(StrCat("tensor \"", spec.name, "\": ", base::ToStd(codes.status().message())));
+      values = {*std::move(codes), 1.0f};
+    } else {
+      NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> floats, ToFloats(tensor.bytes, *tensor.dtype, NumElements(spec.shape).value_or(0)));
+      auto ternary = AsTernary(floats);
+      if (!ternary.has_value()) {
+        return base::WithReason(
+            absl::FailedPreconditionError(StrCat("tensor \"", spec.name, "\" holds raw master weights, and config.json says that codes "
+                                                 "were made (quantization_mode offline): masters are \"online\"")),
+            "RAW_MASTERS", {{"tensor", spec.name}});
+      }
+      values = *std::move(ternary);
+    }
+    const SafetensorsTensor& stored_scale = stored_.tensors.at(spec.name + kHfWeightScale);
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, ToFloats(stored_scale.bytes, *stored_scale.dtype, 1));
+    if (!(scale[0] > 0.0f) || !std::isfinite(scale[0])) {
+      return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, kHfWeightScale, "\" is ", scale[0], ", wanted a positive number"));
+    }
+    values.scale *= bitnet_->linear_class == HfLinearClass::kBitLinear ? 1.0f / scale[0] : scale[0];
+    return values;
   }
 
   absl::StatusOr<std::string> Read(const TensorSpec& spec, DType dtype) const override {
@@ -65,18 +95,110 @@ class HfSource : public WeightSource {
   }
 
  private:
+  absl::Status ReadConfig(base::Json json) {
+    if (json.is_object()) {
+      NIBBLE_ASSIGN_OR_RETURN(bitnet_, ParseHfBitNet(json));
+    }
+    if (bitnet_.has_value()) {
+      json.erase("quantization_config");
+      is_masters_ = bitnet_->linear_class == HfLinearClass::kAutoBitLinearOnline;
+      is_ternary_ = !is_masters_;
+      if (bitnet_->use_rms_norm) {
+        NIBBLE_ASSIGN_OR_RETURN(const ModelConfig plain, ParseHfConfig(json));
+        if (plain.norms != NormPlacement::kBlock) {
+          return base::WithReason(absl::UnimplementedError(StrCat("config.json: use_rms_norm with architecture ", plain.architecture)),
+                                  "UNSUPPORTED_MODEL");
+        }
+        json["nibble_norms"] = "block_and_linear";
+        json["nibble_linear_norm_eps"] = bitnet_->rms_norm_eps;
+      }
+    }
+    NIBBLE_ASSIGN_OR_RETURN(config_, ParseHfConfig(json));
+    return absl::OkStatus();
+  }
+
+  // Phi-3's q, k and v are rows of one weight, and so are gate and up: each gets its own name, and its part of the bytes.
+  absl::Status TakeApart() {
+    if (bitnet_.has_value()) {
+      return base::WithReason(absl::UnimplementedError(StrCat("config.json: bitnet with architecture ", config_.architecture)),
+                              "UNSUPPORTED_MODEL");
+    }
+    const std::pair<const char*, std::vector<LinearKind>> fused[] = {
+        {"self_attn.qkv_proj", {LinearKind::kQ, LinearKind::kK, LinearKind::kV}}, {"mlp.gate_up_proj", {LinearKind::kGate, LinearKind::kUp}}};
+    for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      for (const auto& [module, kinds] : fused) {
+        const std::string name = StrCat("model.layers.", layer, ".", module, ".weight");
+        const auto it = stored_.tensors.find(name);
+        if (it == stored_.tensors.end()) return absl::InvalidArgumentError(StrCat("no tensor \"", name, "\", config.json wants it"));
+        const SafetensorsTensor whole = it->second;
+        std::int64_t rows = 0;
+        for (const LinearKind kind : kinds) rows += OutFeatures(config_, kind);
+        const std::vector<std::int64_t> wanted = {rows, config_.hidden_size};
+        if (whole.shape != wanted || !IsFloat(whole)) {
+          return absl::InvalidArgumentError(StrCat("tensor \"", name, "\" is ", whole.dtype_name, " ", ShapeText(whole.shape),
+                                                   ", config.json wants floats ", ShapeText(wanted)));
+        }
+        const std::size_t row_bytes = whole.bytes.size() / static_cast<std::size_t>(rows);
+        std::size_t begin = 0;
+        for (const LinearKind kind : kinds) {
+          SafetensorsTensor part = whole;
+          part.name = ModulePath(layer, kind) + ".weight";
+          part.shape = {OutFeatures(config_, kind), config_.hidden_size};
+          part.bytes = whole.bytes.subspan(begin * row_bytes, static_cast<std::size_t>(part.shape[0]) * row_bytes);
+          begin += static_cast<std::size_t>(part.shape[0]);
+          if (!stored_.tensors.emplace(part.name, part).second) {
+            return absl::InvalidArgumentError(StrCat("tensor \"", part.name, "\" is there beside \"", name, "\""));
+          }
+        }
+        stored_.tensors.erase(name);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // A linear of a ternary source: packed by fours, or floats; and its scale.
+  absl::Status CheckTernary(const TensorSpec& spec, std::map<std::string, const SafetensorsTensor*>& rest) {
+    const SafetensorsTensor& tensor = *rest.at(spec.name);
+    const std::vector<std::int64_t> packed = {spec.shape[0] / kHfBitNetRows, spec.shape[1]};
+    const bool may_be_float = bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
+    if (tensor.dtype == DType::kU8 ? tensor.shape != packed || spec.shape[0] % kHfBitNetRows != 0
+                                   : !may_be_float || tensor.shape != spec.shape || !IsFloat(tensor)) {
+      return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" is ", tensor.dtype_name, " ", ShapeText(tensor.shape),
+                                               ", config.json wants U8 ", ShapeText(packed),
+                                               may_be_float ? StrCat(" or float ", ShapeText(spec.shape)) : ""));
+    }
+    const std::string scale_name = spec.name + kHfWeightScale;
+    const auto scale = rest.find(scale_name);
+    if (scale == rest.end()) return absl::InvalidArgumentError(StrCat("no tensor \"", scale_name, "\", config.json wants it"));
+    if (!IsFloat(*scale->second) || NumElements(scale->second->shape) != 1) {
+      return absl::InvalidArgumentError(StrCat("tensor \"", scale_name, "\" is ", scale->second->dtype_name, " ",
+                                               ShapeText(scale->second->shape), ", wanted one float"));
+    }
+    rest.erase(scale);
+    return absl::OkStatus();
+  }
+
+  static bool IsFloat(const SafetensorsTensor& tensor) {
+    return tensor.dtype == DType::kF32 || tensor.dtype == DType::kF16 || tensor.dtype == DType::kBF16;
+  }
+
   absl::Status CheckTensors() {
     std::map<std::string, const SafetensorsTensor*> rest;
     for (const auto& [name, tensor] : stored_.tensors) rest.emplace(name, &tensor);
     for (const TensorSpec& spec : RequiredTensors(config_)) {
       const auto it = rest.find(spec.name);
       if (it == rest.end()) return absl::InvalidArgumentError(StrCat("no tensor \"", spec.name, "\", config.json wants it"));
+      if (is_ternary_ && spec.role == TensorRole::kLinear) {
+        NIBBLE_RETURN_IF_ERROR(CheckTernary(spec, rest));
+        rest.erase(spec.name);
+        continue;
+      }
       const SafetensorsTensor& tensor = *it->second;
       if (tensor.shape != spec.shape) {
         return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" has shape ", ShapeText(tensor.shape),
                                                  ", config.json wants ", ShapeText(spec.shape)));
       }
-      if (tensor.dtype != DType::kF32 && tensor.dtype != DType::kF16 && tensor.dtype != DType::kBF16) {
+      if (!IsFloat(tensor)) {
         return base::WithReason(absl::UnimplementedError(StrCat("tensor \"", spec.name, "\" is ", tensor.dtype_name,
                                                                 " (supported: F32, F16, BF16)")),
                                 "UNSUPPORTED_MODEL");
@@ -85,7 +207,7 @@ class HfSource : public WeightSource {
     }
     for (const auto& [name, tensor] : rest) {
       if (!IsRotaryTable(name) && !(config_.tied_embeddings && name == kHeadName)) {
-        return base::WithReason(absl::UnimplementedError(StrCat("tensor \"", name, "\" is none of a Llama model with this config.json")),
+        return base::WithReason(absl::UnimplementedError(StrCat("tensor \"", name, "\" is none of this architecture with this config.json")),
                                 "UNSUPPORTED_MODEL");
       }
       ignored_tensors_.push_back(name);
@@ -93,6 +215,7 @@ class HfSource : public WeightSource {
     return absl::OkStatus();
   }
 
+  std::optional<HfBitNet> bitnet_;
   SafetensorsFiles stored_;
 };
 

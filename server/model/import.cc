@@ -2,11 +2,13 @@
 
 #include <cstring>
 
+#include "kernels/formats/ternary.h"
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/artifact_writer.h"
+#include "server/model/layout.h"
 #include "server/model/safetensors.h"
 #include "server/model/weight_source.h"
 #include "server/text/tokenizer.h"
@@ -46,6 +48,17 @@ absl::Status CheckFinite(const TensorSpec& spec, const std::string& bytes, DType
   return absl::OkStatus();
 }
 
+// Pack only: codes that are there change their place.
+absl::Status PutTernary(const WeightSource& source, const TensorSpec& spec, SafetensorsWriter& writer) {
+  NIBBLE_ASSIGN_OR_RETURN(const TernaryValues values, source.ReadTernary(spec));
+  std::string rows(static_cast<std::size_t>(spec.shape[0] * kernels::TernaryRowBytes(spec.shape[1])), '\0');
+  if (!kernels::TernaryCodesToRows(values.codes.data(), spec.shape[0], spec.shape[1], reinterpret_cast<std::uint8_t*>(rows.data()))) {
+    return absl::InternalError(StrCat(spec.name, ": a code is none of -1, 0, 1"));
+  }
+  NIBBLE_RETURN_IF_ERROR(writer.Put(spec.name, rows));
+  return writer.Put(spec.name + kTernaryScaleSuffix, {reinterpret_cast<const char*>(&values.scale), sizeof values.scale});
+}
+
 absl::Status CheckTokenizer(const WeightSource& source) {
   const auto tokenizer = text::Tokenizer::FromJson(source.files().at("tokenizer.json"));
   if (!tokenizer.ok()) {
@@ -77,20 +90,32 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
   ImportReport report;
   report.config = weights->config();
   report.ignored_tensors = weights->ignored_tensors();
-  const std::vector<TensorSpec> specs = RequiredTensors(report.config);
+  ArtifactInfo info;
+  info.format = weights->is_ternary() ? Format::kTernary : dtype == DType::kF32 ? Format::kF32 : Format::kBF16;
+  if (weights->is_bitnet()) info.bitnet = BitNetInfo{.act_bits = 8, .head_dtype = dtype};  // transformers knows 8 bits alone
+  info.kv_dtype = dtype;
+  NIBBLE_ASSIGN_OR_RETURN(const auto stored, StoredTensors(report.config, info));
+  std::map<std::string, DType> types;
   std::vector<TensorPlan> plan;
-  for (const TensorSpec& spec : specs) plan.push_back({spec.name, dtype, spec.shape});
+  for (const StoredTensor& tensor : stored) {
+    types[tensor.name] = tensor.dtypes.size() == 1 ? tensor.dtypes[0] : dtype;
+    plan.push_back({tensor.name, types[tensor.name], tensor.shape});
+  }
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, ArtifactWriter::Create(files, target, std::move(plan)));
+  std::vector<TensorSpec> specs = RequiredTensors(report.config);
+  SortForWriter(writer->tensors(), specs);
   for (const TensorSpec& spec : specs) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, weights->Read(spec, dtype));
-    NIBBLE_RETURN_IF_ERROR(CheckFinite(spec, bytes, dtype));
-    NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(spec.name, bytes));
     report.num_parameters += NumElements(spec.shape).value_or(0);
+    if (weights->is_ternary() && spec.role == TensorRole::kLinear) {
+      NIBBLE_RETURN_IF_ERROR(PutTernary(*weights, spec, writer->tensors()));
+      continue;
+    }
+    const DType type = types.at(spec.name);
+    NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, weights->Read(spec, type));
+    NIBBLE_RETURN_IF_ERROR(CheckFinite(spec, bytes, type));
+    NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(spec.name, bytes));
   }
   for (const auto& [name, bytes] : weights->files()) NIBBLE_RETURN_IF_ERROR(writer->PutFile(name, bytes));
-  ArtifactInfo info;
-  info.format = dtype == DType::kF32 ? Format::kF32 : Format::kBF16;
-  info.kv_dtype = dtype;
   info.source = "import";
   info.provenance["imported_from"] = weights->kind();
   NIBBLE_ASSIGN_OR_RETURN(report.info, writer->Finish(report.config, std::move(info)));

@@ -1,7 +1,11 @@
 #include "server/model/layout.h"
 
+#include <algorithm>
+#include <map>
+
 #include "kernels/formats/double_quant.h"
 #include "kernels/formats/nf4.h"
+#include "kernels/formats/ternary.h"
 #include "server/base/strings.h"
 
 namespace nibble::model {
@@ -14,13 +18,12 @@ bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo&
     case Format::kInt8:
       return role == TensorRole::kLinear || (info.int8_head && (role == TensorRole::kHead ||
                                                                (role == TensorRole::kEmbedding && config.tied_embeddings)));
-    case Format::kNf4: case Format::kLora: return role == TensorRole::kLinear;
+    case Format::kNf4: case Format::kLora: case Format::kTernary: return role == TensorRole::kLinear;
     default: return false;
   }
 }
 
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info) {
-  if (info.format == Format::kTernary) return absl::UnimplementedError("format \"ternary\" is not built yet");
   std::vector<StoredTensor> out;
   for (const TensorSpec& spec : RequiredTensors(config)) {
     if (!IsQuantized(spec.role, config, info)) {
@@ -42,6 +45,9 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
     if (info.format == Format::kInt8) {
       out.push_back({spec.name, {DType::kI8}, spec.shape});
       out.push_back({spec.name + kInt8ScaleSuffix, {DType::kF32}, {n}});
+    } else if (info.format == Format::kTernary) {
+      out.push_back({spec.name, {DType::kU8}, {n, kernels::TernaryRowBytes(k)}});
+      out.push_back({spec.name + kTernaryScaleSuffix, {DType::kF32}, {1}});
     } else {
       const std::int64_t blocks = kernels::Nf4RowBlocks(k);
       out.push_back({spec.name, {DType::kU8}, {n, kernels::Nf4RowBytes(k)}});
@@ -51,6 +57,13 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
     }
   }
   return out;
+}
+
+void SortForWriter(const SafetensorsWriter& writer, std::vector<TensorSpec>& specs) {
+  std::map<std::string, std::size_t> position;
+  for (const TensorPlan& tensor : writer.order()) position.emplace(tensor.name, position.size());
+  std::sort(specs.begin(), specs.end(),
+            [&](const TensorSpec& a, const TensorSpec& b) { return position.at(a.name) < position.at(b.name); });
 }
 
 }  // namespace nibble::model

@@ -7,12 +7,14 @@
 
 #include "absl/status/statusor.h"
 #include "server/model/artifact.h"
+#include "server/model/safetensors_writer.h"
 #include "server/model/tensor_table.h"
 
 namespace nibble::model {
 
 // Suffixes of what stands beside a quantised weight.
 inline constexpr char kInt8ScaleSuffix[] = "_scale";
+inline constexpr char kTernaryScaleSuffix[] = "_scale";
 inline constexpr char kNf4AbsmaxSuffix[] = "_absmax";
 inline constexpr char kNf4FactorSuffix[] = "_absmax_factor";
 inline constexpr char kNf4OffsetSuffix[] = "_absmax_offset";
@@ -23,10 +25,13 @@ struct StoredTensor {
   std::vector<std::int64_t> shape;
 };
 
-// True when the weight of this role is stored as int8 codes (or NF4 codes) in that format.
+// True when the weight of this role is stored as codes (int8, NF4 or ternary) in that format.
 bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo& info);
 
-// Those of model.safetensors. Unimplemented for formats that are not built.
+// Those of model.safetensors.
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info);
+
+// In the file's order, so that its writer holds nothing large back.
+void SortForWriter(const SafetensorsWriter& writer, std::vector<TensorSpec>& specs);
 
 }  // namespace nibble::model

@@ -8,6 +8,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/layout.h"
 
 namespace nibble::model {
 
@@ -22,18 +23,28 @@ class LoadedModelBuilder {
 
   absl::Status Build(const LoadedModel::Options& options) {
     DecoderWeights& weights = model_.weights_;
-    weights.input_dtype = info_.format == Format::kF32 || info_.format == Format::kInt8 ? DType::kF32 : DType::kBF16;
+    if (info_.bitnet.has_value() && info_.format != Format::kTernary) {
+      return base::WithReason(
+          absl::FailedPreconditionError("these are the master weights of a BitNet model: convert them to ternary to run them"),
+          "RAW_MASTERS");
+    }
+    weights.input_dtype = info_.format == Format::kNf4 || info_.format == Format::kLora || info_.format == Format::kBF16
+                              ? DType::kBF16
+                              : DType::kF32;
     weights.kv_dtype = info_.kv_dtype;
     weights.act_outliers = info_.act_outliers;
     if (info_.format == Format::kTernary) {
-      return absl::UnimplementedError("format ternary: this build has no product for it");
+      weights.act_quantize = {.min_absmax = kernels::kBitNetMinAbsmax, .bits = info_.bitnet->act_bits};
     }
     NIBBLE_RETURN_IF_ERROR(Embedding());
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
       LayerWeights layer_weights;
-      NIBBLE_ASSIGN_OR_RETURN(layer_weights.input_norm, FloatVector(InputNormName(layer), config_.hidden_size));
-      NIBBLE_ASSIGN_OR_RETURN(layer_weights.post_attention_norm,
-                              FloatVector(PostAttentionNormName(layer), config_.hidden_size));
+      for (int n = 0; n < kNumNorms; ++n) {
+        const auto norm = static_cast<Norm>(n);
+        if (!HasNorm(config_, norm)) continue;
+        NIBBLE_ASSIGN_OR_RETURN(layer_weights.norms[static_cast<std::size_t>(n)],
+                                FloatVector(NormName(layer, norm), NormSize(config_, norm)));
+      }
       for (int k = 0; k < kNumLinearKinds; ++k) {
         const auto kind = static_cast<LinearKind>(k);
         NIBBLE_ASSIGN_OR_RETURN(
@@ -133,6 +144,18 @@ class LoadedModelBuilder {
     return kernels::PackedDenseWeight{panels, matrix.dtype, matrix.rows, matrix.cols};
   }
 
+  absl::StatusOr<kernels::PackedTernaryWeight> Ternary(const std::string& name, std::int64_t rows, std::int64_t cols) {
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView codes, Tensor(name, {rows, kernels::TernaryRowBytes(cols)}, DType::kU8));
+    NIBBLE_ASSIGN_OR_RETURN(const TensorView scale, Tensor(name + kTernaryScaleSuffix, {1}, DType::kF32));
+    NIBBLE_ASSIGN_OR_RETURN(auto* tiles, Allocate<std::uint8_t>(kernels::PackedTernaryBytes(rows, cols)));
+    NIBBLE_ASSIGN_OR_RETURN(auto* scales, Allocate<float>(kernels::RoundUp(rows, kernels::kTernaryTileRows)));
+    std::fill_n(scales, kernels::RoundUp(rows, kernels::kTernaryTileRows), *reinterpret_cast<const float*>(scale.bytes.data()));
+    if (!kernels::TernaryRowsToTiles(reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), rows, cols, tiles)) {
+      return absl::DataLossError(base::StrCat(name, ": holds a code that is none of -1, 0, 1"));
+    }
+    return kernels::PackedTernaryWeight{tiles, scales, rows, cols, kernels::TernaryPaddedK(cols)};
+  }
+
   absl::Status Lora(const std::string& path, std::int64_t rows, std::int64_t cols, LinearWeight* weight) {
     const std::string prefix = base::StrCat("base_model.model.", path);
     if (!artifact_.tensors().contains(prefix + ".lora_A.weight")) return absl::OkStatus();  // not a target module
@@ -153,6 +176,11 @@ class LoadedModelBuilder {
       case Format::kInt8: {
         weight.kind = LinearWeight::Kind::kInt8;
         NIBBLE_ASSIGN_OR_RETURN(weight.int8, Int8(name, rows, cols));
+        break;
+      }
+      case Format::kTernary: {
+        weight.kind = LinearWeight::Kind::kTernary;
+        NIBBLE_ASSIGN_OR_RETURN(weight.ternary, Ternary(name, rows, cols));
         break;
       }
       case Format::kNf4:
@@ -213,7 +241,7 @@ class LoadedModelBuilder {
   }
 
   absl::Status RopeTable(const LoadedModel::Options& options) {
-    const std::int64_t positions = std::min(config_.max_positions, options.max_positions);
+    const std::int64_t positions = std::min(config_.context_limit(), options.max_positions);
     const std::int64_t half = config_.head_dim / 2;
     const std::vector<float> frequencies = RopeInverseFrequencies(config_);
     NIBBLE_ASSIGN_OR_RETURN(float* cos, Allocate<float>(positions * half));

@@ -1,10 +1,13 @@
 #include "server/model/model_config.h"
 
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/family.h"
 
 namespace nibble::model {
 namespace {
@@ -81,8 +84,7 @@ bool Same(const RopeConfig& a, const RopeConfig& b) {
          a.original_max_positions == b.original_max_positions;
 }
 
-absl::StatusOr<RopeConfig> ReadRope(const Json& json, std::int64_t max_positions) {
-  const double default_theta = 10000.0;  // LlamaConfig's
+absl::StatusOr<RopeConfig> ReadRope(const Json& json, double default_theta, std::int64_t max_positions) {
   NIBBLE_ASSIGN_OR_RETURN(const double theta, Positive(json, "rope_theta", &default_theta));
   const Json* parameters = Find(json, "rope_parameters");
   const Json* scaling = Find(json, "rope_scaling");
@@ -134,28 +136,77 @@ absl::Status ReadTokenIds(const Json& json, ModelConfig& config) {
 
 // What would change the arithmetic and is not built: refused by name.
 absl::Status CheckSupported(const Json& json) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string type, base::GetString(json, "model_type", kWhere, ""));
-  std::string architecture;
-  if (const Json* list = Find(json, "architectures"); list != nullptr) {
-    if (!list->is_array() || list->size() != 1 || !(*list)[0].is_string()) {
-      return Bad("architectures", base::Dump(*list).substr(0, 64), "a list of one name");
-    }
-    architecture = (*list)[0].get<std::string>();
-  }
-  if (architecture.empty() && type.empty()) return Bad("architectures", "absent", "[\"LlamaForCausalLM\"]");
-  if (!architecture.empty() && architecture != "LlamaForCausalLM") {
-    return Unsupported(StrCat("architecture \"", architecture, "\" (supported: LlamaForCausalLM)"));
-  }
-  if (!type.empty() && type != "llama") return Unsupported(StrCat("model_type \"", type, "\" (supported: llama)"));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string activation, base::GetString(json, "hidden_act", kWhere, "silu"));
-  if (activation != "silu" && activation != "swish") return Unsupported(StrCat("hidden_act \"", activation, "\""));
   if (const Json* quantization = Find(json, "quantization_config"); quantization != nullptr) {
     return Unsupported(StrCat("quantization_config ", base::Dump(*quantization).substr(0, 80)));
   }
-  if (const Json* window = Find(json, "sliding_window"); window != nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(const bool used, base::GetBool(json, "use_sliding_window", kWhere, true));
-    if (used) return Unsupported(StrCat("sliding_window ", base::Dump(*window).substr(0, 32)));
+  NIBBLE_ASSIGN_OR_RETURN(const double partial, base::GetNumber(json, "partial_rotary_factor", kWhere, 1.0));
+  if (partial != 1.0) return Unsupported(StrCat("partial_rotary_factor ", partial));
+  const Json* layer_types = Find(json, "layer_types");
+  if (layer_types == nullptr) return absl::OkStatus();
+  if (!layer_types->is_array()) return Bad("layer_types", base::Dump(*layer_types).substr(0, 64), "a list of names");
+  for (const Json& type : *layer_types) {
+    if (type != "full_attention" && type != "sliding_attention") {
+      return Unsupported(StrCat("layer_types with ", base::Dump(type).substr(0, 64)));
+    }
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Activation> ReadActivation(const Json& json, Activation absent) {
+  if (Find(json, "hidden_act") == nullptr) return absent;
+  NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, "hidden_act", kWhere));
+  if (name == "silu" || name == "swish") return Activation::kSilu;
+  if (name == "relu2") return Activation::kRelu2;
+  return Unsupported(StrCat("hidden_act \"", name.substr(0, 64), "\" (supported: silu, relu2)"));
+}
+
+// Tokens that some layer looks back on; 0 where every layer looks back on all.
+absl::StatusOr<std::int64_t> ReadSlidingWindow(const Json& json, const Family& family, std::int64_t num_layers) {
+  if (json.contains("sliding_window") && json["sliding_window"].is_null()) return std::int64_t{0};
+  const bool has_switch = family.attention_bias == Family::AttentionBias::kQkvAlways || family.qk_norm;  // Qwen
+  if (family.sliding_window == 0 && Find(json, "sliding_window") == nullptr) return std::int64_t{0};
+  NIBBLE_ASSIGN_OR_RETURN(const bool used, base::GetBool(json, "use_sliding_window", kWhere, !has_switch));
+  if (!used) return std::int64_t{0};
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t window, Size(json, "sliding_window", kMaxPositions, &family.sliding_window));
+  if (const Json* types = Find(json, "layer_types"); types != nullptr) {
+    return std::find(types->begin(), types->end(), Json("sliding_attention")) == types->end() ? 0 : window;
+  }
+  if (has_switch) {
+    const std::int64_t absent = 28;  // Qwen2Config's, Qwen3Config's
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t first, base::GetInt(json, "max_window_layers", kWhere, absent));
+    if (first >= num_layers) return std::int64_t{0};
+  }
+  return window;
+}
+
+constexpr std::pair<const char*, NormPlacement> kNormPlacements[] = {{"block", NormPlacement::kBlock},
+                                                                     {"block_and_sub", NormPlacement::kBlockAndSub},
+                                                                     {"linear", NormPlacement::kLinear},
+                                                                     {"block_and_linear", NormPlacement::kBlockAndLinear}};
+
+absl::Status ReadNorms(const Json& json, const Family& family, ModelConfig& config) {
+  NIBBLE_ASSIGN_OR_RETURN(config.rms_norm_eps, Positive(json, "rms_norm_eps", &family.rms_norm_eps));
+  NIBBLE_ASSIGN_OR_RETURN(config.linear_norm_eps, Positive(json, "nibble_linear_norm_eps", &config.rms_norm_eps));
+  if (config.rms_norm_eps >= 1.0) return Bad("rms_norm_eps", StrCat(config.rms_norm_eps), "less than 1");
+  if (config.linear_norm_eps >= 1.0) return Bad("nibble_linear_norm_eps", StrCat(config.linear_norm_eps), "less than 1");
+  config.norms = family.norms;
+  if (Find(json, "nibble_norms") == nullptr) return absl::OkStatus();
+  NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(json, "nibble_norms", kWhere));
+  for (const auto& [text, placement] : kNormPlacements) {
+    if (name != text) continue;
+    config.norms = placement;
+    return absl::OkStatus();
+  }
+  return Bad("nibble_norms", StrCat("\"", name.substr(0, 64), "\""), "block, block_and_sub, linear or block_and_linear");
+}
+
+absl::Status ReadBiases(const Json& json, const Family& family, ModelConfig& config) {
+  NIBBLE_ASSIGN_OR_RETURN(const bool attention_bias, base::GetBool(json, "attention_bias", kWhere, false));
+  NIBBLE_ASSIGN_OR_RETURN(const bool mlp_bias, base::GetBool(json, "mlp_bias", kWhere, false));
+  const bool has_key = family.attention_bias == Family::AttentionBias::kKey;
+  config.qkv_bias = family.attention_bias == Family::AttentionBias::kQkvAlways || (has_key && attention_bias);
+  config.o_bias = has_key && attention_bias;
+  config.mlp_bias = family.mlp_bias_key && mlp_bias;
   return absl::OkStatus();
 }
 
@@ -180,44 +231,53 @@ Json RopeJson(const RopeConfig& rope) {
 
 }  // namespace
 
+std::string ModelConfig::limit_text(std::int64_t limit) const {
+  return StrCat(limit, " positions", limit < max_positions && limit == sliding_window ? " (its sliding window)" : "");
+}
+
 absl::StatusOr<ModelConfig> ParseHfConfig(const Json& json) {
   if (!json.is_object()) return absl::InvalidArgumentError(StrCat(kWhere, ": not a JSON object"));
+  NIBBLE_ASSIGN_OR_RETURN(const Family* family, FamilyOfHf(json));
   NIBBLE_RETURN_IF_ERROR(CheckSupported(json));
   ModelConfig config;
-  config.architecture = "llama";
+  config.architecture = family->name;
+  NIBBLE_ASSIGN_OR_RETURN(config.activation, ReadActivation(json, family->activation));
   NIBBLE_ASSIGN_OR_RETURN(config.hidden_size, Size(json, "hidden_size", kMaxHidden, nullptr));
   NIBBLE_ASSIGN_OR_RETURN(config.num_layers, Size(json, "num_hidden_layers", kMaxLayers, nullptr));
   NIBBLE_ASSIGN_OR_RETURN(config.num_heads, Size(json, "num_attention_heads", kMaxHeads, nullptr));
-  NIBBLE_ASSIGN_OR_RETURN(config.num_kv_heads, Size(json, "num_key_value_heads", kMaxHeads, &config.num_heads));
+  // null means as many as heads; where the key is absent the family's default stands.
+  const bool own_kv_heads = family->num_kv_heads > 0 && !json.contains("num_key_value_heads");
+  const std::int64_t default_kv_heads = own_kv_heads ? family->num_kv_heads : config.num_heads;
+  NIBBLE_ASSIGN_OR_RETURN(config.num_kv_heads, Size(json, "num_key_value_heads", kMaxHeads, &default_kv_heads));
   NIBBLE_ASSIGN_OR_RETURN(config.ffn_size, Size(json, "intermediate_size", kMaxFfn, nullptr));
   NIBBLE_ASSIGN_OR_RETURN(config.vocab_size, Size(json, "vocab_size", kMaxVocab, nullptr));
-  const std::int64_t default_positions = 2048;  // LlamaConfig's
-  NIBBLE_ASSIGN_OR_RETURN(config.max_positions, Size(json, "max_position_embeddings", kMaxPositions, &default_positions));
+  NIBBLE_ASSIGN_OR_RETURN(config.max_positions, Size(json, "max_position_embeddings", kMaxPositions, &family->max_positions));
+  NIBBLE_ASSIGN_OR_RETURN(config.sliding_window, ReadSlidingWindow(json, *family, config.num_layers));
   if (config.num_heads % config.num_kv_heads != 0) {
     return Bad("num_key_value_heads", StrCat(config.num_kv_heads), StrCat("a divisor of ", config.num_heads, " heads"));
   }
-  if (Find(json, "head_dim") == nullptr && config.hidden_size % config.num_heads != 0) {
+  const bool own_head_dim = family->head_dim > 0 && !json.contains("head_dim");
+  if (!own_head_dim && Find(json, "head_dim") == nullptr && config.hidden_size % config.num_heads != 0) {
     return Bad("hidden_size", StrCat(config.hidden_size),
                StrCat("a multiple of ", config.num_heads, " heads, or a \"head_dim\""));
   }
-  const std::int64_t default_head_dim = config.hidden_size / config.num_heads;
+  const std::int64_t default_head_dim = own_head_dim ? family->head_dim : config.hidden_size / config.num_heads;
   NIBBLE_ASSIGN_OR_RETURN(config.head_dim, Size(json, "head_dim", kMaxHeadDim, &default_head_dim));
   if (config.head_dim % 2 != 0) return Bad("head_dim", StrCat(config.head_dim), "an even number");
-  const double default_eps = 1e-6;  // LlamaConfig's
-  NIBBLE_ASSIGN_OR_RETURN(config.rms_norm_eps, Positive(json, "rms_norm_eps", &default_eps));
-  if (config.rms_norm_eps >= 1.0) return Bad("rms_norm_eps", StrCat(config.rms_norm_eps), "less than 1");
+  NIBBLE_RETURN_IF_ERROR(ReadNorms(json, *family, config));
+  config.qk_norm = family->qk_norm;
   NIBBLE_ASSIGN_OR_RETURN(config.tied_embeddings, base::GetBool(json, "tie_word_embeddings", kWhere, false));
-  NIBBLE_ASSIGN_OR_RETURN(config.attention_bias, base::GetBool(json, "attention_bias", kWhere, false));
-  NIBBLE_ASSIGN_OR_RETURN(config.mlp_bias, base::GetBool(json, "mlp_bias", kWhere, false));
-  NIBBLE_ASSIGN_OR_RETURN(config.rope, ReadRope(json, config.max_positions));
+  NIBBLE_RETURN_IF_ERROR(ReadBiases(json, *family, config));
+  NIBBLE_ASSIGN_OR_RETURN(config.rope, ReadRope(json, family->rope_theta, config.max_positions));
   NIBBLE_RETURN_IF_ERROR(ReadTokenIds(json, config));
   return config;
 }
 
 Json ToHfConfig(const ModelConfig& config) {
+  const Family& family = *FindFamily(config.architecture);
   Json json = Json::object();
-  json["architectures"] = Json::array({"LlamaForCausalLM"});
-  json["model_type"] = "llama";
+  json["architectures"] = Json::array({family.hf_architecture});
+  json["model_type"] = family.model_type;
   json["hidden_size"] = config.hidden_size;
   json["intermediate_size"] = config.ffn_size;
   json["num_hidden_layers"] = config.num_layers;
@@ -226,11 +286,22 @@ Json ToHfConfig(const ModelConfig& config) {
   json["head_dim"] = config.head_dim;
   json["vocab_size"] = config.vocab_size;
   json["max_position_embeddings"] = config.max_positions;
-  json["hidden_act"] = "silu";
+  json["hidden_act"] = config.activation == Activation::kSilu ? "silu" : "relu2";
   json["rms_norm_eps"] = config.rms_norm_eps;
   json["tie_word_embeddings"] = config.tied_embeddings;
-  json["attention_bias"] = config.attention_bias;
-  json["mlp_bias"] = config.mlp_bias;
+  if (family.attention_bias == Family::AttentionBias::kKey) json["attention_bias"] = config.qkv_bias;
+  if (family.mlp_bias_key) json["mlp_bias"] = config.mlp_bias;
+  if (family.sliding_window > 0 || config.sliding_window > 0) {
+    json["sliding_window"] = config.sliding_window > 0 ? Json(config.sliding_window) : Json(nullptr);
+    json["use_sliding_window"] = config.sliding_window > 0;
+    json["max_window_layers"] = config.sliding_window > 0 ? 0 : config.num_layers;  // which layers is not kept: see context_limit
+  }
+  if (config.norms != family.norms) {
+    for (const auto& [text, placement] : kNormPlacements) {
+      if (config.norms == placement) json["nibble_norms"] = text;
+    }
+  }
+  if (config.linear_norm_eps != config.rms_norm_eps) json["nibble_linear_norm_eps"] = config.linear_norm_eps;
   // transformers 4 reads the first two, 5 the third.
   json["rope_theta"] = config.rope.theta;
   json["rope_scaling"] = config.rope.scaling == RopeConfig::Scaling::kNone ? Json(nullptr) : RopeJson(config.rope);

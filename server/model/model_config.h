@@ -1,4 +1,5 @@
-// What a decoder-only transformer of the Llama family is made of, whatever file it came from.
+// What a decoder-only transformer is made of, whatever file it came from. Which families there are, and how each of them
+// fills these fields, is the table of server/model/family.cc.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -21,8 +22,18 @@ struct RopeConfig {
   std::int64_t original_max_positions = 0;  // kLlama3
 };
 
+// Where RMSNorms stand.
+enum class NormPlacement {
+  kBlock,           // before attention and before the MLP (Llama)
+  kBlockAndSub,     // and before o_proj and before down_proj (BitNet b1.58 2B-4T: attn_sub_norm, ffn_sub_norm)
+  kLinear,          // one before every linear, none before the blocks (the BitNet training tips)
+  kBlockAndLinear,  // both (transformers' bitnet with use_rms_norm)
+};
+
+enum class Activation { kSilu, kRelu2 };  // act(gate) * up; relu2 is max(x, 0)^2
+
 struct ModelConfig {
-  std::string architecture;          // "llama"; later families add their own names
+  std::string architecture;          // a name of family.cc: "llama", "mistral", ...
   std::int64_t hidden_size = 0;
   std::int64_t num_layers = 0;
   std::int64_t num_heads = 0;
@@ -30,11 +41,17 @@ struct ModelConfig {
   std::int64_t head_dim = 0;
   std::int64_t ffn_size = 0;
   std::int64_t vocab_size = 0;
-  std::int64_t max_positions = 0;
+  std::int64_t max_positions = 0;    // of the position embeddings; context_limit() is what may be used
+  std::int64_t sliding_window = 0;   // tokens that attention looks back on, itself included; 0: all
   double rms_norm_eps = 0;
+  double linear_norm_eps = 0;        // of the norms before linears; rms_norm_eps unless the source says otherwise
   bool tied_embeddings = false;
-  bool attention_bias = false;       // q, k, v and o have a bias
+  bool qkv_bias = false;             // q, k and v have a bias
+  bool o_bias = false;
   bool mlp_bias = false;             // gate, up and down have a bias
+  bool qk_norm = false;              // every head of q and k is normed before it is turned
+  NormPlacement norms = NormPlacement::kBlock;
+  Activation activation = Activation::kSilu;
   RopeConfig rope;
   std::optional<std::int32_t> bos_token_id;
   std::vector<std::int32_t> eos_token_ids;
@@ -42,10 +59,17 @@ struct ModelConfig {
 
   std::int64_t q_size() const { return num_heads * head_dim; }
   std::int64_t kv_size() const { return num_kv_heads * head_dim; }
+  // Attention here looks back on everything: a model with a sliding window is run within it, where both are the same.
+  std::int64_t context_limit() const {
+    return sliding_window > 0 && sliding_window < max_positions ? sliding_window : max_positions;
+  }
+  // For messages: "4096 positions", and that they are the sliding window's where they are.
+  std::string limit_text(std::int64_t limit) const;
 };
 
 // Reads a Hugging Face config.json as transformers 4 or 5 writes it (rope_parameters or rope_theta / rope_scaling; dtype is
-// not ours to read). Unimplemented names what is not supported (architecture, activation, rope type, sliding window ...);
+// not ours to read). Where norms stand otherwise than the family has it, "nibble_norms" says so. Unimplemented names what is
+// not supported (architecture, activation, rope type, quantization_config ...);
 // InvalidArgument names a missing or contradictory field. Every size is bounded before any product of sizes is taken.
 absl::StatusOr<ModelConfig> ParseHfConfig(const base::Json& json);
 

@@ -12,7 +12,9 @@
 #include "kernels/ops/matmul_int8.h"
 #include "kernels/ops/matmul_library.h"
 #include "kernels/ops/matmul_nf4.h"
+#include "kernels/ops/matmul_ternary.h"
 #include "kernels/ops/quantize_int8.h"
+#include "kernels/ops/relu2_mul.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rms_norm_quantize.h"
 #include "kernels/ops/rope.h"
@@ -53,7 +55,11 @@ kernels::QuantizedRows ServingOps::AllocateQuantized(std::int64_t rows, std::int
   q.rows = rows;
   q.cols = cols;
   q.stride = kernels::Int8PaddedK(cols);
-  q.codes = arena_.Allocate<std::int8_t>(rows * q.stride);
+  if (weights_.act_quantize.bits == 16) {
+    q.wide_codes = arena_.Allocate<std::int16_t>(rows * q.stride);
+  } else {
+    q.codes = arena_.Allocate<std::int8_t>(rows * q.stride);
+  }
   q.scale = arena_.Allocate<float>(rows);
   q.num_outliers = arena_.Allocate<std::int32_t>(rows);
   q.outlier_index = arena_.Allocate<std::int32_t>(rows * kernels::kMaxOutliers);
@@ -61,36 +67,61 @@ kernels::QuantizedRows ServingOps::AllocateQuantized(std::int64_t rows, std::int
   return q;
 }
 
-ServingOps::Input ServingOps::NormInput(const Tensor& h, std::int64_t layer, Norm norm) {
-  const LayerWeights& weights = weights_.layers[static_cast<std::size_t>(layer)];
-  const float* weight = norm == Norm::kInput ? weights.input_norm : weights.post_attention_norm;
-  const LinearKind reader = norm == Norm::kInput ? LinearKind::kQ : LinearKind::kGate;
-  const auto eps = static_cast<float>(config_.rms_norm_eps);
+float ServingOps::NormEps(Norm norm) const {
+  return static_cast<float>(norm >= Norm::kBeforeQ ? config_.linear_norm_eps : config_.rms_norm_eps);
+}
+
+DType ServingOps::TypeBefore(std::int64_t layer, LinearKind kind) const {
+  Norm norm;
+  if (HasNormRightBefore(config_, kind, &norm) || Layer(layer).linear(kind).reads_codes()) return DType::kF32;
+  return weights_.input_dtype;
+}
+
+ServingOps::Input ServingOps::NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind kind) {
   Input input;
   if (!status_.ok()) return input;
-  if (weights.linears[static_cast<std::size_t>(reader)].kind == LinearWeight::Kind::kInt8) {
-    input.quantized = AllocateQuantized(h.rows, h.cols);
-    Ok(kernels::RmsNormQuantize(
-        {.x = h, .weight = weight, .eps = eps, .out = input.quantized, .max_outliers = weights_.act_outliers}, stream_));
+  const float* weight = Layer(layer).norm(norm);
+  if (Layer(layer).linear(kind).reads_codes()) {
+    input.quantized = AllocateQuantized(x.rows, x.cols);
+    Ok(kernels::RmsNormQuantize({.x = x,
+                                 .weight = weight,
+                                 .eps = NormEps(norm),
+                                 .out = input.quantized,
+                                 .max_outliers = weights_.act_outliers,
+                                 .how = weights_.act_quantize},
+                                stream_));
   } else {
-    input.rows = arena_.AllocateMatrix(weights_.input_dtype, h.rows, h.cols);
-    Ok(kernels::RmsNorm({.x = h, .weight = weight, .eps = eps, .y = input.rows}, stream_));
+    input.rows = arena_.AllocateMatrix(weights_.input_dtype, x.rows, x.cols);
+    Ok(kernels::RmsNorm({.x = x, .weight = weight, .eps = NormEps(norm), .y = input.rows}, stream_));
   }
   return input;
+}
+
+ServingOps::Tensor ServingOps::NormRows(const Tensor& x, std::int64_t layer, Norm norm) {
+  Matrix y = arena_.AllocateMatrix(DType::kF32, x.rows, x.cols);
+  if (status_.ok()) Ok(kernels::RmsNorm({.x = x, .weight = Layer(layer).norm(norm), .eps = NormEps(norm), .y = y}, stream_));
+  return y;
+}
+
+ServingOps::Tensor ServingOps::NormHeads(Tensor x, std::int64_t layer, Norm norm, std::int64_t num_heads) {
+  if (!status_.ok()) return x;
+  const Matrix heads = kernels::MakeMatrix(x.data, x.dtype, x.rows * num_heads, x.cols / num_heads);
+  Ok(kernels::RmsNorm({.x = heads, .weight = Layer(layer).norm(norm), .eps = NormEps(norm), .y = heads}, stream_));
+  return x;
 }
 
 ServingOps::Input ServingOps::Quantize(const Tensor& x) {
   Input input;
   input.quantized = AllocateQuantized(x.rows, x.cols);
-  Ok(kernels::QuantizeActivations({.x = x, .out = input.quantized, .max_outliers = weights_.act_outliers}, stream_));
+  Ok(kernels::QuantizeActivations(
+      {.x = x, .out = input.quantized, .max_outliers = weights_.act_outliers, .how = weights_.act_quantize}, stream_));
   return input;
 }
 
 ServingOps::Input ServingOps::PlainInput(const Tensor& x, std::int64_t layer, LinearKind kind) {
   if (!status_.ok()) return {};
-  const LayerWeights& weights = weights_.layers[static_cast<std::size_t>(layer)];
-  if (weights.linears[static_cast<std::size_t>(kind)].kind == LinearWeight::Kind::kInt8) return Quantize(x);
-  return {.rows = x, .quantized = {}};  // attention and silu_mul have written input_dtype already
+  if (Layer(layer).linear(kind).reads_codes()) return Quantize(x);
+  return {.rows = x, .quantized = {}};  // who wrote x asked TypeBefore
 }
 
 void ServingOps::ApplyLora(const Matrix& x, const LoraWeight& lora, const Tensor& y) {
@@ -107,7 +138,7 @@ void ServingOps::ApplyLora(const Matrix& x, const LoraWeight& lora, const Tensor
 
 ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& weight, std::int64_t out_features) {
   const std::int64_t num_rows =
-      weight.kind == LinearWeight::Kind::kInt8 ? input.quantized.rows : input.rows.rows;
+      weight.reads_codes() ? input.quantized.rows : input.rows.rows;
   Matrix y = arena_.AllocateMatrix(DType::kF32, num_rows, out_features);
   if (!status_.ok()) return y;
   switch (weight.kind) {
@@ -120,6 +151,9 @@ ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& wei
     case LinearWeight::Kind::kInt8:
       Ok(kernels::MatmulInt8({.x = input.quantized, .w = weight.int8, .bias = weight.bias, .y = y}, stream_));
       break;
+    case LinearWeight::Kind::kTernary:
+      Ok(kernels::MatmulTernary({.x = input.quantized, .w = weight.ternary, .bias = weight.bias, .y = y}, stream_));
+      break;
     case LinearWeight::Kind::kNf4:
       Ok(kernels::MatmulNf4({.x = input.rows, .w = weight.nf4, .bias = weight.bias, .y = y}, stream_));
       break;
@@ -129,8 +163,7 @@ ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& wei
 }
 
 ServingOps::Tensor ServingOps::Linear(const Input& input, std::int64_t layer, LinearKind kind) {
-  return Apply(input, weights_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
-               OutFeatures(config_, kind));
+  return Apply(input, Layer(layer).linear(kind), OutFeatures(config_, kind));
 }
 
 ServingOps::Tensor ServingOps::Rope(Tensor x, std::int64_t num_heads) {
@@ -146,9 +179,7 @@ ServingOps::Tensor ServingOps::Rope(Tensor x, std::int64_t num_heads) {
 }
 
 ServingOps::Tensor ServingOps::Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t layer) {
-  const bool to_int8 = weights_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(LinearKind::kO)]
-                           .kind == LinearWeight::Kind::kInt8;
-  Matrix out = arena_.AllocateMatrix(to_int8 ? DType::kF32 : weights_.input_dtype, q.rows, q.cols);
+  Matrix out = arena_.AllocateMatrix(TypeBefore(layer, LinearKind::kO), q.rows, q.cols);
   if (!status_.ok()) return out;
   if (!Ok(kernels::KvStore({.k = k, .v = v, .cache = cache_, .layer = layer, .rows = rows_.kv}, stream_))) return out;
   Ok(kernels::Attention({.q = q,
@@ -162,11 +193,12 @@ ServingOps::Tensor ServingOps::Attention(const Tensor& q, const Tensor& k, const
   return out;
 }
 
-ServingOps::Tensor ServingOps::SiluMul(const Tensor& gate, const Tensor& up) {
-  const bool to_int8 = weights_.layers[0].linears[static_cast<std::size_t>(LinearKind::kDown)].kind == LinearWeight::Kind::kInt8;
-  Matrix y = to_int8 ? gate : arena_.AllocateMatrix(weights_.input_dtype, gate.rows, gate.cols);
+ServingOps::Tensor ServingOps::Gated(const Tensor& gate, const Tensor& up) {
+  const DType type = TypeBefore(0, LinearKind::kDown);  // all layers are of one format
+  Matrix y = type == DType::kF32 ? gate : arena_.AllocateMatrix(type, gate.rows, gate.cols);
   if (!status_.ok()) return y;
-  Ok(kernels::SiluMul({.gate = gate, .up = up, .y = y}, stream_));
+  Ok(config_.activation == Activation::kRelu2 ? kernels::Relu2Mul({.gate = gate, .up = up, .y = y}, stream_)
+                                              : kernels::SiluMul({.gate = gate, .up = up, .y = y}, stream_));
   return y;
 }
 

@@ -26,7 +26,7 @@ class ServingOps {
   using Tensor = kernels::Matrix;  // f32
   struct Input {
     kernels::Matrix rows;              // of weights.input_dtype; no data where only codes were made
-    kernels::QuantizedRows quantized;  // where the linears behind it are int8
+    kernels::QuantizedRows quantized;  // where the linears behind it are int8 or ternary
   };
 
   ServingOps(const ModelConfig& config, const DecoderWeights& weights, const kernels::KvCacheView& cache,
@@ -36,12 +36,14 @@ class ServingOps {
   template <typename Body>
   Tensor RunLayer(std::int64_t, Tensor h, Body body) { return body(h); }
   void BeginLayer(std::int64_t layer);
-  Input NormInput(const Tensor& h, std::int64_t layer, Norm norm);
+  Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind kind);
   Input PlainInput(const Tensor& x, std::int64_t layer, LinearKind kind);
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind);
+  Tensor NormRows(const Tensor& x, std::int64_t layer, Norm norm);
+  Tensor NormHeads(Tensor x, std::int64_t layer, Norm norm, std::int64_t num_heads);
   Tensor Rope(Tensor x, std::int64_t num_heads);
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t layer);
-  Tensor SiluMul(const Tensor& gate, const Tensor& up);
+  Tensor Gated(const Tensor& gate, const Tensor& up);
   Tensor Add(Tensor h, const Tensor& y);
   Tensor FinalNorm(const Tensor& h);
 
@@ -55,6 +57,10 @@ class ServingOps {
   kernels::QuantizedRows AllocateQuantized(std::int64_t rows, std::int64_t cols);
   Tensor Apply(const Input& input, const LinearWeight& weight, std::int64_t out_features);
   void ApplyLora(const kernels::Matrix& x, const LoraWeight& lora, const Tensor& y);
+  const LayerWeights& Layer(std::int64_t layer) const { return weights_.layers[static_cast<std::size_t>(layer)]; }
+  float NormEps(Norm norm) const;
+  // What attention and the gated activation write for the linear behind them: f32 where a norm or a quantiser reads it first.
+  kernels::DType TypeBefore(std::int64_t layer, LinearKind kind) const;
   bool Ok(absl::Status status);
 
   const ModelConfig& config_;

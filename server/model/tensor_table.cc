@@ -11,10 +11,16 @@ std::string LayerPath(std::int64_t layer) { return StrCat("model.layers.", layer
 
 bool HasBias(const ModelConfig& config, LinearKind kind) {
   switch (kind) {
-    case LinearKind::kQ: case LinearKind::kK: case LinearKind::kV: case LinearKind::kO: return config.attention_bias;
+    case LinearKind::kQ: case LinearKind::kK: case LinearKind::kV: return config.qkv_bias;
+    case LinearKind::kO: return config.o_bias;
     case LinearKind::kGate: case LinearKind::kUp: case LinearKind::kDown: return config.mlp_bias;
   }
   return false;
+}
+
+// Of the norms that stand before one linear alone.
+LinearKind LinearBehind(Norm norm) {
+  return static_cast<LinearKind>(static_cast<int>(norm) - static_cast<int>(Norm::kBeforeQ));
 }
 
 }  // namespace
@@ -65,14 +71,44 @@ std::int64_t InFeatures(const ModelConfig& config, LinearKind kind) {
   }
 }
 
-std::string InputNormName(std::int64_t layer) { return StrCat(LayerPath(layer), "input_layernorm.weight"); }
-std::string PostAttentionNormName(std::int64_t layer) {
-  return StrCat(LayerPath(layer), "post_attention_layernorm.weight");
+bool HasNorm(const ModelConfig& config, Norm norm) {
+  switch (norm) {
+    case Norm::kInput: case Norm::kPostAttention: return config.norms != NormPlacement::kLinear;
+    case Norm::kAttentionSub: case Norm::kFfnSub: return config.norms == NormPlacement::kBlockAndSub;
+    case Norm::kQHead: case Norm::kKHead: return config.qk_norm;
+    default: return config.norms == NormPlacement::kLinear || config.norms == NormPlacement::kBlockAndLinear;
+  }
+}
+
+std::string NormName(std::int64_t layer, Norm norm) {
+  switch (norm) {
+    case Norm::kInput: return StrCat(LayerPath(layer), "input_layernorm.weight");
+    case Norm::kPostAttention: return StrCat(LayerPath(layer), "post_attention_layernorm.weight");
+    case Norm::kAttentionSub: return StrCat(LayerPath(layer), "self_attn.attn_sub_norm.weight");
+    case Norm::kFfnSub: return StrCat(LayerPath(layer), "mlp.ffn_sub_norm.weight");
+    case Norm::kQHead: return StrCat(LayerPath(layer), "self_attn.q_norm.weight");
+    case Norm::kKHead: return StrCat(LayerPath(layer), "self_attn.k_norm.weight");
+    default: return StrCat(ModulePath(layer, LinearBehind(norm)), ".rms_norm.weight");
+  }
+}
+
+std::int64_t NormSize(const ModelConfig& config, Norm norm) {
+  switch (norm) {
+    case Norm::kInput: case Norm::kPostAttention: return config.hidden_size;
+    case Norm::kAttentionSub: return config.q_size();
+    case Norm::kFfnSub: return config.ffn_size;
+    case Norm::kQHead: case Norm::kKHead: return config.head_dim;
+    default: return InFeatures(config, LinearBehind(norm));
+  }
 }
 
 std::vector<TensorSpec> RequiredTensors(const ModelConfig& config) {
   std::vector<TensorSpec> specs;
+  const auto add_norm = [&](std::int64_t layer, Norm norm) {
+    if (HasNorm(config, norm)) specs.push_back({NormName(layer, norm), {NormSize(config, norm)}, TensorRole::kNorm});
+  };
   const auto add_linear = [&](std::int64_t layer, LinearKind kind) {
+    add_norm(layer, NormBefore(kind));
     const std::int64_t n = OutFeatures(config, kind);
     const std::string path = ModulePath(layer, kind);
     specs.push_back({path + ".weight", {n, InFeatures(config, kind)}, TensorRole::kLinear});
@@ -80,10 +116,14 @@ std::vector<TensorSpec> RequiredTensors(const ModelConfig& config) {
   };
   specs.push_back({kEmbeddingName, {config.vocab_size, config.hidden_size}, TensorRole::kEmbedding});
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    specs.push_back({InputNormName(layer), {config.hidden_size}, TensorRole::kNorm});
-    for (LinearKind kind : {LinearKind::kQ, LinearKind::kK, LinearKind::kV, LinearKind::kO}) add_linear(layer, kind);
-    specs.push_back({PostAttentionNormName(layer), {config.hidden_size}, TensorRole::kNorm});
-    for (LinearKind kind : {LinearKind::kGate, LinearKind::kUp, LinearKind::kDown}) add_linear(layer, kind);
+    add_norm(layer, Norm::kInput);
+    for (LinearKind kind : {LinearKind::kQ, LinearKind::kK, LinearKind::kV}) add_linear(layer, kind);
+    for (Norm norm : {Norm::kQHead, Norm::kKHead, Norm::kAttentionSub}) add_norm(layer, norm);
+    add_linear(layer, LinearKind::kO);
+    add_norm(layer, Norm::kPostAttention);
+    for (LinearKind kind : {LinearKind::kGate, LinearKind::kUp}) add_linear(layer, kind);
+    add_norm(layer, Norm::kFfnSub);
+    add_linear(layer, LinearKind::kDown);
   }
   specs.push_back({kFinalNormName, {config.hidden_size}, TensorRole::kNorm});
   if (!config.tied_embeddings) {

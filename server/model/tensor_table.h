@@ -25,11 +25,22 @@ std::string ModulePath(std::int64_t layer, LinearKind kind);  // "model.layers.3
 std::int64_t OutFeatures(const ModelConfig& config, LinearKind kind);
 std::int64_t InFeatures(const ModelConfig& config, LinearKind kind);
 
+// Norms of one layer. Which of them a model has: HasNorm.
+enum class Norm {
+  kInput, kPostAttention,   // before the blocks
+  kAttentionSub, kFfnSub,   // before o_proj and down_proj
+  kQHead, kKHead,           // over each head of q and k
+  kBeforeQ, kBeforeK, kBeforeV, kBeforeO, kBeforeGate, kBeforeUp, kBeforeDown,  // before a linear; as LinearKind
+};
+inline constexpr int kNumNorms = 13;
+constexpr Norm NormBefore(LinearKind kind) { return static_cast<Norm>(static_cast<int>(Norm::kBeforeQ) + static_cast<int>(kind)); }
+bool HasNorm(const ModelConfig& config, Norm norm);
+std::string NormName(std::int64_t layer, Norm norm);  // "model.layers.3.input_layernorm.weight"
+std::int64_t NormSize(const ModelConfig& config, Norm norm);
+
 inline constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
 inline constexpr char kFinalNormName[] = "model.norm.weight";
 inline constexpr char kHeadName[] = "lm_head.weight";  // absent when tied
-std::string InputNormName(std::int64_t layer);
-std::string PostAttentionNormName(std::int64_t layer);
 
 // Every tensor of the float model, in file order.
 std::vector<TensorSpec> RequiredTensors(const ModelConfig& config);

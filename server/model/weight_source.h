@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
 #include "server/base/files.h"
+#include "server/model/hf_bitnet.h"
 #include "server/model/model_config.h"
 #include "server/model/tensor_table.h"
 
@@ -22,8 +23,16 @@ class WeightSource {
   const std::vector<std::string>& ignored_tensors() const { return ignored_tensors_; }
   const char* kind() const { return kind_; }  // "huggingface", "gguf"
 
+  // A BitNet model: its linears are codes, or the float masters that codes are made of.
+  bool is_ternary() const { return is_ternary_; }
+  bool is_bitnet() const { return is_ternary_ || is_masters_; }
+
   // The tensor's bytes in dtype (f32 or bf16). Shapes were checked when the source was opened.
   virtual absl::StatusOr<std::string> Read(const TensorSpec& spec, kernels::DType dtype) const = 0;
+  // Of a ternary source's linears: codes [N, K] and what they are multiplied by.
+  virtual absl::StatusOr<TernaryValues> ReadTernary(const TensorSpec& spec) const {
+    return absl::InternalError(spec.name + " is not ternary");
+  }
 
  protected:
   explicit WeightSource(const char* kind) : kind_(kind) {}
@@ -32,6 +41,8 @@ class WeightSource {
   ModelConfig config_;
   std::map<std::string, std::string> files_;
   std::vector<std::string> ignored_tensors_;
+  bool is_ternary_ = false;
+  bool is_masters_ = false;
 };
 
 // Both check that every required tensor is there with its shape and that no other is.

@@ -40,8 +40,8 @@ data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec) {
 
 absl::Status CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_RETURN_IF_ERROR(CheckDevice(spec, inputs));
-  if (spec.data.max_seq_len > inputs.config.max_positions) {
-    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ", inputs.config.max_positions, " positions"));
+  if (spec.data.max_seq_len > inputs.config.context_limit()) {
+    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ", inputs.config.limit_text(inputs.config.context_limit())));
   }
   if (inputs.base_format != "f32" && inputs.base_format != "bf16" && inputs.base_format != "nf4") {
     return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32, bf16 or nf4"));

@@ -114,9 +114,9 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
   NIBBLE_ASSIGN_OR_RETURN(shape.format, data::ParseFormat(config.format.value_or(own)));
   jobs::JobSpec spec;
   spec.data = config;
-  if (!request.data().has_max_seq_len()) spec.data.max_seq_len = std::min(spec.data.max_seq_len, model.config.max_positions);
-  if (spec.data.max_seq_len < 2 || spec.data.max_seq_len > model.config.max_positions) {
-    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", wanted 2 to ", model.config.max_positions));
+  if (!request.data().has_max_seq_len()) spec.data.max_seq_len = std::min(spec.data.max_seq_len, model.config.context_limit());
+  if (spec.data.max_seq_len < 2 || spec.data.max_seq_len > model.config.context_limit()) {
+    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", wanted 2 to ", model.config.limit_text(model.config.context_limit())));
   }
   shape.options = plan::OptionsOf(spec);
   return shape;

@@ -74,7 +74,7 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
     // The default fits every model.
     if (!request->spec().data().has_max_seq_len()) {
       if (const auto text = texts_.Get(spec.base_model); text.ok()) {
-        spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.max_positions);
+        spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.context_limit());
       }
     }
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job,

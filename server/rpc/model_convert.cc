@@ -38,10 +38,16 @@ std::string Text(const base::Json& object, const char* key) { return base::GetSt
 
 convert::ConvertOptions OptionsOf(const v1::ConvertModelRequest& request) {
   convert::ConvertOptions options;
-  options.to = request.target() == v1::MODEL_FORMAT_NF4 ? model::Format::kNf4 : model::Format::kInt8;
+  options.to = request.target() == v1::MODEL_FORMAT_NF4       ? model::Format::kNf4
+               : request.target() == v1::MODEL_FORMAT_TERNARY ? model::Format::kTernary
+                                                              : model::Format::kInt8;
   if (request.has_act_outliers()) options.act_outliers = request.act_outliers();
   if (request.has_head()) options.int8_head = request.head() != v1::MODEL_FORMAT_BF16;
   return options;
+}
+
+bool IsMasters(const model::ArtifactInfo& info) {
+  return info.bitnet.has_value() && info.format != model::Format::kTernary;
 }
 
 absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::ConversionReport& report) {
@@ -68,11 +74,15 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
   if (request.has_checkpoint()) return NotBuilt("ConvertModelRequest.checkpoint");
   if (request.has_calibration_dataset()) return NotBuilt("ConvertModelRequest.calibration_dataset");
   if (!request.has_model()) return FieldError("source", "is not set, wanted model");
-  if (request.target() == v1::MODEL_FORMAT_TERNARY || request.target() == v1::MODEL_FORMAT_BF16) {
+  if (request.target() == v1::MODEL_FORMAT_BF16) {
     return NotBuilt(StrCat("ConvertModelRequest.target ", v1::ModelFormat_Name(request.target())));
   }
-  if (request.target() != v1::MODEL_FORMAT_INT8 && request.target() != v1::MODEL_FORMAT_NF4) {
-    return FieldError("target", "wanted INT8 or NF4");
+  const bool to_int8 = request.target() == v1::MODEL_FORMAT_INT8;
+  if (!to_int8 && request.target() != v1::MODEL_FORMAT_NF4 && request.target() != v1::MODEL_FORMAT_TERNARY) {
+    return FieldError("target", "wanted INT8, TERNARY or NF4");
+  }
+  if (!to_int8 && (request.has_act_outliers() || request.has_head())) {
+    return FieldError(request.has_head() ? "head" : "act_outliers", "is for INT8 alone");
   }
   if (request.lora() == v1::LORA_HANDLING_KEEP || request.lora() == v1::LORA_HANDLING_MERGE_AWARE) {
     return NotBuilt(StrCat("ConvertModelRequest.lora ", v1::LoraHandling_Name(request.lora())));
@@ -95,6 +105,10 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   const bool bounded = request.tolerance().has_max_eval_loss_delta() || request.tolerance().has_min_top1_agreement();
   if (bounded && dataset.empty()) return FieldError("eval_dataset", "is not set, and the tolerance needs one");
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
+  if (bounded && IsMasters(info)) {
+    return FieldError("tolerance", "cannot be judged: the source holds master weights of a BitNet model, which have no loss");
+  }
   return absl::OkStatus();
 }
 
@@ -125,18 +139,21 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   const base::Json cut = info.provenance.value("eval_data", base::Json::object());
   data::TokeniseOptions tokenise;
   NIBBLE_ASSIGN_OR_RETURN(tokenise.max_seq_len, base::GetInt(cut, "max_seq_len", "nibble.json", kEvalSeqLen));
-  tokenise.max_seq_len = std::clamp<std::int64_t>(tokenise.max_seq_len, 2, text->config.max_positions);
+  tokenise.max_seq_len = std::clamp<std::int64_t>(tokenise.max_seq_len, 2, text->config.context_limit());
   NIBBLE_ASSIGN_OR_RETURN(tokenise.train_on_prompt, base::GetBool(cut, "train_on_prompt", "nibble.json", false));
   tokenise.overlong = data::ParseOverlong(Text(cut, "overlong"));
   if (tokenise.overlong == data::Overlong::kError) tokenise.overlong = data::Overlong::kTruncate;  // the job has judged
   NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded,
                           data::LoadDataset(stored.data_path, format, text->assets, text->config, tokenise));
+  // Master weights are no model to run: what they become is evaluated alone.
+  std::vector<std::string> directories = {source, target};
+  if (IsMasters(info)) directories.erase(directories.begin());
   std::vector<data::Evaluation> results;
-  for (const std::string& directory : {source, target}) {
+  for (const std::string& directory : directories) {
     NIBBLE_ASSIGN_OR_RETURN(const auto model,
                             model::LoadedModel::Load(directory, {.max_positions = tokenise.max_seq_len}, convert_stream_));
-    const std::int64_t total = 2 * std::min(options_.max_eval_tokens, loaded.num_trained);
-    const auto before = static_cast<std::int64_t>(results.size()) * total / 2;
+    const std::int64_t total = static_cast<std::int64_t>(directories.size()) * std::min(options_.max_eval_tokens, loaded.num_trained);
+    const auto before = static_cast<std::int64_t>(results.size()) * total / static_cast<std::int64_t>(directories.size());
     NIBBLE_ASSIGN_OR_RETURN(data::Evaluation result,
                             data::Evaluate(model->config(), model->weights(), loaded.examples,
                                            {.max_tokens = options_.max_eval_tokens, .top_tokens = true}, convert_stream_,
@@ -146,16 +163,17 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
                                            }));
     results.push_back(std::move(result));
   }
+  report.set_eval_loss_after(results.back().loss);
+  report.set_eval_tokens(results.back().tokens);
+  if (results.size() < 2) return absl::OkStatus();
   report.set_eval_loss_before(results[0].loss);
-  report.set_eval_loss_after(results[1].loss);
-  report.set_eval_tokens(results[0].tokens);
   std::int64_t same = 0;
   for (std::size_t i = 0; i < results[0].top_tokens.size(); ++i) same += results[0].top_tokens[i] == results[1].top_tokens[i];
   report.set_top1_agreement(static_cast<double>(same) / static_cast<double>(results[0].tokens));
   return absl::OkStatus();
 }
 
-// Of an int8 artifact: the trainer's record where it foretold these very weights, else one made now.
+// Of an int8 or ternary artifact: the trainer's record where it foretold these very weights, else one made now.
 absl::Status ModelLibrary::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info) {
   const std::string foretold = base::JoinPath(source, model::kInt8RecordFile);
   if (state_.files.Exists(foretold)) {
@@ -197,7 +215,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
     NIBBLE_RETURN_IF_ERROR(AddLosses(request, dataset, source.directory, pending->directory(), scope, report));
     NIBBLE_RETURN_IF_ERROR(CheckTolerance(request.tolerance(), report));
   }
-  if (made.info.format == model::Format::kInt8) {
+  if (made.info.determinism() == model::Determinism::kBitwise) {
     scope.Progress("record", 0, 1);
     NIBBLE_RETURN_IF_ERROR(AddRecord(source.directory, pending->directory(), made.info));
   }
@@ -217,14 +235,22 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
 
 absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   DropOld();
-  if (request.format() == v1::EXPORT_FORMAT_HF_BITNET || request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS ||
-      request.format() == v1::EXPORT_FORMAT_GGUF) {
+  if (request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS || request.format() == v1::EXPORT_FORMAT_GGUF) {
     return NotBuilt(StrCat("ExportModelRequest.format ", v1::ExportFormat_Name(request.format())));
   }
-  if (request.format() != v1::EXPORT_FORMAT_PEFT && request.format() != v1::EXPORT_FORMAT_HF) {
-    return FieldError("format", "wanted PEFT or HF");
+  if (request.format() != v1::EXPORT_FORMAT_PEFT && request.format() != v1::EXPORT_FORMAT_HF &&
+      request.format() != v1::EXPORT_FORMAT_HF_BITNET) {
+    return FieldError("format", "wanted PEFT, HF or HF_BITNET");
   }
-  return state_.models->Get(request.model()).status();
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
+  if (request.format() == v1::EXPORT_FORMAT_HF_BITNET && !info.bitnet.has_value()) {
+    return FieldError("format", StrCat("HF_BITNET is for BitNet models, \"", request.model(), "\" is ", Name(info.format)));
+  }
+  if (request.linear_class() != v1::HF_LINEAR_CLASS_UNSPECIFIED && info.format != model::Format::kTernary) {
+    return FieldError("linear_class", StrCat("is for ternary models, \"", request.model(), "\" is ", Name(info.format)));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request, OperationScope& scope) {
@@ -239,7 +265,10 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   absl::Status made = request.format() == v1::EXPORT_FORMAT_PEFT
                           ? convert::ExportPeft(state_.files, *artifact, Text(artifact->info().provenance, "base_model"),
                                                 exported->directory)
-                          : convert::ExportHf(state_.files, *artifact, exported->directory);
+                          : convert::ExportHf(state_.files, *artifact, exported->directory,
+                                              request.linear_class() == v1::HF_LINEAR_CLASS_AUTOBITLINEAR
+                                                  ? convert::HfBitNetClass::kAutoBitLinear
+                                                  : convert::HfBitNetClass::kBitLinear);
   NIBBLE_RETURN_IF_ERROR(made);
   NIBBLE_ASSIGN_OR_RETURN(const auto names, state_.files.List(exported->directory));
   for (const std::string& name : names) {

@@ -70,7 +70,8 @@ absl::Status Engine::Check(const Request& request) const {
   if (prompt == 0) return base::FieldError("prompt", "has no tokens, wanted at least one");
   if (prompt > max_context_ || (request.stopping.max_tokens > 0 && prompt >= max_context_)) {
     return base::WithReason(
-        absl::InvalidArgumentError(base::StrCat("prompt: has ", prompt, " tokens, the model takes ", max_context_)),
+        absl::InvalidArgumentError(base::StrCat("prompt: has ", prompt, " tokens, the model takes ",
+                                                model_->config().limit_text(max_context_))),
         "PROMPT_TOO_LONG", {{"tokens", std::to_string(prompt)}, {"max", std::to_string(max_context_)}});
   }
   const auto in_vocabulary = [&](const char* field, std::int32_t token) -> absl::Status {

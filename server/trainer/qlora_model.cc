@@ -67,16 +67,19 @@ class TrainingOps {
 
   void BeginLayer(std::int64_t) {}
 
-  Input NormInput(const Tensor& h, std::int64_t layer, model::Norm norm) {
-    const model::LayerWeights& weights = state_.weights->layers[static_cast<std::size_t>(layer)];
-    return ApplyRmsNorm(h, norm == model::Norm::kInput ? weights.input_norm : weights.post_attention_norm,
-                        state_.config->rms_norm_eps, state_.context);
-  }
+  Input NormInput(const Tensor& x, std::int64_t layer, model::Norm norm, LinearKind) { return NormRows(x, layer, norm); }
   Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
     const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
     return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
                           {state_.dropout_seed, pass_.draw << 20 | index}, state_.context);
+  }
+  Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) {
+    const double eps = norm >= model::Norm::kBeforeQ ? state_.config->linear_norm_eps : state_.config->rms_norm_eps;
+    return ApplyRmsNorm(x, state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), eps, state_.context);
+  }
+  Tensor NormHeads(const Tensor& x, std::int64_t layer, model::Norm norm, std::int64_t num_heads) {
+    return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
   }
   Tensor Rope(const Tensor& x, std::int64_t num_heads) {
     return ApplyRope(x, num_heads, pass_.position.data(), state_.weights->rope_cos, state_.weights->rope_sin,
@@ -85,7 +88,7 @@ class TrainingOps {
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
     return ApplyAttention(q, k, v, pass_.attention, state_.config->num_heads, state_.config->num_kv_heads);
   }
-  Tensor SiluMul(const Tensor& gate, const Tensor& up) { return ApplySiluMul(gate, up, state_.context); }
+  Tensor Gated(const Tensor& gate, const Tensor& up) { return ApplySiluMul(gate, up, state_.context); }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) {
     return ApplyRmsNorm(h, state_.weights->final_norm, state_.config->rms_norm_eps, state_.context);
@@ -278,6 +281,9 @@ absl::StatusOr<std::unique_ptr<QLoraModel>> QLoraModel::Create(std::shared_ptr<c
                                                                const kernels::Stream& stream) {
   if (base->info().format != model::Format::kNf4) {
     return absl::InvalidArgumentError(base::StrCat("qlora trains on an nf4 base, got ", model::Name(base->info().format)));
+  }
+  if (base->config().activation != model::Activation::kSilu) {
+    return absl::UnimplementedError("qlora: hidden_act relu2 has no backward pass here");
   }
   if (base->weights().head.kind != model::LinearWeight::Kind::kLibrary) {
     return absl::InvalidArgumentError("qlora wants a float head in its base");

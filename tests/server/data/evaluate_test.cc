@@ -90,8 +90,8 @@ class EvaluateTest : public ::testing::Test {
   }
 
   void SetNorms(model::LayerWeights& layer) {
-    layer.input_norm = ones_.data();
-    layer.post_attention_norm = ones_.data();
+    layer.norms[static_cast<std::size_t>(model::Norm::kInput)] = ones_.data();
+    layer.norms[static_cast<std::size_t>(model::Norm::kPostAttention)] = ones_.data();
   }
 
   kernels::ConstMatrix Floats(std::int64_t rows, std::int64_t cols, float scale) {

@@ -33,8 +33,18 @@ class ForwardTest : public testing::Test {
   SmallModels models_;
 };
 
-TEST_F(ForwardTest, EveryChunkGivesTheSameBits) {
-  const auto model = models_.Load(models_.int8());
+// The formats that promise bits.
+class PromisedForwardTest : public ForwardTest, public testing::WithParamInterface<Format> {
+ protected:
+  std::shared_ptr<const LoadedModel> Load() {
+    return models_.Load(GetParam() == Format::kInt8 ? models_.int8() : models_.ternary());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Formats, PromisedForwardTest, testing::Values(Format::kInt8, Format::kTernary),
+                         [](const auto& format) { return std::string(Name(format.param)); });
+
+TEST_P(PromisedForwardTest, EveryChunkGivesTheSameBits) {
+  const auto model = Load();
   const auto tokens = Tokens(70, 3);
   const auto whole = Digests(*model, tokens, 70);
   ASSERT_EQ(whole.size(), tokens.size());
@@ -42,8 +52,8 @@ TEST_F(ForwardTest, EveryChunkGivesTheSameBits) {
 }
 
 // Rows of two sequences in one step, one at its beginning and one in its middle, get the bits that each has alone.
-TEST_F(ForwardTest, AStepOfMixedSequencesGivesEachItsOwnBits) {
-  const auto model = models_.Load(models_.int8());
+TEST_P(PromisedForwardTest, AStepOfMixedSequencesGivesEachItsOwnBits) {
+  const auto model = Load();
   const auto a = Tokens(20, 3), b = Tokens(9, 50);
   const auto alone_a = Digests(*model, a, 20), alone_b = Digests(*model, b, 9);
   const auto pool = KvPool::Create(model->config(), model->weights().kv_dtype, 8);

@@ -101,7 +101,7 @@ TEST_F(ImportTest, GgufIsDequantisedAndPutIntoHuggingFaceLayout) {
   EXPECT_EQ(config.bos_token_id, 0);
   EXPECT_EQ(config.eos_token_ids, std::vector<std::int32_t>{1});
   EXPECT_FALSE(config.tied_embeddings);
-  EXPECT_FALSE(config.attention_bias);
+  EXPECT_FALSE(config.qkv_bias || config.o_bias);
   const auto tokenizer = text::Tokenizer::FromJson(ReadBytes(directory_.Path("model/tokenizer.json")));
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
   EXPECT_EQ(*(*tokenizer)->Encode("the", false), std::vector<std::int32_t>{*(*tokenizer)->TokenId("the")});

@@ -23,7 +23,7 @@ class LoadedModelTest : public testing::Test {
 };
 
 TEST_F(LoadedModelTest, EveryFormatIsMadeReady) {
-  for (const std::string& path : {models_.bf16(), models_.int8(), models_.nf4()}) {
+  for (const std::string& path : {models_.bf16(), models_.int8(), models_.nf4(), models_.ternary()}) {
     const auto model = models_.Load(path);
     ASSERT_NE(model, nullptr);
     EXPECT_EQ(model->config().num_layers, 2);
@@ -41,11 +41,11 @@ TEST_F(LoadedModelTest, FewerPositionsMakeAShorterTable) {
 
 // What was stored as codes is never quantised again (numerics.md, Decided 9).
 TEST_F(LoadedModelTest, LoadingQuantisesNothing) {
-  const std::string paths[] = {models_.int8(), models_.nf4()};
+  const std::string paths[] = {models_.int8(), models_.nf4(), models_.ternary()};
   const auto before = models_.launches().Snapshot();
   for (const std::string& path : paths) models_.Load(path);
   const auto after = models_.launches().Snapshot();
-  for (const char* kernel : {"quantize_int8", "quantize_nf4", "double_quantize"}) {
+  for (const char* kernel : {"quantize_int8", "quantize_nf4", "double_quantize", "ternarise"}) {
     const auto count = [&](const auto& counts) { return counts.contains(kernel) ? counts.at(kernel) : 0; };
     EXPECT_EQ(count(after), count(before)) << kernel;
   }

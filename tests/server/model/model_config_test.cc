@@ -59,7 +59,7 @@ TEST(ModelConfigTest, ReadsTransformers5AndItsOwnOutput) {
   }
   const auto config = ParseHfConfig(Parse(ReadBytes(Golden("hf_sharded_f32/config.json"))));
   EXPECT_EQ(config->head_dim, 12);
-  EXPECT_TRUE(config->attention_bias);
+  EXPECT_TRUE(config->qkv_bias && config->o_bias);
   EXPECT_TRUE(config->mlp_bias);
   EXPECT_FALSE(config->tied_embeddings);
   EXPECT_EQ(config->rope.scaling, RopeConfig::Scaling::kLlama3);
@@ -68,15 +68,15 @@ TEST(ModelConfigTest, ReadsTransformers5AndItsOwnOutput) {
 
 TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByName) {
   const std::pair<const char*, Json> cases[] = {
-      {"architectures", Json::array({"MistralForCausalLM"})},
-      {"model_type", "qwen2"},
+      {"architectures", Json::array({"Gemma2ForCausalLM"})},
+      {"model_type", "gemma3_text"},
       {"hidden_act", "gelu"},
       {"quantization_config", {{"quant_method", "gptq"}}},
-      {"sliding_window", 4096},
+      {"layer_types", {"full_attention", "linear_attention"}},
       {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}}},
       {"rope_parameters", {{"rope_type", "longrope"}}},
   };
-  const char* const named[] = {"MistralForCausalLM", "qwen2", "gelu", "gptq", "sliding_window", "yarn", "longrope"};
+  const char* const named[] = {"Gemma2ForCausalLM", "gemma3_text", "gelu", "gptq", "linear_attention", "yarn", "longrope"};
   for (std::size_t i = 0; i < std::size(cases); ++i) {
     Json json = Version4();
     json[cases[i].first] = cases[i].second;
@@ -85,6 +85,79 @@ TEST(ModelConfigTest, WhatIsNotSupportedIsRefusedByName) {
     EXPECT_EQ(base::Reason(config.status()), "UNSUPPORTED_MODEL");
     EXPECT_THAT(Message(json), HasSubstr(named[i]));
   }
+}
+
+// Keys that every family's config.json needs, and no other.
+Json Bare(const char* architecture, const char* model_type) {
+  return {{"architectures", {architecture}}, {"model_type", model_type}, {"hidden_size", 64}, {"num_hidden_layers", 2},
+          {"num_attention_heads", 32}, {"intermediate_size", 96}, {"vocab_size", 100}};
+}
+
+TEST(ModelConfigTest, FamiliesTakeTransformersDefaultsWhereKeysAreAbsent) {
+  const auto mistral = ParseHfConfig(Bare("MistralForCausalLM", "mistral"));
+  ASSERT_TRUE(mistral.ok()) << mistral.status();
+  EXPECT_EQ(mistral->num_kv_heads, 8);
+  EXPECT_EQ(mistral->sliding_window, 4096);
+  EXPECT_EQ(mistral->max_positions, 131072);
+  const auto qwen2 = ParseHfConfig(Bare("Qwen2ForCausalLM", "qwen2"));
+  ASSERT_TRUE(qwen2.ok()) << qwen2.status();
+  EXPECT_TRUE(qwen2->qkv_bias);
+  EXPECT_FALSE(qwen2->o_bias);
+  EXPECT_EQ(qwen2->sliding_window, 0);  // use_sliding_window is off
+  const auto qwen3 = ParseHfConfig(Bare("Qwen3ForCausalLM", "qwen3"));
+  ASSERT_TRUE(qwen3.ok()) << qwen3.status();
+  EXPECT_EQ(qwen3->head_dim, 128);
+  EXPECT_TRUE(qwen3->qk_norm);
+  EXPECT_FALSE(qwen3->qkv_bias);
+  Json bitnet_json = Bare("BitNetForCausalLM", "bitnet");
+  bitnet_json["num_key_value_heads"] = nullptr;  // as many as heads; 5 where the key is absent
+  const auto bitnet = ParseHfConfig(bitnet_json);
+  ASSERT_TRUE(bitnet.ok()) << bitnet.status();
+  EXPECT_EQ(bitnet->num_kv_heads, 32);
+  EXPECT_EQ(bitnet->activation, Activation::kRelu2);
+  EXPECT_EQ(bitnet->norms, NormPlacement::kBlockAndSub);
+  EXPECT_EQ(bitnet->rope.theta, 500000.0);
+  EXPECT_EQ(bitnet->rms_norm_eps, 1e-5);
+}
+
+TEST(ModelConfigTest, EveryFamilySurvivesItsOwnConfigJson) {
+  for (const auto& [architecture, type] : {std::pair{"LlamaForCausalLM", "llama"}, {"MistralForCausalLM", "mistral"},
+                                           {"Qwen2ForCausalLM", "qwen2"}, {"Qwen3ForCausalLM", "qwen3"},
+                                           {"BitNetForCausalLM", "bitnet"}}) {
+    Json json = Bare(architecture, type);
+    json["num_key_value_heads"] = 4;
+    json["use_sliding_window"] = true;
+    json["sliding_window"] = 512;
+    json["max_window_layers"] = 1;
+    for (const char* norms : {"block", "block_and_sub", "linear", "block_and_linear"}) {
+      json["nibble_norms"] = norms;
+      json["nibble_linear_norm_eps"] = 1e-3;
+      const auto config = ParseHfConfig(json);
+      ASSERT_TRUE(config.ok()) << config.status();
+      EXPECT_EQ(config->context_limit(), 512) << type;
+      const auto again = ParseHfConfig(ToHfConfig(*config));
+      ASSERT_TRUE(again.ok()) << again.status();
+      EXPECT_EQ(base::Dump(ToHfConfig(*again)), base::Dump(ToHfConfig(*config)));
+      EXPECT_EQ(again->norms, config->norms);
+      EXPECT_EQ(again->linear_norm_eps, 1e-3);
+      EXPECT_EQ(again->context_limit(), 512);
+    }
+  }
+}
+
+TEST(ModelConfigTest, AWindowThatNoLayerUsesDoesNotBind) {
+  Json json = Bare("Qwen2ForCausalLM", "qwen2");
+  json["use_sliding_window"] = true;
+  json["sliding_window"] = 512;
+  json["max_window_layers"] = 2;
+  EXPECT_EQ(ParseHfConfig(json)->sliding_window, 0);
+  json["max_window_layers"] = 1;
+  EXPECT_EQ(ParseHfConfig(json)->sliding_window, 512);
+  json["layer_types"] = {"full_attention", "full_attention"};  // transformers 5 writes what it does
+  EXPECT_EQ(ParseHfConfig(json)->sliding_window, 0);
+  json["layer_types"] = {"full_attention", "sliding_attention"};
+  EXPECT_EQ(ParseHfConfig(json)->limit_text(512), "512 positions (its sliding window)");
+  EXPECT_EQ(ParseHfConfig(json)->limit_text(100), "100 positions");
 }
 
 TEST(ModelConfigTest, BadFieldsAreNamed) {
@@ -135,7 +208,7 @@ TEST(TensorTableTest, NamesShapesAndBiases) {
   EXPECT_EQ(tensors[2].shape, (std::vector<std::int64_t>{48, 32}));
   EXPECT_EQ(tensors[3].name, "model.layers.0.self_attn.q_proj.bias");
   config.tied_embeddings = true;
-  config.attention_bias = false;
+  config.qkv_bias = config.o_bias = false;
   EXPECT_EQ(RequiredTensors(config).size(), 1u + 2u * (2 + 7 + 3) + 1);
   EXPECT_EQ(ModulePath(3, LinearKind::kUp), "model.layers.3.mlp.up_proj");
 }

@@ -1,4 +1,4 @@
-// The small golden model as artifacts in a directory that goes away: bf16 as imported, int8 and nf4 as converted.
+// The small golden model as artifacts in a directory that goes away: bf16 as imported, the others as converted.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -25,6 +25,7 @@ class SmallModels {
   }
   std::string bf16() const { return directory_.Path("bf16"); }
   std::string int8() { return Converted("int8", Format::kInt8); }
+  std::string ternary() { return Converted("ternary", Format::kTernary); }
   std::string nf4() { return Converted("nf4", Format::kNf4); }
   std::string Path(const std::string& name) const { return directory_.Path(name); }
 

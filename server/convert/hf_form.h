@@ -1,0 +1,30 @@
+// A model as transformers can say it: which architecture, which of its norms, which linear class. Included by
+// server/convert/*.cc only.
+#pragma once
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/convert/export.h"
+#include "server/model/artifact.h"
+#include "server/model/hf_bitnet.h"
+
+namespace nibble::convert {
+
+struct HfForm {
+  model::ModelConfig config;              // that transformers reads
+  std::optional<model::HfBitNet> bitnet;  // quantization_config
+};
+
+// Unimplemented where transformers has no place for a norm of the model.
+absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bitnet_class);
+
+base::Json HfConfigOf(const model::Artifact& source, const HfForm& form);
+
+// model.safetensors, a tensor at a time.
+absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& source, const HfForm& form,
+                            const std::string& path);
+
+}  // namespace nibble::convert

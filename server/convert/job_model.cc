@@ -1,0 +1,72 @@
+// What a training job leaves, as an artifact: an adapter on its base, or master weights.
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/convert.h"
+#include "server/model/artifact_writer.h"
+#include "server/model/layout.h"
+
+namespace nibble::convert {
+
+using base::StrCat;
+using kernels::DType;
+using model::Format;
+using model::TensorSpec;
+
+absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
+                                                  const model::AdapterConfig& adapter,
+                                                  const std::vector<std::vector<float>>& values,
+                                                  const base::Json& provenance, const std::string& target) {
+  if (nf4_base.info().format != Format::kNf4) {
+    return absl::InvalidArgumentError(
+        StrCat("the base of an adapter is ", Name(nf4_base.info().format), ", wanted nf4"));
+  }
+  std::vector<model::TensorPlan> plan;
+  NIBBLE_ASSIGN_OR_RETURN(const auto stored, model::StoredTensors(nf4_base.config(), nf4_base.info()));
+  for (const model::StoredTensor& tensor : stored) {
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
+    plan.push_back({tensor.name, view.dtype, view.shape});
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
+  for (const model::TensorPlan& tensor : writer->tensors().order()) {
+    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
+    NIBBLE_RETURN_IF_ERROR(
+        writer->tensors().Put(tensor.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
+  }
+  NIBBLE_RETURN_IF_ERROR(writer->PutAdapter(nf4_base.config(), adapter, values));
+  NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(nf4_base.directory()));
+  model::ArtifactInfo info = nf4_base.info();
+  info.format = Format::kLora;
+  info.base_digest = nf4_base.info().weights_digest;
+  info.source = "job";
+  info.recorded_by.clear();
+  info.provenance = provenance;
+  return writer->Finish(nf4_base.config(), std::move(info));
+}
+
+absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, const model::ModelConfig& config,
+                                                    const model::BitNetInfo& bitnet, DType kv_dtype,
+                                                    std::span<const std::span<const float>> values,
+                                                    const std::string& companions, const base::Json& provenance,
+                                                    const std::string& target) {
+  const std::vector<TensorSpec> specs = model::RequiredTensors(config);
+  if (values.size() != specs.size()) {
+    return absl::InvalidArgumentError(StrCat("a model of ", values.size(), " tensors, wanted ", specs.size()));
+  }
+  std::vector<model::TensorPlan> plan;
+  for (const TensorSpec& spec : specs) plan.push_back({spec.name, DType::kF32, spec.shape});
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(
+        specs[i].name, {reinterpret_cast<const char*>(values[i].data()), values[i].size() * sizeof(float)}));
+  }
+  NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(companions));
+  model::ArtifactInfo info;
+  info.format = Format::kF32;
+  info.bitnet = bitnet;
+  info.kv_dtype = kv_dtype;
+  info.source = "job";
+  info.provenance = provenance;
+  return writer->Finish(config, std::move(info));
+}
+
+}  // namespace nibble::convert

@@ -1,0 +1,24 @@
+// Float master weights -> ternary, exactly once. Ternarising is not idempotent (the mean of |codes * s| is smaller than
+// s), so what is ternary already is refused. Included by server/convert/*.cc only.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/matrix.h"
+#include "kernels/stream.h"
+
+namespace nibble::convert {
+
+struct TernaryWeight {
+  std::vector<std::uint8_t> rows;  // [N, ceil(K / 4)], as artifacts store codes (kernels/formats/ternary.h)
+  float scale = 0;
+};
+
+// weight [N, K] f32 or bf16, the whole tensor. The bits of kernels::Ternarise, which training uses.
+// Errors: InvalidArgument (not finite; the tensor named), FailedPrecondition (ALREADY_TERNARY).
+absl::StatusOr<TernaryWeight> TernariseOnce(const std::string& name, const kernels::ConstMatrix& weight,
+                                            const kernels::Stream& stream);
+
+}  // namespace nibble::convert

@@ -1,0 +1,51 @@
+// transformers' "bitnet" checkpoints (integrations/bitnet.py): quantization_config of a config.json, and weights as its
+// linear classes store them. Included by server/model/*.cc and server/convert/*.cc only.
+//
+//   bitlinear                 weight u8 [N/4, K], weight_scale [1]: y = acc / (weight_scale * activation scale)
+//   autobitlinear, offline    weight u8 [N/4, K], or float holding the codes; weight_scale [1]: y = x w^T *
+//   weight_scale autobitlinear, online     float master weights, ternarised at every forward pass: no artifact to
+//   serve, but what one is
+//                             made of
+// Row r of a packed weight holds rows r, r + N/4, r + 2N/4, r + 3N/4 at bits 0-1, 2-3, 4-5, 6-7, each as code + 1.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/dtype.h"
+#include "server/base/json.h"
+#include "server/model/model_config.h"
+
+namespace nibble::model {
+
+enum class HfLinearClass { kBitLinear, kAutoBitLinearOffline, kAutoBitLinearOnline };
+
+struct HfBitNet {
+  HfLinearClass linear_class = HfLinearClass::kBitLinear;
+  bool use_rms_norm = false;  // a norm before every linear, beside those of the block
+  double rms_norm_eps = 1e-6;
+};
+
+inline constexpr char kHfWeightScale[] = "_scale";  // behind a weight's name
+inline constexpr std::int64_t kHfBitNetRows = 4;    // rows in a byte
+
+// config.json's quantization_config, or nothing where there is none. Unimplemented names another method, or what is
+// left out of it beside the head.
+absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const base::Json& config);
+base::Json ToJson(const HfBitNet& bitnet);
+
+// Codes [N, K] -> bytes [N/4, K], and back. InvalidArgument at a code that is none (3), or where N is no multiple of 4.
+absl::StatusOr<std::string> PackHfBitNet(std::span<const std::int8_t> codes, std::int64_t n, std::int64_t k);
+absl::StatusOr<std::vector<std::int8_t>> UnpackHfBitNet(std::string_view bytes, std::int64_t n, std::int64_t k);
+
+// Floats that are a ternary weight already: every value is -s, 0 or s. Their codes and s, or nothing: raw masters.
+struct TernaryValues {
+  std::vector<std::int8_t> codes;
+  float scale = 0;  // 1 where all are 0
+};
+std::optional<TernaryValues> AsTernary(std::span<const float> values);
+
+}  // namespace nibble::model

@@ -1,0 +1,97 @@
+"""Makes tests/golden/model/bitnet: tiny models in transformers' "bitnet" checkpoint format, both linear classes, and the
+logprobs that transformers computes with them in f32. Run it in a virtual environment with
+
+    transformers==5.23.0 accelerate==1.15.0 safetensors==0.8.0 tokenizers==0.23.3 numpy==2.4.6 torch==2.11.0
+
+    TORCHDYNAMO_DISABLE=1 python tests/golden/model/make_bitnet_golden.py [OUT]
+
+All folders hold the same weights, as BitNet b1.58 2B-4T has them (sub-norms, relu^2), but for "rms_norm": a Llama with a norm
+before every linear. Everything is seeded: the same versions write the same bytes.
+"""
+import json
+import pathlib
+import shutil
+import sys
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers.integrations.bitnet import pack_weights
+
+import make_family_golden as family_golden
+from make_model_golden import tokenizer_json
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# linear_class, quantization_mode, weights packed
+CLASSES = {"bitlinear": ("bitlinear", "offline", True), "auto_packed": ("autobitlinear", "offline", True),
+           "auto_float": ("autobitlinear", "offline", False), "auto_online": ("autobitlinear", "online", False),
+           "rms_norm": ("bitlinear", "offline", True)}
+
+
+def ternarise(weight):
+    """The training tips' formula: codes and the scale that they are multiplied with."""
+    scale = weight.float().abs().mean().clamp(min=1e-5)
+    return (weight.float() / scale).round().clamp(-1, 1), scale
+
+
+def is_linear(name):
+    return "_proj." in name and name.endswith(".weight") and "rms_norm" not in name
+
+
+def state_of(model, name):
+    """The masters of `model` as a checkpoint of this class stores them."""
+    linear_class, mode, packed = CLASSES[name]
+    state = {}
+    for key, value in model.state_dict().items():
+        if not is_linear(key) or mode == "online":
+            state[key] = value.clone()
+            continue
+        codes, scale = ternarise(value)
+        state[key] = pack_weights(codes.clone()) if packed else codes
+        state[key + "_scale"] = (1 / scale if linear_class == "bitlinear" else scale).reshape(1)
+    if name == "rms_norm":
+        generator = torch.Generator().manual_seed(5)
+        for key, value in model.state_dict().items():
+            if is_linear(key):
+                state[key.removesuffix("weight") + "rms_norm.weight"] = torch.rand(value.shape[1], generator=generator) + 0.5
+    return {key: value.contiguous() for key, value in state.items()}
+
+
+def save(model, name, directory, eps=1e-5):
+    directory.mkdir(parents=True)
+    linear_class, mode, _ = CLASSES[name]
+    config = json.loads(model.config.to_json_string())
+    config["architectures"] = [type(model).__name__]
+    config["dtype"] = "float32"
+    config["quantization_config"] = {"quant_method": "bitnet", "linear_class": linear_class, "quantization_mode": mode,
+                                     "modules_to_not_convert": ["lm_head"], "use_rms_norm": name == "rms_norm", "rms_norm_eps": eps}
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    save_file(state_of(model, name), directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def load(directory, dtype=torch.float32):
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, device_map="cpu").eval()
+
+
+def make(name, **changes):
+    if name == "rms_norm":
+        changes = {"mlp_bias": False, **changes}
+    return family_golden.make("llama" if name == "rms_norm" else "bitnet", **changes)
+
+
+def main(out):
+    shutil.rmtree(out, ignore_errors=True)
+    answers = {}
+    ids = family_golden.token_ids()
+    for name in CLASSES:
+        if name == "auto_float":
+            continue  # the codes of auto_packed; tests/e2e/test_bitnet.py makes it
+        save(make(name), name, out / name)
+        answers[name] = {"token_ids": ids, "logprobs": [round(x, 6) for x in family_golden.logprobs(load(out / name), ids)]}
+    tokenizer_json().save(str(out / "tokenizer.json"))
+    (out / "logprobs.json").write_text(json.dumps(answers) + "\n")
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "bitnet")

@@ -1,0 +1,296 @@
+// Master weights -> ternary, once; and what a ternary artifact promises.
+#include "server/convert/ternary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "kernels/formats/ternary.h"
+#include "server/base/error.h"
+#include "server/convert/convert.h"
+#include "server/convert/export.h"
+#include "server/model/forward.h"
+#include "server/model/layout.h"
+#include "server/model/record.h"
+#include "server/model/safetensors.h"
+#include "tests/server/model/family_fixture.h"
+#include "tests/support/isas.h"
+#include "tests/support/random.h"
+
+namespace nibble::convert {
+namespace {
+
+using kernels::DType;
+using model::Artifact;
+using model::Format;
+using model::Golden;
+using ::testing::HasSubstr;
+
+kernels::ConstMatrix View(const std::vector<float>& values, std::int64_t rows) {
+  return kernels::MakeConstMatrix(values.data(), DType::kF32, rows, static_cast<std::int64_t>(values.size()) / rows);
+}
+
+std::vector<float> Decode(const TernaryWeight& weight, std::int64_t rows, std::int64_t cols) {
+  std::vector<std::int8_t> codes(static_cast<std::size_t>(rows * cols));
+  EXPECT_TRUE(kernels::TernaryRowsToCodes(weight.rows.data(), rows, cols, codes.data()));
+  std::vector<float> values;
+  for (const std::int8_t code : codes) values.push_back(static_cast<float>(code) * weight.scale);
+  return values;
+}
+
+TEST(TernariseOnceTest, TheMeanOfMagnitudesIsTheScale) {
+  const std::vector<float> weight = {0.5f, -0.25f, 0.0f, 1.25f, -2.0f, 0.125f};  // mean magnitude 0.6875
+  const auto made = TernariseOnce("w", View(weight, 2), kernels::Stream());
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(made->scale, 0.6875f);
+  EXPECT_EQ(Decode(*made, 2, 3), (std::vector<float>{0.6875f, 0.0f, 0.0f, 0.6875f, -0.6875f, 0.0f}));
+}
+
+TEST(TernariseOnceTest, WhatIsTernaryIsRefusedByName) {
+  const std::vector<float> masters = support::NormalVector(3, 8 * 20, 0.1f);
+  const auto once = TernariseOnce("w", View(masters, 8), kernels::Stream());
+  ASSERT_TRUE(once.ok()) << once.status();
+  const auto twice = TernariseOnce("layer.weight", View(Decode(*once, 8, 20), 8), kernels::Stream());
+  EXPECT_TRUE(absl::IsFailedPrecondition(twice.status())) << twice.status();
+  EXPECT_EQ(base::Reason(twice.status()), "ALREADY_TERNARY");
+  EXPECT_THAT(std::string(twice.status().message()), HasSubstr("layer.weight"));
+}
+
+TEST(TernariseOnceTest, WhatIsNotFiniteIsRefused) {
+  for (const float bad : {NAN, INFINITY}) {
+    std::vector<float> weight = support::NormalVector(3, 64, 0.1f);
+    weight[33] = bad;
+    EXPECT_TRUE(absl::IsInvalidArgument(TernariseOnce("w", View(weight, 4), kernels::Stream()).status()));
+  }
+}
+
+class TernaryTest : public model::FamilyFixture {
+ protected:
+  std::unique_ptr<Artifact> Import(const std::string& group, const std::string& name, DType dtype = DType::kF32) {
+    Clear();
+    Copy(group, name);
+    const auto report = model::ImportModel(files_, Source(), directory_.Path("model"), dtype);
+    EXPECT_TRUE(report.ok()) << report.status();
+    return Open("model");
+  }
+  std::unique_ptr<Artifact> Open(const std::string& name) {
+    auto artifact = Artifact::Open(directory_.Path(name));
+    EXPECT_TRUE(artifact.ok()) << artifact.status();
+    EXPECT_TRUE((*artifact)->VerifyBytes().ok());
+    return *std::move(artifact);
+  }
+  absl::StatusOr<ConvertReport> ToTernary(const Artifact& source, const std::string& name,
+                                          const kernels::Stream& stream = {}) {
+    ConvertOptions options;
+    options.to = Format::kTernary;
+    return ConvertModel(files_, source, directory_.Path(name), options, stream);
+  }
+  // Every logits row's digest, all tokens of the golden text, fed `chunk` at a time.
+  std::vector<std::string> Digests(const std::string& name, std::int64_t chunk, const kernels::Stream& stream) {
+    const auto loaded = model::LoadedModel::Load(directory_.Path(name), {}, stream);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    std::vector<std::int32_t> tokens;
+    for (std::int32_t i = 0; i < 70; ++i) tokens.push_back((i * 37 + 5) % 112);
+    std::vector<std::string> digests;
+    const absl::Status status =
+        model::ForEachLogits((*loaded)->config(), (*loaded)->weights(), tokens, chunk, stream,
+                             [&](std::int64_t, const kernels::Matrix& logits) {
+                               for (std::int64_t r = 0; r < logits.rows; ++r) {
+                                 digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
+                               }
+                               return absl::OkStatus();
+                             });
+    EXPECT_TRUE(status.ok()) << status;
+    return digests;
+  }
+
+  base::FileSystem& files_ = base::RealFileSystem();
+};
+
+// Masters of a folder that transformers ternarises at every forward pass: made ternary here, they are what it computes.
+TEST_F(TernaryTest, ConvertedMastersAreTransformersOnlineModel) {
+  const auto masters = Import("bitnet", "auto_online");
+  const auto report = ToTernary(*masters, "ternary");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->info.format, Format::kTernary);
+  EXPECT_EQ(report->info.base_digest, masters->info().weights_digest);
+  EXPECT_EQ(report->info.kv_dtype, DType::kF32);  // as the masters say
+  EXPECT_EQ(report->layers.size(), 14u);
+  for (const LayerError& layer : report->layers) EXPECT_NEAR(layer.relative_error, 0.51, 0.1) << layer.name;
+  const auto loaded = model::LoadedModel::Load(directory_.Path("ternary"), {}, stream_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ExpectLogprobsOfTransformers(**loaded, "bitnet", "auto_online");
+}
+
+TEST_F(TernaryTest, SameMastersSameBytesOnEveryPathAndThreadCount) {
+  const auto masters = Import("families", "llama");
+  std::string digest;
+  for (const kernels::Isa isa : support::Isas()) {
+    for (const int threads : {1, 2}) {
+      kernels::ThreadPool pool(threads);
+      kernels::Stream stream;
+      stream.isa = isa;
+      stream.pool = &pool;
+      const std::string name = "t" + std::to_string(static_cast<int>(isa)) + std::to_string(threads);
+      const auto report = ToTernary(*masters, name, stream);
+      ASSERT_TRUE(report.ok()) << report.status();
+      if (digest.empty()) digest = report->info.weights_digest;
+      EXPECT_EQ(report->info.weights_digest, digest);
+    }
+  }
+}
+
+// numerics.md, Decided 9: batches, phases, instruction sets, threads.
+TEST_F(TernaryTest, LogitsAreTheSameBitsForAnyChunkPathAndThreadCount) {
+  for (const auto& [group, name] :
+       {std::pair{"families", "llama"}, {"families", "qwen3"}, {"families", "bitnet"}, {"bitnet", "rms_norm"}}) {
+    const auto source = Import(group, name, DType::kBF16);
+    std::string ternary = "model";
+    if (source->info().format != Format::kTernary) {
+      ternary = std::string("ternary_") + name;
+      ASSERT_TRUE(ToTernary(*source, ternary).ok());
+    }
+    const std::vector<std::string> want = Digests(ternary, 70, kernels::Stream());
+    ASSERT_EQ(want.size(), 70u);
+    for (const kernels::Isa isa : support::Isas()) {
+      kernels::ThreadPool pool(2);
+      kernels::Stream stream;
+      stream.isa = isa;
+      for (const std::int64_t chunk : {1, 7, 64}) {
+        stream.pool = chunk == 7 ? &pool : nullptr;
+        EXPECT_EQ(Digests(ternary, chunk, stream), want)
+            << name << ", isa " << static_cast<int>(isa) << ", chunk " << chunk;
+      }
+    }
+  }
+}
+
+TEST_F(TernaryTest, ATernaryModelIsNotConvertedAgain) {
+  const auto ternary = Import("bitnet", "bitlinear");
+  for (const Format to : {Format::kTernary, Format::kInt8, Format::kNf4}) {
+    ConvertOptions options;
+    options.to = to;
+    const auto status = ConvertModel(files_, *ternary, directory_.Path("again"), options, {}).status();
+    EXPECT_FALSE(status.ok()) << Name(to);
+    EXPECT_EQ(base::Reason(status) == "ALREADY_TERNARY", to == Format::kTernary);
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("again")));
+  }
+}
+
+// A float copy of a ternary model, such as other programs save: its tensors give it away.
+TEST_F(TernaryTest, AFloatModelOfTernaryValuesIsRefused) {
+  const auto source = Import("families", "llama");
+  const auto specs = model::RequiredTensors(source->config());
+  std::vector<std::vector<float>> values;
+  for (const auto& spec : specs) {
+    values.push_back(*source->FloatTensor(spec.name));
+    if (spec.role != model::TensorRole::kLinear) continue;
+    const auto made = TernariseOnce(spec.name, View(values.back(), spec.shape[0]), {});
+    values.back() = Decode(*made, spec.shape[0], spec.shape[1]);
+  }
+  const std::vector<std::span<const float>> spans(values.begin(), values.end());
+  ASSERT_TRUE(MakeMasterModel(files_, source->config(), {}, DType::kBF16, spans, source->directory(),
+                              base::Json::object(), directory_.Path("copy"))
+                  .ok());
+  const auto status = ToTernary(*Open("copy"), "again").status();
+  EXPECT_EQ(base::Reason(status), "ALREADY_TERNARY") << status;
+}
+
+TEST_F(TernaryTest, MastersOfAJobBecomeTernaryAndNothingElse) {
+  const auto source = Import("families", "llama");
+  std::vector<std::vector<float>> values;
+  for (const auto& spec : model::RequiredTensors(source->config())) values.push_back(*source->FloatTensor(spec.name));
+  std::vector<std::span<const float>> spans(values.begin(), values.end());
+  const model::BitNetInfo bitnet = {.act_bits = 4, .head_dtype = DType::kBF16};
+  const auto info = MakeMasterModel(files_, source->config(), bitnet, DType::kBF16, spans, source->directory(),
+                                    {{"job_id", "job-1"}}, directory_.Path("masters"));
+  ASSERT_TRUE(info.ok()) << info.status();
+  const auto masters = Open("masters");
+  EXPECT_EQ(masters->info().bitnet->act_bits, 4);
+  EXPECT_TRUE(absl::IsInvalidArgument(ConvertModel(files_, *masters, directory_.Path("int8"), {}, {}).status()));
+  const auto report = ToTernary(*masters, "ternary");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->info.bitnet->act_bits, 4);
+  EXPECT_EQ(report->info.kv_dtype, DType::kBF16);
+  const auto ternary = Open("ternary");
+  EXPECT_EQ(ternary->Tensor(model::kEmbeddingName)->dtype, DType::kBF16);
+  EXPECT_EQ(Digests("ternary", 70, {}), Digests("ternary", 9, {}));  // 4-bit activations keep the promise too
+  spans.pop_back();
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(MakeMasterModel(files_, source->config(), bitnet, DType::kBF16, spans,
+                                              source->directory(), base::Json::object(), directory_.Path("short"))
+                                  .status()));
+}
+
+TEST_F(TernaryTest, BothLinearClassesComeBackAsTheyWent) {
+  for (const char* name : {"auto_packed", "rms_norm"}) {
+    const auto source = Import("bitnet", name);
+    for (const auto bitnet_class : {HfBitNetClass::kAutoBitLinear, HfBitNetClass::kBitLinear}) {
+      const std::string out = directory_.Path("export");
+      ASSERT_TRUE(ExportHf(files_, *source, out, bitnet_class).ok());
+      const auto again = model::ImportModel(files_, out, directory_.Path("again"), DType::kF32);
+      ASSERT_TRUE(again.ok()) << again.status();
+      EXPECT_EQ(again->info.format, Format::kTernary);
+      // autobitlinear stores the scale itself; bitlinear its inverse, which may cost a last bit.
+      if (bitnet_class == HfBitNetClass::kAutoBitLinear) {
+        EXPECT_EQ(again->info.weights_digest, source->info().weights_digest);
+      } else {
+        const auto artifact = Open("again");
+        for (const auto& [tensor, view] : source->tensors()) {
+          if (tensor.ends_with(model::kTernaryScaleSuffix)) {
+            EXPECT_NEAR((*artifact->FloatTensor(tensor))[0], (*source->FloatTensor(tensor))[0],
+                        2e-7 * (*source->FloatTensor(tensor))[0]);
+          } else {
+            EXPECT_TRUE(std::ranges::equal(artifact->Tensor(tensor)->bytes, view.bytes)) << tensor;
+          }
+        }
+      }
+      std::filesystem::remove_all(out);
+      std::filesystem::remove_all(directory_.Path("again"));
+    }
+  }
+}
+
+// The very bytes that transformers packed.
+TEST_F(TernaryTest, AnExportHoldsTransformersPackedBytes) {
+  const auto source = Import("bitnet", "auto_packed");
+  ASSERT_TRUE(ExportHf(files_, *source, directory_.Path("export"), HfBitNetClass::kAutoBitLinear).ok());
+  const auto theirs = model::OpenSafetensors(Golden("bitnet/auto_packed/model.safetensors"));
+  const auto ours = model::OpenSafetensors(directory_.Path("export/model.safetensors"));
+  ASSERT_TRUE(theirs.ok() && ours.ok());
+  int packed = 0;
+  for (const auto& [name, tensor] : theirs->tensors) {
+    ASSERT_TRUE(ours->tensors.contains(name)) << name;
+    if (tensor.dtype != DType::kU8) continue;
+    ++packed;
+    EXPECT_TRUE(std::ranges::equal(tensor.bytes, ours->tensors.at(name).bytes)) << name;
+  }
+  EXPECT_EQ(packed, 14);
+  EXPECT_EQ(theirs->tensors.size(), ours->tensors.size());
+}
+
+TEST_F(TernaryTest, WhatTransformersHasNoPlaceForIsRefusedByName) {
+  const auto source = Import("families", "qwen3");
+  model::ModelConfig config = source->config();
+  config.norms = model::NormPlacement::kBlockAndSub;
+  std::vector<std::vector<float>> values;
+  for (const auto& spec : model::RequiredTensors(config)) {
+    values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
+  }
+  const std::vector<std::span<const float>> spans(values.begin(), values.end());
+  for (const int bits : {8, 4}) {
+    const std::string name = "masters" + std::to_string(bits);
+    ASSERT_TRUE(MakeMasterModel(files_, config, {.act_bits = bits}, DType::kBF16, spans, source->directory(),
+                                base::Json::object(), directory_.Path(name))
+                    .ok());
+    const auto status = ExportHf(files_, *Open(name), directory_.Path("export"));
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(bits == 8 ? "qwen3" : "these have 4"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("export")));
+}
+
+}  // namespace
+}  // namespace nibble::convert

@@ -1,0 +1,140 @@
+// transformers' "bitnet" checkpoints: tests/golden/model/make_bitnet_golden.py made the folders and the logprobs.
+#include "server/model/hf_bitnet.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "server/base/error.h"
+#include "tests/server/model/family_fixture.h"
+
+namespace nibble::model {
+namespace {
+
+using base::Json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The example in transformers' unpack_weights.
+TEST(HfBitNetTest, RowsArePackedByStripesLowBitsFirst) {
+  const std::string bytes = "\xA1\x18\x90\x0A";
+  const auto codes = UnpackHfBitNet(bytes, 8, 2);
+  ASSERT_TRUE(codes.ok()) << codes.status();
+  EXPECT_THAT(*codes, ElementsAre(0, -1, -1, 1, -1, 1, -1, 1, 1, 0, 0, -1, 1, -1, 1, -1));
+  EXPECT_EQ(*PackHfBitNet(*codes, 8, 2), bytes);
+}
+
+TEST(HfBitNetTest, WhatIsNoCodeIsRefused) {
+  EXPECT_TRUE(absl::IsInvalidArgument(UnpackHfBitNet("\xC0", 4, 1).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(UnpackHfBitNet("\x00\x00", 4, 1).status()));
+  const std::int8_t two[] = {0, 0, 2, 0};
+  EXPECT_TRUE(absl::IsInvalidArgument(PackHfBitNet(two, 4, 1).status()));
+  EXPECT_THAT(std::string(PackHfBitNet(two, 2, 2).status().message()), HasSubstr("multiples of 4"));
+}
+
+TEST(HfBitNetTest, FloatsOfOneMagnitudeAreTernary) {
+  const float ternary[] = {0.25f, 0.0f, -0.25f, -0.0f};
+  const auto values = AsTernary(ternary);
+  ASSERT_TRUE(values.has_value());
+  EXPECT_THAT(values->codes, ElementsAre(1, 0, -1, 0));
+  EXPECT_EQ(values->scale, 0.25f);
+  const float masters[] = {0.25f, 0.0f, -0.24f};
+  EXPECT_FALSE(AsTernary(masters).has_value());
+  const float broken[] = {0.25f, NAN};
+  EXPECT_FALSE(AsTernary(broken).has_value());
+  const float zeros[] = {0.0f, 0.0f};
+  EXPECT_EQ(AsTernary(zeros)->scale, 1.0f);
+}
+
+TEST(HfBitNetTest, TheConfigIsReadAndWhatIsNotBuiltIsNamed) {
+  const auto parse = [](Json quantization) {
+    return ParseHfBitNet(Json{{"quantization_config", std::move(quantization)}});
+  };
+  EXPECT_FALSE(ParseHfBitNet(Json::object())->has_value());
+  EXPECT_EQ((*parse({{"quant_method", "bitnet"}}))->linear_class, HfLinearClass::kBitLinear);
+  const HfBitNet all = {HfLinearClass::kAutoBitLinearOnline, true, 1e-5};
+  const auto again = parse(ToJson(all));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ((*again)->linear_class, all.linear_class);
+  EXPECT_TRUE((*again)->use_rms_norm);
+  EXPECT_EQ((*again)->rms_norm_eps, 1e-5);
+  for (const auto& [key, value] : {std::pair<const char*, Json>{"quant_method", "gptq"},
+                                   {"linear_class", "other"},
+                                   {"modules_to_not_convert", {"lm_head", "model.layers.0.mlp.down_proj"}}}) {
+    Json json = ToJson(HfBitNet());
+    json[key] = value;
+    const auto status = parse(json).status();
+    EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+    EXPECT_EQ(base::Reason(status), "UNSUPPORTED_MODEL");
+    EXPECT_THAT(std::string(status.message()), HasSubstr(key));
+  }
+}
+
+class HfBitNetImportTest : public FamilyFixture {
+ protected:
+  void Use(const std::string& name) { Copy("bitnet", name); }
+};
+
+TEST_F(HfBitNetImportTest, PackedModelsGiveTransformersLogprobs) {
+  for (const char* name : {"bitlinear", "auto_packed", "rms_norm"}) {
+    Use(name);
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << name << ": " << model.status();
+    EXPECT_EQ((*model)->info().format, Format::kTernary);
+    ExpectLogprobsOfTransformers(**model, "bitnet", name);
+    Clear();
+  }
+}
+
+TEST_F(HfBitNetImportTest, BothLinearClassesHoldTheSameCodes) {
+  std::vector<std::string> codes;
+  std::vector<float> scales;
+  for (const char* name : {"bitlinear", "auto_packed"}) {
+    Use(name);
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << model.status();
+    const auto artifact = Artifact::Open((*model)->directory());
+    const TensorView view = *(*artifact)->Tensor("model.layers.1.mlp.down_proj.weight");
+    codes.emplace_back(reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size());
+    scales.push_back((*(*artifact)->FloatTensor("model.layers.1.mlp.down_proj.weight_scale"))[0]);
+    Clear();
+  }
+  EXPECT_EQ(codes[0], codes[1]);
+  EXPECT_NEAR(scales[0], scales[1], 2e-7 * scales[1]);  // one is the inverse of the other, rounded twice
+}
+
+TEST_F(HfBitNetImportTest, MastersAreKeptAndNeverServed) {
+  Use("auto_online");
+  const auto model = Load();
+  EXPECT_TRUE(absl::IsFailedPrecondition(model.status())) << model.status();
+  EXPECT_EQ(base::Reason(model.status()), "RAW_MASTERS");
+  const auto artifact = Artifact::Open(directory_.Path("model"));
+  ASSERT_TRUE(artifact.ok()) << artifact.status();
+  EXPECT_EQ((*artifact)->info().format, Format::kF32);
+  EXPECT_TRUE((*artifact)->info().bitnet.has_value());
+}
+
+// The pack-only path: a folder that says its codes were made must hold codes.
+TEST_F(HfBitNetImportTest, RawMastersUnderAnOfflineConfigAreRefused) {
+  Use("auto_online");
+  EditConfig([](Json& json) { json["quantization_config"]["quantization_mode"] = "offline"; });
+  auto status = Load().status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;  // there is not even a weight_scale
+  EXPECT_THAT(std::string(status.message()), HasSubstr("weight_scale"));
+  EditConfig([](Json& json) { json["quantization_config"]["linear_class"] = "bitlinear"; });
+  status = Load().status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("q_proj"));
+}
+
+TEST_F(HfBitNetImportTest, PackedWeightsUnderAnOnlineConfigAreRefused) {
+  Use("auto_packed");
+  EditConfig([](Json& json) { json["quantization_config"]["quantization_mode"] = "online"; });
+  const auto status = Load().status();
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("_proj.weight"));
+}
+
+}  // namespace
+}  // namespace nibble::model
