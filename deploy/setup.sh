@@ -270,16 +270,22 @@ install_tools() {
   copy_operator_schemas
 }
 
+# Into cargo's own folder, or into ours where that cannot be written (a home that is read-only or not there).
 fetch_crates() {
-  local manifest=$root/server/text/rust/Cargo.toml
-  if [[ ! -f $manifest ]]; then
-    say "crates: no $manifest yet"
-  elif cargo fetch -q --locked --offline --manifest-path "$manifest" 2>/dev/null; then
+  local manifest=$root/server/text/rust/Cargo.toml home=${CARGO_HOME:-${HOME:-/nonexistent}/.cargo}
+  local fetch=(cargo fetch -q --locked --manifest-path "$manifest")
+  if "${fetch[@]}" --offline 2>/dev/null; then
     say "crates: all are there"
-  else
-    say "crates: fetching those of $manifest"
-    cargo fetch -q --locked --manifest-path "$manifest" || fail "cargo could not fetch the crates"
+    return
   fi
+  if ! { mkdir -p "$home" 2>/dev/null && [[ -w $home ]]; }; then
+    cargo_home=$deps/cargo-home
+    export CARGO_HOME=$cargo_home
+    say "crates: $home cannot be written; using $cargo_home"
+    if "${fetch[@]}" --offline 2>/dev/null; then return; fi
+  fi
+  say "crates: fetching those of $manifest"
+  "${fetch[@]}" || fail "cargo could not fetch the crates"
 }
 
 # Paths inside build/deps are written relative to the file, which is left alone when nothing changed: a newer one would
@@ -299,6 +305,7 @@ write_paths() {
     echo "nibble_put(NIBBLE_CUDA_ROOT \"$cuda_root\")"
     echo "nibble_put(NIBBLE_GOOGLEAPIS_DIR \"$deps/googleapis\")"
     echo "nibble_put(NIBBLE_SMOLLM2_GGUF \"$model\")"
+    echo "nibble_put(NIBBLE_CARGO_HOME \"$cargo_home\")"
     echo "nibble_put(NIBBLE_PYTHON \"$venv/bin/python\")"
   } | sed "s|\"$deps/|\"\${CMAKE_CURRENT_LIST_DIR}/|" >"$file.new"
   if cmp -s "$file.new" "$file"; then
@@ -315,7 +322,8 @@ if command -v flock >/dev/null; then
   flock -n 9 || { say "waiting for another set-up of this folder"; flock 9; }
 fi
 
-site="" torch_dir="" torch_with_cuda=OFF cuda_root="" model=""
+PATH=$PATH:${HOME:-/nonexistent}/.cargo/bin  # where rustup puts it; a new shell may not know
+cargo_home="" site="" torch_dir="" torch_with_cuda=OFF cuda_root="" model=""
 gpu=false
 has_gpu && gpu=true
 say "into $deps; cuda=$cuda, GPU here: $gpu"

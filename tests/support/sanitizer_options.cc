@@ -1,0 +1,17 @@
+// What a sanitizer is told when a test program starts, linked into every test of the presets asan, ubsan and tsan. Variables
+// of the environment win. A suppression names a library that is not built here, with the reason; never our own code.
+extern "C" {
+
+const char* __asan_default_options() {
+  return "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1";
+}
+
+const char* __ubsan_default_options() { return "print_stacktrace=1"; }
+
+const char* __lsan_default_suppressions() { return ""; }
+
+const char* __tsan_default_options() { return "halt_on_error=1:second_deadlock_stack=1"; }
+
+const char* __tsan_default_suppressions() { return ""; }
+
+}  // extern "C"
