@@ -2,7 +2,7 @@
 #pragma once
 #include <string>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/security.h"
 
 namespace CLI {

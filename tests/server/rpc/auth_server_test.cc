@@ -183,7 +183,9 @@ TEST_P(AuthServerTest, S2EveryMethodWithEveryRole) {
       } else if (may) {
         EXPECT_NE(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << rule.method;
         // Of its own, a method may refuse a path of the server.
-        if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED) EXPECT_EQ(testing_support::ReasonOf(status), "IMPORT_ROOT");
+        if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED) {
+          EXPECT_EQ(testing_support::ReasonOf(status), "IMPORT_ROOT");
+        }
       } else {
         EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method << " " << names[role];
         EXPECT_THAT(status.error_details().empty() ? status.error_message() : testing_support::ReasonOf(status), StartsWith("ROLE"));

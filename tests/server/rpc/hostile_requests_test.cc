@@ -284,7 +284,9 @@ TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
     const grpc::Status status = Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation);
     ExpectClean({status, ""}, way);
     // What is an odd name, and no way out, is not there.
-    if (status.error_code() != grpc::StatusCode::NOT_FOUND) EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;
+    if (status.error_code() != grpc::StatusCode::NOT_FOUND) {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;
+    }
   }
   for (const char* way : {"../outside/secret.txt", "link", "absolute_link", "linked_folder/secret.txt", "folder", "hard", "fifo", "/etc/passwd"}) {
     v1::ImportModelRequest request;
