@@ -3,6 +3,8 @@
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 
@@ -23,12 +25,12 @@ namespace {
 
 constexpr char kTrainerSocket[] = "trainers.sock";
 
-// Of this builder alone; the plugin's own Init function would be for every server of the process.
-class ReflectionOption final : public grpc::ServerBuilderOption {
+// The plugin comes with its library, for every server of the process.
+class WithoutReflection final : public grpc::ServerBuilderOption {
  public:
   void UpdateArguments(grpc::ChannelArguments*) override {}
   void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
-    plugins->push_back(std::make_unique<grpc::reflection::ProtoServerReflectionPlugin>());
+    std::erase_if(*plugins, [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
   }
 };
 
@@ -123,10 +125,9 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
     }
     base::LogWarning("tokens travel in plaintext: --insecure", {});
   }
-  if (options.security.reflection) {
-    grpc::health::v1::HealthCheckRequest::descriptor();  // reflection can only tell of what is linked
-    builder.SetOption(std::make_unique<ReflectionOption>());
-  }
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::health::v1::HealthCheckRequest::descriptor();  // reflection can only tell of what is linked
+  if (!options.security.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   for (grpc::Service* service : services) builder.RegisterService(service);
   // The socket is for this user alone from its first moment.
   const mode_t mask = umask(0177);

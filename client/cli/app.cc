@@ -49,7 +49,8 @@ void AddCommands(CLI::App& app, Session& session) {
 
 // The commands below `app`, each with the words that lead to it.
 void Collect(CLI::App& app, const std::string& words, std::vector<std::string>& names) {
-  const auto below = app.get_subcommands({});
+  auto below = app.get_subcommands({});
+  std::erase_if(below, [](const CLI::App* sub) { return sub->get_name().empty(); });  // groups of options are no commands
   if (below.empty()) names.push_back(words);
   for (CLI::App* sub : below) Collect(*sub, base::StrCat(words, words.empty() ? "" : " ", sub->get_name()), names);
 }

@@ -24,8 +24,7 @@ TEST(ExitCodeTest, FollowsTheStatus) {
                                                                {grpc::StatusCode::DATA_LOSS, 1},
                                                                {grpc::StatusCode::UNIMPLEMENTED, 1},
                                                                {grpc::StatusCode::PERMISSION_DENIED, 9},
-                                                               {grpc::StatusCode::UNAUTHENTICATED, 9},
-                                                               {grpc::StatusCode::UNAUTHENTICATED, 1}};
+                                                               {grpc::StatusCode::UNAUTHENTICATED, 9}};
   for (const auto& [code, exit] : codes) {
     FakeServer server;
     server.get_model.Fails(Error(code, "why it failed", "SOME_REASON"));

@@ -7,7 +7,13 @@
 
 #include <set>
 
+#include "google/longrunning/operations.pb.h"
 #include "nibble/internal/v1/trainer_report.pb.h"
+#include "nibble/v1/dataset_service.pb.h"
+#include "nibble/v1/fine_tune_service.pb.h"
+#include "nibble/v1/inference_service.pb.h"
+#include "nibble/v1/model_service.pb.h"
+#include "nibble/v1/server_service.pb.h"
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/rpc/methods.h"
@@ -55,7 +61,14 @@ TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
   std::set<std::string> methods;
   std::vector<std::string> services(std::begin(kServices), std::end(kServices));
   services.push_back("nibble.internal.v1.TrainerReportService");
-  internal::v1::Hello::descriptor();  // links its file in
+  // Links their files in.
+  internal::v1::Hello::descriptor();
+  v1::ListDatasetsRequest::descriptor();
+  v1::ListJobsRequest::descriptor();
+  v1::ListModelsRequest::descriptor();
+  v1::GenerateRequest::descriptor();
+  v1::GetServerInfoRequest::descriptor();
+  google::longrunning::Operation::descriptor();
   for (const std::string& name : services) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
     ASSERT_NE(service, nullptr) << name;
