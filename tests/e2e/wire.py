@@ -28,9 +28,9 @@ def pool():
     return made
 
 
-def message(name, **fields):
+def message(kind, /, **fields):
     """message("CreateJobRequest", request_id="x")"""
-    return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"nibble.v1.{name}"))(**fields)
+    return message_factory.GetMessageClass(pool().FindMessageTypeByName(f"nibble.v1.{kind}"))(**fields)
 
 
 class Api:
