@@ -55,7 +55,9 @@ TEST_F(LocalRunnerTest, KilledTrainerGoesOnFromItsCheckpoint) {  // R2
 
 TEST_F(LocalRunnerTest, CancelEndsAListeningTrainerAndADeafOne) {
   for (const char* behaviour : {"forever", "deaf"}) {
-    const std::string id = Submit(behaviour, "out");
+    // A name each: that of a cancelled job is free a moment after its end is told.
+    const std::string name = std::string("out-") + behaviour;
+    const std::string id = Submit(behaviour, name);
     WaitForState(id, kRunning);
     const pid_t pid = Pid(id);
     const auto before = std::chrono::steady_clock::now();
@@ -63,7 +65,7 @@ TEST_F(LocalRunnerTest, CancelEndsAListeningTrainerAndADeafOne) {
     EXPECT_EQ(WaitForEnd(id).state, kCancelled);
     EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(2));
     EXPECT_EQ(::kill(pid, 0), -1) << "the trainer is gone";
-    EXPECT_FALSE(state_->models->Get("out").ok());
+    EXPECT_FALSE(state_->models->Get(name).ok());
   }
 }
 
