@@ -86,6 +86,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
 
   void OnWriteDone(bool ok) override {
     std::function<void()> on_space;
+    Response* next = nullptr;
     bool finish = false;
     {
       base::MutexLock lock(mutex_);
@@ -95,7 +96,10 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
         status_ = absl::CancelledError("the client is gone");
       }
       if (!ok) queue_.clear();
-      if (queue_.empty()) {
+      if (!queue_.empty()) {
+        // Decided here: once writing_ is false, a Push elsewhere may start to write what it brings.
+        next = &queue_.front();
+      } else {
         writing_ = false;
         if (ending_ && !finished_) finish = finished_ = true;
         if (!ending_) on_space = on_space_;
@@ -103,21 +107,11 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     }
     if (finish) {
       this->Finish(call_.End(status_));
+    } else if (next != nullptr) {
+      this->StartWrite(next);
     } else if (on_space) {
       on_space();
-    } else {
-      WriteNext();
     }
-  }
-  // Only the owner of writing_ comes here.
-  void WriteNext() {
-    Response* next = nullptr;
-    {
-      base::MutexLock lock(mutex_);
-      if (!writing_ || queue_.empty()) return;
-      next = &queue_.front();
-    }
-    this->StartWrite(next);
   }
 
   void OnCancel() override {
