@@ -134,7 +134,10 @@ __global__ void __launch_bounds__(kInt8RowThreads) QuantizeInt8Rows(Source sourc
 
 template <typename Source>
 LaunchResult LaunchQuantizeInt8Rows(const Source& source, const QuantizedRows& out, int max_outliers,
-                                    const Stream& stream, const char* name) {
+                                    const QuantizeOptions& how, const Stream& stream, const char* name) {
+  if (how.bits != 8 || how.per_tensor || how.min_absmax != kInt8MinAbsmax) {
+    return {LaunchCode::kUnimplemented, "anything but native int8 (8 bits, a scale a row, its own smallest absmax) on CUDA"};
+  }
   if (out.rows == 0) return {};
   if (out.rows > INT32_MAX || out.stride > INT32_MAX - kInt8RowThreads) {
     return {LaunchCode::kUnimplemented, "more than 2^31 rows or columns on CUDA"};

@@ -23,10 +23,10 @@ LaunchResult QuantizeInt8Cuda(const QuantizeInt8Args& args, const Stream& stream
   constexpr const char* kName = "quantize_int8";
   if (args.x.dtype == DType::kF32) {
     const RowSource<float> source{args.x.Row<float>(0), args.x.stride};
-    return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, stream, kName);
+    return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, kName);
   }
   const RowSource<BF16> source{args.x.Row<BF16>(0), args.x.stride};
-  return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, stream, kName);
+  return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, kName);
 }
 
 }  // namespace nibble::kernels

@@ -25,14 +25,15 @@ struct NormSource {
 
 LaunchResult RmsNormQuantizeCuda(const RmsNormQuantizeArgs& args, const Stream& stream) {
   if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
+  if (args.rstd != nullptr) return {LaunchCode::kUnimplemented, "rstd on CUDA"};
   const DeviceGuard guard(stream.cuda->device_index());
   constexpr const char* kName = "rms_norm_quantize";
   if (args.x.dtype == DType::kF32) {
     const NormSource<float> source{args.x.Row<float>(0), args.x.stride, args.weight, args.eps};
-    return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, stream, kName);
+    return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, kName);
   }
   const NormSource<BF16> source{args.x.Row<BF16>(0), args.x.stride, args.weight, args.eps};
-  return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, stream, kName);
+  return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, kName);
 }
 
 }  // namespace nibble::kernels

@@ -79,6 +79,20 @@ TEST_F(Int8CudaTest, QuantizeGivesTheCpusBytes) {
   }
 }
 
+// Codes made in another way than was asked for would be wrong without a word.
+TEST_F(Int8CudaTest, OptionsOfOtherMethodsAreRefusedByName) {
+  const std::vector<std::uint8_t> x = support::ToBytes(support::AwkwardRows(4, 3, 64), DType::kF32);
+  Int8Rows like(3, 64, 64);
+  DeviceBytes device_x(*context_, x);
+  DeviceRows rows(*context_, like.view());
+  for (const QuantizeOptions& how : {QuantizeOptions{.bits = 4}, QuantizeOptions{.per_tensor = true},
+                                     QuantizeOptions{.min_absmax = 1e-5f}}) {
+    QuantizeInt8Args args = {MakeConstMatrix(device_x.As(), DType::kF32, 3, 64), rows.view(), 0};
+    args.how = how;
+    EXPECT_TRUE(absl::IsUnimplemented(QuantizeInt8(args, stream_)));
+  }
+}
+
 TEST_F(Int8CudaTest, RmsNormQuantizeGivesTheCpusBytes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t k : kWidths) {
