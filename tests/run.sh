@@ -10,7 +10,7 @@ usage() {
   cat <<'END'
 usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
   --full   what takes long too (about an hour on two cores)
-  --only   these sections alone: setup build unit e2e long ci clang asan tsan fuzz lint (the last six belong to --full)
+  --only   these sections alone: setup build unit e2e deployment long ci clang asan tsan fuzz lint (from long on they belong to --full)
 END
 }
 
