@@ -25,7 +25,8 @@ struct Vec16Avx2 {
   }
   static Vec16Avx2 Load(const std::int8_t* p) {
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8)))};
   }
   template <typename T>
   static Vec16Avx2 LoadPartial(const T* p, int n, float fill = 0.0f) {
@@ -41,7 +42,8 @@ struct Vec16Avx2 {
   static __m256i Narrow(__m256 x) {
     const __m256i u = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
     const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x0040));
     const __m256 nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
     return _mm256_blendv_epi8(rounded, quiet, _mm256_castps_si256(nan));
@@ -57,10 +59,18 @@ struct Vec16Avx2 {
     for (int i = 0; i < n; ++i) p[i] = RoundTo<T>(t[i]);
   }
 
-  friend Vec16Avx2 operator+(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-  friend Vec16Avx2 operator-(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
-  friend Vec16Avx2 operator*(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-  friend Vec16Avx2 operator/(Vec16Avx2 a, Vec16Avx2 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+  friend Vec16Avx2 operator+(Vec16Avx2 a, Vec16Avx2 b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+  }
+  friend Vec16Avx2 operator-(Vec16Avx2 a, Vec16Avx2 b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+  }
+  friend Vec16Avx2 operator*(Vec16Avx2 a, Vec16Avx2 b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+  }
+  friend Vec16Avx2 operator/(Vec16Avx2 a, Vec16Avx2 b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+  }
   static Vec16Avx2 Fma(Vec16Avx2 a, Vec16Avx2 b, Vec16Avx2 c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
   }

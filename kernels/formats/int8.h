@@ -53,7 +53,9 @@ struct PackedInt8Weight {
 };
 
 inline constexpr std::int64_t kInt8TileRows = 16;
-constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
 constexpr std::int64_t Int8PaddedK(std::int64_t k) { return RoundUp(k, 64); }
 constexpr std::int64_t PackedInt8Bytes(std::int64_t n, std::int64_t k) {
   return RoundUp(n, kInt8TileRows) * Int8PaddedK(k);

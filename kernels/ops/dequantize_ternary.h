@@ -4,8 +4,8 @@
 
 namespace nibble::kernels {
 
-// out = rn_out(float(code) * scale of the row); without a scale the codes themselves, which every type holds exactly: what
-// a float product of the backward pass, (g * W_codes) * s, multiplies with.
+// out = rn_out(float(code) * scale of the row); without a scale the codes themselves, which every type holds exactly:
+// what a float product of the backward pass, (g * W_codes) * s, multiplies with.
 //   w    [N, K]   formats/ternary.h, tiles; scale [N] f32, or null
 //   out  [N, K]   f32 | bf16; i8 without a scale; overwritten
 // Same bits on every path.

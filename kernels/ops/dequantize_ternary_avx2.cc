@@ -4,6 +4,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult DequantizeTernaryAvx2(const DequantizeTernaryArgs& args, const Stream& stream) { return DequantizeTernaryVec<Vec16Avx2>(args, stream); }
+LaunchResult DequantizeTernaryAvx2(const DequantizeTernaryArgs& args, const Stream& stream) {
+  return DequantizeTernaryVec<Vec16Avx2>(args, stream);
+}
 
 }  // namespace nibble::kernels

@@ -4,6 +4,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult DequantizeTernaryAvx512(const DequantizeTernaryArgs& args, const Stream& stream) { return DequantizeTernaryVec<Vec16Avx512>(args, stream); }
+LaunchResult DequantizeTernaryAvx512(const DequantizeTernaryArgs& args, const Stream& stream) {
+  return DequantizeTernaryVec<Vec16Avx512>(args, stream);
+}
 
 }  // namespace nibble::kernels

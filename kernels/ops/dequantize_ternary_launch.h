@@ -1,4 +1,5 @@
-// Arguments and path type of dequantize_ternary: absl-free, for the paths themselves. The contract is in dequantize_ternary.h.
+// Arguments and path type of dequantize_ternary: absl-free, for the paths themselves. The contract is in
+// dequantize_ternary.h.
 #pragma once
 #include "kernels/formats/ternary.h"
 #include "kernels/launch_result.h"

@@ -1,5 +1,6 @@
-// One row to integer codes with its outliers, over any Vec: shared by the fast paths of quantize_int8 and rms_norm_quantize.
-// A Source gives the row's elements in f32: Load(k) 16 of them, LoadPartial(k, n) the first n and zeros.
+// One row to integer codes with its outliers, over any Vec: shared by the fast paths of quantize_int8 and
+// rms_norm_quantize. A Source gives the row's elements in f32: Load(k) 16 of them, LoadPartial(k, n) the first n and
+// zeros.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -169,8 +170,8 @@ inline void QuantizeRow(const Source& source, std::int64_t cols, int max_outlier
   outliers.Emit(out, row, how.bits);
 }
 
-// All rows; source_of(row) gives the Source of one, and may be asked twice. With one scale for all, absmax first lies in
-// the rows' places of out.scale.
+// All rows; source_of(row) gives the Source of one, and may be asked twice. With one scale for all, absmax first lies
+// in the rows' places of out.scale.
 template <typename Vec, typename SourceOf>
 inline void QuantizeAllRows(SourceOf source_of, int max_outliers, const QuantizeOptions& how, const QuantizedRows& out,
                             const Stream& stream) {

@@ -1,6 +1,6 @@
-// Without VNNI: vpmaddubsw of stored codes 0, 1, 2 and activations gives pairs of at most 2 * 2 * 128 = 512 in 16 bits. 64
-// of them stay within [-32768, 32512], so the 16-bit sums are widened after 64 additions (16 blocks of 4 planes): exact.
-// Codes of 16 bits go through vpmaddwd, which is exact by itself.
+// Without VNNI: vpmaddubsw of stored codes 0, 1, 2 and activations gives pairs of at most 2 * 2 * 128 = 512 in 16 bits.
+// 64 of them stay within [-32768, 32512], so the 16-bit sums are widened after 64 additions (16 blocks of 4 planes):
+// exact. Codes of 16 bits go through vpmaddwd, which is exact by itself.
 #include "kernels/ops/matmul_ternary_table.h"
 #include "kernels/ops/matmul_ternary_vec.h"
 #include "kernels/vec16_avx2.h"

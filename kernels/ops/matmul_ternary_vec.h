@@ -1,5 +1,5 @@
-// What the fast paths of matmul_ternary share: the sums of the activations, which turn products with stored codes 0, 1, 2
-// into products with -1, 0, 1, and the code of an outlier's weight.
+// What the fast paths of matmul_ternary share: the sums of the activations, which turn products with stored codes 0, 1,
+// 2 into products with -1, 0, 1, and the code of an outlier's weight.
 #pragma once
 #include <cstdint>
 #include <vector>

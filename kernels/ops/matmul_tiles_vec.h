@@ -1,5 +1,5 @@
-// What the fast paths of matmul_int8 and matmul_ternary share: how outputs are split over threads, and the epilogue of a
-// tile of 16 outputs. A Path gives kMaxRows, kMaxTiles (rows and tiles side by side) and
+// What the fast paths of matmul_int8 and matmul_ternary share: how outputs are split over threads, and the epilogue of
+// a tile of 16 outputs. A Path gives kMaxRows, kMaxTiles (rows and tiles side by side) and
 //   template <int Rows, int Tiles> void Block(const Args&, std::int64_t row, std::int64_t tile) const;
 // which computes Rows rows from `row` on by Tiles tiles from `tile` on and ends in StoreTile.
 #pragma once

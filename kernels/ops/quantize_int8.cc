@@ -7,7 +7,8 @@ namespace nibble::kernels {
 
 namespace {
 
-absl::Status Quantize(const KernelTable<QuantizeInt8Kernel>& table, const QuantizeInt8Args& args, const Stream& stream) {
+absl::Status Quantize(const KernelTable<QuantizeInt8Kernel>& table, const QuantizeInt8Args& args,
+                      const Stream& stream) {
   constexpr const char* kOp = "quantize_int8";
   NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0 && args.x.cols >= 1, kOp, "x with at least one column"));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, args.x.rows, args.x.cols, {DType::kF32, DType::kBF16}));

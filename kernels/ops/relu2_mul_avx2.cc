@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult Relu2MulAvx2(const Relu2MulArgs& args, const Stream& stream) { return Relu2MulVec<Vec16Avx2>(args, stream); }
+LaunchResult Relu2MulAvx2(const Relu2MulArgs& args, const Stream& stream) {
+  return Relu2MulVec<Vec16Avx2>(args, stream);
+}
 
 }  // namespace nibble::kernels

@@ -3,6 +3,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult Relu2MulCpu(const Relu2MulArgs& args, const Stream& stream) { return Relu2MulVec<Vec16Plain>(args, stream); }
+LaunchResult Relu2MulCpu(const Relu2MulArgs& args, const Stream& stream) {
+  return Relu2MulVec<Vec16Plain>(args, stream);
+}
 
 }  // namespace nibble::kernels

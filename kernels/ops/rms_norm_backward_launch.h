@@ -1,4 +1,5 @@
-// Arguments and path type of rms_norm_backward: absl-free, for the paths themselves. The contract is in rms_norm_backward.h.
+// Arguments and path type of rms_norm_backward: absl-free, for the paths themselves. The contract is in
+// rms_norm_backward.h.
 #pragma once
 #include "kernels/launch_result.h"
 #include "kernels/matrix.h"

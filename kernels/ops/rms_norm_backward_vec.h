@@ -67,7 +67,8 @@ void RmsNormWeightGrad(const RmsNormBackwardArgs& args, const Stream& stream) {
       for (std::int64_t i = 0; i < vectors; ++i) {
         const std::int64_t k = first + i * Vec::kLanes;
         const std::int64_t n = std::min<std::int64_t>(Vec::kLanes, cols - k);
-        n == Vec::kLanes ? sum[i].Store(args.grad_weight + k) : sum[i].StorePartial(args.grad_weight + k, static_cast<int>(n));
+        n == Vec::kLanes ? sum[i].Store(args.grad_weight + k)
+                         : sum[i].StorePartial(args.grad_weight + k, static_cast<int>(n));
       }
     }
   });

@@ -4,6 +4,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult TernariseAvx2(const TernariseArgs& args, const Stream& stream) { return TernariseVec<Vec16Avx2>(args, stream); }
+LaunchResult TernariseAvx2(const TernariseArgs& args, const Stream& stream) {
+  return TernariseVec<Vec16Avx2>(args, stream);
+}
 
 }  // namespace nibble::kernels

@@ -4,6 +4,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult TernariseAvx512(const TernariseArgs& args, const Stream& stream) { return TernariseVec<Vec16Avx512>(args, stream); }
+LaunchResult TernariseAvx512(const TernariseArgs& args, const Stream& stream) {
+  return TernariseVec<Vec16Avx512>(args, stream);
+}
 
 }  // namespace nibble::kernels

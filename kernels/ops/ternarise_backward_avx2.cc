@@ -4,6 +4,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult TernariseBackwardAvx2(const TernariseBackwardArgs& args, const Stream& stream) { return TernariseBackwardVec<Vec16Avx2>(args, stream); }
+LaunchResult TernariseBackwardAvx2(const TernariseBackwardArgs& args, const Stream& stream) {
+  return TernariseBackwardVec<Vec16Avx2>(args, stream);
+}
 
 }  // namespace nibble::kernels

@@ -4,6 +4,8 @@
 
 namespace nibble::kernels {
 
-LaunchResult TernariseBackwardAvx512(const TernariseBackwardArgs& args, const Stream& stream) { return TernariseBackwardVec<Vec16Avx512>(args, stream); }
+LaunchResult TernariseBackwardAvx512(const TernariseBackwardArgs& args, const Stream& stream) {
+  return TernariseBackwardVec<Vec16Avx512>(args, stream);
+}
 
 }  // namespace nibble::kernels

@@ -1,14 +1,15 @@
-"""Makes ternary.txt, the golden values of BitNet's kernels: ternarise, dequantize_ternary, matmul_ternary, quantize_int8 at 4, 8
-and 16 bits and per tensor, relu2_mul, rms_norm_backward's weight gradient, and the straight-through backward passes.
+"""Makes ternary.txt, the golden values of BitNet's kernels: ternarise, dequantize_ternary, matmul_ternary, relu2_mul,
+quantize_int8 at 4, 8 and 16 bits and per tensor, rms_norm_backward's weight gradient, and the straight-through backward
+passes.
 
     torch==2.11.0 transformers==5.23.0 torchao==0.18.0 numpy==2.4.6
 
     python tests/golden/kernels/make_kernel_golden_ternary.py
 
 Everything is seeded: the same versions write the same bytes.
-- ternarise: the formula of microsoft/BitNet's training tips (fig. 3) in torch float32, but for the mean, which is taken in
-  float64 and rounded once. Codes equal those of torchao's quantize_bitnet_weight and of transformers' WeightQuant given the
-  same scale, which is checked here; so is transformers' float32 mean, within 4 units in the last place.
+- ternarise: the formula of microsoft/BitNet's training tips (fig. 3) in torch float32, but for the mean, which is taken
+  in float64 and rounded once. Codes equal those of torchao's quantize_bitnet_weight and of transformers' WeightQuant
+  given the same scale, which is checked here; so is transformers' float32 mean, within 4 units in the last place.
 - activations: max(absmax, 1e-5) / max code in torch float32. Codes are compared here with transformers' ActQuant, which
   multiplies by 127 / absmax: they may differ by one at a near tie.
 - matmul: numpy int64 product, float32 epilogue, bf16 by torch.

@@ -29,13 +29,17 @@ struct Case {
 
 // Row r has r % (max_outliers + 1) outliers; their own codes are 0.
 Case MakeCase(std::uint64_t seed, std::int64_t rows, std::int64_t n, std::int64_t k, bool wide, int max_outliers) {
-  Case c{rows, n, k, wide, {}, support::TernaryVector(seed, n * k), {}, {}, support::NormalVector(seed + 2, n), {}, {}, {}};
+  Case c{rows, n,  k, wide, {}, support::TernaryVector(seed, n * k), {}, {}, support::NormalVector(seed + 2, n),
+         {},   {}, {}};
   const std::int64_t top = wide ? 32767 : 127;
   for (std::int64_t i = 0; i < rows * k; ++i) {
-    c.x.push_back(static_cast<std::int16_t>(support::UniformInt(seed + 1, static_cast<std::uint64_t>(i), 2 * top + 1) - top));
+    c.x.push_back(
+        static_cast<std::int16_t>(support::UniformInt(seed + 1, static_cast<std::uint64_t>(i), 2 * top + 1) - top));
   }
-  for (std::int64_t r = 0; r < rows; ++r) c.x_scale.push_back(0.001f + support::Uniform(seed + 3, static_cast<std::uint64_t>(r)));
-  for (std::int64_t i = 0; i < n; ++i) c.w_scale.push_back(0.001f + support::Uniform(seed + 4, static_cast<std::uint64_t>(i)));
+  for (std::int64_t r = 0; r < rows; ++r)
+    c.x_scale.push_back(0.001f + support::Uniform(seed + 3, static_cast<std::uint64_t>(r)));
+  for (std::int64_t i = 0; i < n; ++i)
+    c.w_scale.push_back(0.001f + support::Uniform(seed + 4, static_cast<std::uint64_t>(i)));
   c.index.resize(static_cast<std::size_t>(rows * kMaxOutliers));
   c.value.resize(static_cast<std::size_t>(rows * kMaxOutliers));
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -139,8 +143,8 @@ TEST(MatmulTernaryTest, EveryPathAndThreadCountGivesTheOraclesBits) {
   }
 }
 
-// All +1 by all 127 over a lane is what overflows 16-bit sums that are kept too long (bitnet.cpp's AVX2 path, numerics.md
-// fact 7); -128 never comes from our quantiser but must not break the sums either.
+// All +1 by all 127 over a lane is what overflows 16-bit sums that are kept too long (bitnet.cpp's AVX2 path,
+// numerics.md fact 7); -128 never comes from our quantiser but must not break the sums either.
 TEST(MatmulTernaryTest, ExtremesAreExact) {
   for (const std::int64_t k : {std::int64_t{64}, std::int64_t{2048}, std::int64_t{4096}, kTernaryMaxCols}) {
     Case c = MakeCase(1, 6, 20, k, false, 0);
@@ -187,7 +191,8 @@ TEST(MatmulTernaryTest, ConcatenatedWeightsGiveTheBitsOfEach) {
       part.w.assign(c.w.begin() + begin * 128, c.w.begin() + end * 128);
       part.w_scale.assign(c.w_scale.begin() + begin, c.w_scale.begin() + end);
       std::vector<float> want;
-      for (std::int64_t r = 0; r < 3; ++r) want.insert(want.end(), all.begin() + r * 96 + begin, all.begin() + r * 96 + end);
+      for (std::int64_t r = 0; r < 3; ++r)
+        want.insert(want.end(), all.begin() + r * 96 + begin, all.begin() + r * 96 + end);
       ExpectBits(part, want, false, false, DType::kF32, CpuStream(isa));
     }
     ExpectBits(c, all, false, false, DType::kF32, CpuStream(isa));

@@ -20,9 +20,11 @@ using support::CpuStream;
 using support::GuardedBytes;
 
 struct Outputs {
-  Outputs(std::int64_t n, std::int64_t k) : scale(4 * n), rows(n * TernaryRowBytes(k)), tiles(PackedTernaryBytes(n, k)) {}
+  Outputs(std::int64_t n, std::int64_t k)
+      : scale(4 * n), rows(n * TernaryRowBytes(k)), tiles(PackedTernaryBytes(n, k)) {}
   ::testing::AssertionResult Same(const Outputs& want) const {
-    for (const auto& [mine, other] : {std::pair{&scale, &want.scale}, std::pair{&rows, &want.rows}, std::pair{&tiles, &want.tiles}}) {
+    for (const auto& [mine, other] :
+         {std::pair{&scale, &want.scale}, std::pair{&rows, &want.rows}, std::pair{&tiles, &want.tiles}}) {
       if (auto equal = support::BytesEqual(mine->data(), other->data(), mine->size()); !equal) return equal;
     }
     return ::testing::AssertionSuccess();
@@ -40,15 +42,19 @@ TEST(TernariseTest, EveryPathAndThreadCountGivesThePlainBits) {
         const auto w = support::ToBytes(support::NormalVector(static_cast<std::uint64_t>(n * k), n * k, 0.03f), dtype);
         const ConstMatrix wm = MakeConstMatrix(w.data(), dtype, n, k);
         Outputs want(n, k);
-        ASSERT_TRUE(Ternarise({wm, want.scale.As<float>(), want.rows.data(), want.tiles.data()}, CpuStream(Isa::kPlain)).ok());
+        ASSERT_TRUE(
+            Ternarise({wm, want.scale.As<float>(), want.rows.data(), want.tiles.data()}, CpuStream(Isa::kPlain)).ok());
         for (const Isa isa : support::Isas()) {
           for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
             Outputs got(n, k), apart(n, k);
-            ASSERT_TRUE(Ternarise({wm, got.scale.As<float>(), got.rows.data(), got.tiles.data()}, CpuStream(isa, pool)).ok());
+            ASSERT_TRUE(
+                Ternarise({wm, got.scale.As<float>(), got.rows.data(), got.tiles.data()}, CpuStream(isa, pool)).ok());
             EXPECT_TRUE(got.Same(want)) << Name(isa) << " [" << n << ", " << k << "] " << Name(dtype);
             EXPECT_TRUE(got.GuardsIntact());
-            ASSERT_TRUE(Ternarise({wm, apart.scale.As<float>(), apart.rows.data(), nullptr}, CpuStream(isa, pool)).ok());
-            ASSERT_TRUE(Ternarise({wm, apart.scale.As<float>(), nullptr, apart.tiles.data()}, CpuStream(isa, pool)).ok());
+            ASSERT_TRUE(
+                Ternarise({wm, apart.scale.As<float>(), apart.rows.data(), nullptr}, CpuStream(isa, pool)).ok());
+            ASSERT_TRUE(
+                Ternarise({wm, apart.scale.As<float>(), nullptr, apart.tiles.data()}, CpuStream(isa, pool)).ok());
             EXPECT_TRUE(apart.Same(want)) << Name(isa) << " one output at a time";
           }
         }
@@ -63,7 +69,9 @@ TEST(TernariseTest, NanAndInfinityReachTheScale) {
       std::vector<float> w = support::NormalVector(1, 3 * 40), scale(3);
       w[77] = bad;
       std::vector<std::uint8_t> rows(30);
-      ASSERT_TRUE(Ternarise({MakeConstMatrix(w.data(), DType::kF32, 3, 40), scale.data(), rows.data(), nullptr}, CpuStream(isa)).ok());
+      ASSERT_TRUE(
+          Ternarise({MakeConstMatrix(w.data(), DType::kF32, 3, 40), scale.data(), rows.data(), nullptr}, CpuStream(isa))
+              .ok());
       EXPECT_FALSE(std::isfinite(scale[0])) << Name(isa);
     }
   }
@@ -75,10 +83,13 @@ TEST(TernariseTest, TernarisingTwiceWouldShrinkTheScale) {
   std::vector<float> scale(64), again(64), dequantised(64 * 64);
   std::vector<std::uint8_t> tiles(static_cast<std::size_t>(PackedTernaryBytes(64, 64)));
   const Stream stream = CpuStream(support::Isas().back());
-  ASSERT_TRUE(Ternarise({MakeConstMatrix(w.data(), DType::kF32, 64, 64), scale.data(), nullptr, tiles.data()}, stream).ok());
+  ASSERT_TRUE(
+      Ternarise({MakeConstMatrix(w.data(), DType::kF32, 64, 64), scale.data(), nullptr, tiles.data()}, stream).ok());
   const PackedTernaryWeight packed{tiles.data(), scale.data(), 64, 64, 64};
   ASSERT_TRUE(DequantizeTernary({packed, MakeMatrix(dequantised.data(), DType::kF32, 64, 64)}, stream).ok());
-  ASSERT_TRUE(Ternarise({MakeConstMatrix(dequantised.data(), DType::kF32, 64, 64), again.data(), nullptr, tiles.data()}, stream).ok());
+  ASSERT_TRUE(
+      Ternarise({MakeConstMatrix(dequantised.data(), DType::kF32, 64, 64), again.data(), nullptr, tiles.data()}, stream)
+          .ok());
   EXPECT_LT(again[0], 0.8f * scale[0]);
 }
 
@@ -86,12 +97,17 @@ TEST(TernariseTest, BadArgumentsAreRefused) {
   std::vector<float> w(12), scale(3);
   std::vector<std::uint8_t> rows(3);
   const Stream stream = CpuStream(Isa::kPlain);
-  const auto code = [&](ConstMatrix m, float* s, std::uint8_t* r) { return Ternarise({m, s, r, nullptr}, stream).code(); };
+  const auto code = [&](ConstMatrix m, float* s, std::uint8_t* r) {
+    return Ternarise({m, s, r, nullptr}, stream).code();
+  };
   const ConstMatrix good = MakeConstMatrix(w.data(), DType::kF32, 3, 4);
   EXPECT_EQ(code(good, scale.data(), rows.data()), absl::StatusCode::kOk);
-  EXPECT_EQ(code(MakeConstMatrix(w.data(), DType::kF16, 3, 4), scale.data(), rows.data()), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(MakeConstMatrix(w.data(), DType::kF32, 3, 0), scale.data(), rows.data()), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(MakeConstMatrix(nullptr, DType::kF32, 3, 4), scale.data(), rows.data()), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(MakeConstMatrix(w.data(), DType::kF16, 3, 4), scale.data(), rows.data()),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(MakeConstMatrix(w.data(), DType::kF32, 3, 0), scale.data(), rows.data()),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(MakeConstMatrix(nullptr, DType::kF32, 3, 4), scale.data(), rows.data()),
+            absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(good, nullptr, rows.data()), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(good, scale.data(), nullptr), absl::StatusCode::kInvalidArgument);
 }
@@ -180,7 +196,8 @@ TEST(DequantizeTernaryTest, BadArgumentsAreRefused) {
 TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
   ThreadPool two(2);
   ThreadPool three(3);
-  for (const auto& [n, k] : {std::pair{1, 1}, std::pair{7, 13}, std::pair{17, 64}, std::pair{45, 65}, std::pair{64, 300}}) {
+  for (const auto& [n, k] :
+       {std::pair{1, 1}, std::pair{7, 13}, std::pair{17, 64}, std::pair{45, 65}, std::pair{64, 300}}) {
     const std::vector<float> w = support::NormalVector(1, n * k), g = support::NormalVector(2, n * k);
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const auto wb = support::ToBytes(w, dtype), gb = support::ToBytes(g, dtype);
@@ -188,15 +205,19 @@ TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
         for (const bool scale_grad : {false, true}) {
           GuardedBytes want(n * k * SizeOf(dtype));
           const auto run = [&](GuardedBytes& out, const Stream& stream) {
-            return TernariseBackward({MakeConstMatrix(wb.data(), dtype, n, k), 0.8f, MakeConstMatrix(gb.data(), dtype, n, k),
-                                      ste, scale_grad, MakeMatrix(out.data(), dtype, n, k)}, stream).ok();
+            return TernariseBackward(
+                       {MakeConstMatrix(wb.data(), dtype, n, k), 0.8f, MakeConstMatrix(gb.data(), dtype, n, k), ste,
+                        scale_grad, MakeMatrix(out.data(), dtype, n, k)},
+                       stream)
+                .ok();
           };
           ASSERT_TRUE(run(want, CpuStream(Isa::kPlain)));
           for (const Isa isa : support::Isas()) {
             for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &two, &three}) {
               GuardedBytes got(n * k * SizeOf(dtype));
               ASSERT_TRUE(run(got, CpuStream(isa, pool)));
-              EXPECT_TRUE(support::BytesEqual(got.data(), want.data(), want.size())) << Name(isa) << " " << n << " x " << k;
+              EXPECT_TRUE(support::BytesEqual(got.data(), want.data(), want.size()))
+                  << Name(isa) << " " << n << " x " << k;
               EXPECT_TRUE(got.GuardsIntact());
             }
           }
@@ -211,10 +232,14 @@ TEST(TernariseBackwardTest, RoundOnlyIsZeroWhereSaturatedAndNearIdentity) {
   const std::vector<float> w = support::NormalVector(11, 64 * 64, 0.02f), g = support::NormalVector(12, 64 * 64);
   std::vector<float> scale(64), got(w.size());
   std::vector<std::uint8_t> rows(64 * 16);
-  const ConstMatrix wm = MakeConstMatrix(w.data(), DType::kF32, 64, 64), gm = MakeConstMatrix(g.data(), DType::kF32, 64, 64);
+  const ConstMatrix wm = MakeConstMatrix(w.data(), DType::kF32, 64, 64),
+                    gm = MakeConstMatrix(g.data(), DType::kF32, 64, 64);
   for (const Isa isa : support::Isas()) {
     ASSERT_TRUE(Ternarise({wm, scale.data(), rows.data(), nullptr}, CpuStream(isa)).ok());
-    ASSERT_TRUE(TernariseBackward({wm, scale[0], gm, Ste::kRoundOnly, false, MakeMatrix(got.data(), DType::kF32, 64, 64)}, CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        TernariseBackward({wm, scale[0], gm, Ste::kRoundOnly, false, MakeMatrix(got.data(), DType::kF32, 64, 64)},
+                          CpuStream(isa))
+            .ok());
     std::size_t saturated = 0;
     for (std::size_t i = 0; i < w.size(); ++i) {
       const bool out = std::fabs(w[i] / scale[0]) > 1.5f;
@@ -232,9 +257,12 @@ TEST(TernariseBackwardTest, BadArgumentsAreRefused) {
   const Matrix out = MakeMatrix(w.data(), DType::kF32, 3, 4);
   const Stream stream = CpuStream(Isa::kPlain);
   EXPECT_EQ(TernariseBackward({in, 0.5f, in, Ste::kClipped, true, out}, stream).code(), absl::StatusCode::kOk);
-  EXPECT_EQ(TernariseBackward({in, 0.0f, in, Ste::kClipped, true, out}, stream).code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(TernariseBackward({in, 0.5f, MakeConstMatrix(w.data(), DType::kF32, 4, 3), Ste::kClipped, true, out}, stream).code(),
+  EXPECT_EQ(TernariseBackward({in, 0.0f, in, Ste::kClipped, true, out}, stream).code(),
             absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(
+      TernariseBackward({in, 0.5f, MakeConstMatrix(w.data(), DType::kF32, 4, 3), Ste::kClipped, true, out}, stream)
+          .code(),
+      absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

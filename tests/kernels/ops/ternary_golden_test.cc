@@ -93,7 +93,8 @@ TEST_F(TernaryGoldenTest, ActivationsOfEveryWidthGiveTorchsBits) {
 }
 
 TEST_F(TernaryGoldenTest, MatmulTernaryGivesNumpysBits) {
-  const auto x = golden_.Get<float>("matmul.x"), w = golden_.Get<float>("matmul.w"), bias = golden_.Get<float>("matmul.bias");
+  const auto x = golden_.Get<float>("matmul.x"), w = golden_.Get<float>("matmul.w"),
+             bias = golden_.Get<float>("matmul.bias");
   std::vector<std::uint8_t> tiles(static_cast<std::size_t>(PackedTernaryBytes(37, 100)));
   std::vector<float> scale(37);
   for (const Isa isa : support::Isas()) {
@@ -110,11 +111,15 @@ TEST_F(TernaryGoldenTest, MatmulTernaryGivesNumpysBits) {
       std::vector<float> y(6 * 37);
       ASSERT_TRUE(MatmulTernary({q, packed, nullptr, MakeMatrix(y.data(), DType::kF32, 6, 37)}, CpuStream(isa)).ok());
       EXPECT_TRUE(BytesEqual(y.data(), golden_.Bytes(prefix + ".y").data(), y.size() * 4)) << prefix << Name(isa);
-      ASSERT_TRUE(MatmulTernary({q, packed, bias.data(), MakeMatrix(y.data(), DType::kF32, 6, 37)}, CpuStream(isa)).ok());
+      ASSERT_TRUE(
+          MatmulTernary({q, packed, bias.data(), MakeMatrix(y.data(), DType::kF32, 6, 37)}, CpuStream(isa)).ok());
       EXPECT_TRUE(BytesEqual(y.data(), golden_.Bytes(prefix + ".y_bias").data(), y.size() * 4)) << prefix << Name(isa);
       std::vector<BF16> narrow_y(6 * 37);
-      ASSERT_TRUE(MatmulTernary({q, packed, bias.data(), MakeMatrix(narrow_y.data(), DType::kBF16, 6, 37)}, CpuStream(isa)).ok());
-      EXPECT_TRUE(BytesEqual(narrow_y.data(), golden_.Bytes(prefix + ".y_bf16").data(), y.size() * 2)) << prefix << Name(isa);
+      ASSERT_TRUE(
+          MatmulTernary({q, packed, bias.data(), MakeMatrix(narrow_y.data(), DType::kBF16, 6, 37)}, CpuStream(isa))
+              .ok());
+      EXPECT_TRUE(BytesEqual(narrow_y.data(), golden_.Bytes(prefix + ".y_bf16").data(), y.size() * 2))
+          << prefix << Name(isa);
     }
   }
 }
@@ -145,9 +150,13 @@ TEST_F(TernaryGoldenTest, WeightGradientOfTheNormAgreesWithAutograd) {
   for (const Isa isa : support::Isas()) {
     std::vector<float> y(x.size()), rstd(13), grad_x(x.size()), grad_weight(53);
     const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, 13, 53);
-    ASSERT_TRUE(RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(y.data(), DType::kF32, 13, 53), rstd.data()}, CpuStream(isa)).ok());
+    ASSERT_TRUE(
+        RmsNorm({xm, weight.data(), 1e-5f, MakeMatrix(y.data(), DType::kF32, 13, 53), rstd.data()}, CpuStream(isa))
+            .ok());
     ASSERT_TRUE(RmsNormBackward({xm, MakeConstMatrix(grad.data(), DType::kF32, 13, 53), weight.data(), rstd.data(),
-                                 MakeMatrix(grad_x.data(), DType::kF32, 13, 53), grad_weight.data()}, CpuStream(isa)).ok());
+                                 MakeMatrix(grad_x.data(), DType::kF32, 13, 53), grad_weight.data()},
+                                CpuStream(isa))
+                    .ok());
     EXPECT_TRUE(support::AllWithin(grad_weight, want, [&](std::size_t k) {
       double sum = 0;  // of the magnitudes that the chain adds
       for (std::size_t r = 0; r < 13; ++r) sum += std::fabs(grad[r * 53 + k] * x[r * 53 + k] * rstd[r]);
@@ -166,8 +175,9 @@ TEST_F(TernaryGoldenTest, StraightThroughWeightGradientsAgreeWithAutograd) {
     for (const float g : grad) largest = std::max(largest, static_cast<double>(std::fabs(g)));
     for (const Isa isa : support::Isas()) {
       for (const bool scale_grad : {false, true}) {
-        for (const auto& [ste, ste_name] : {std::pair{Ste::kRoundOnly, "round_only"}, std::pair{Ste::kClipped, "clipped"},
-                                            std::pair{Ste::kIdentity, "identity"}}) {
+        for (const auto& [ste, ste_name] :
+             {std::pair{Ste::kRoundOnly, "round_only"}, std::pair{Ste::kClipped, "clipped"},
+              std::pair{Ste::kIdentity, "identity"}}) {
           std::vector<float> got(w.size());
           ASSERT_TRUE(TernariseBackward({MakeConstMatrix(w.data(), DType::kF32, n, k), scale,
                                          MakeConstMatrix(grad.data(), DType::kF32, n, k), ste, scale_grad,
@@ -189,7 +199,8 @@ TEST_F(TernaryGoldenTest, StraightThroughWeightGradientsAgreeWithAutograd) {
 
 TEST_F(TernaryGoldenTest, StraightThroughActivationGradientsAgreeWithAutograd) {
   const auto x = golden_.Get<float>("activation_ste.x"), grad = golden_.Get<float>("activation_ste.grad_y");
-  const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, 6, 50), gm = MakeConstMatrix(grad.data(), DType::kF32, 6, 50);
+  const ConstMatrix xm = MakeConstMatrix(x.data(), DType::kF32, 6, 50),
+                    gm = MakeConstMatrix(grad.data(), DType::kF32, 6, 50);
   for (const Isa isa : support::Isas()) {
     for (const int bits : {4, 8}) {
       for (const bool per_tensor : {false, true}) {
