@@ -2,7 +2,8 @@
 // prints the median with its spread and the share of the roof, and writes JSON. "best" is the fastest round beside the
 // fastest of the roof: it says more on a busy machine.
 //   --threads N   --isa plain|avx2|avx512   --rounds N (at least 5)   --window_ms N (a round of one case, 30)
-//   --filter TEXT   --json FILE   --commit TEXT   --clock wall|cpu (cpu: with one thread, blind to other programs)
+//   --filter TEXT   --json FILE   --commit TEXT   --peer DIR (libraries of a peer, where a bench races one)
+//   --clock wall|cpu (cpu: with one thread, blind to other programs)
 #pragma once
 #include <time.h>
 
@@ -20,6 +21,9 @@
 #include "tests/bench/roofs.h"
 
 namespace nibble::bench {
+
+// Copies of a weight that few rows walk over: several times the last-level cache.
+constexpr std::int64_t kColdBytes = std::int64_t{192} << 20;
 
 enum class Roof { kRead, kInt8, kF32 };
 
@@ -44,6 +48,7 @@ class Bench {
       else if (flag == "--filter") filter_ = value;
       else if (flag == "--json") json_ = value;
       else if (flag == "--commit") commit_ = value;
+      else if (flag == "--peer") peer_ = value;
       else if (flag == "--isa" && kernels::ParseIsa(value)) isa_ = std::min(isa_, *kernels::ParseIsa(value));
       else { std::fprintf(stderr, "unknown flag %s %s\n", argv[i], argv[i + 1]); std::exit(2); }
     }
@@ -51,6 +56,8 @@ class Bench {
     stream_.isa = isa_, stream_.pool = pool_.get();
   }
   const kernels::Stream& stream() const { return stream_; }
+  int threads() const { return threads_; }
+  const std::string& peer() const { return peer_; }  // empty: no race
   void Add(Case c) {
     if (c.name.find(filter_) != std::string::npos) cases_.push_back(std::move(c));
   }
@@ -141,10 +148,22 @@ class Bench {
   double window_s_ = 0.03;
   clockid_t clock_ = CLOCK_MONOTONIC;
   kernels::Isa isa_ = kernels::DetectIsa();
-  std::string filter_, json_, commit_;
+  std::string filter_, json_, commit_, peer_;
   std::unique_ptr<kernels::ThreadPool> pool_;
   kernels::Stream stream_;
   std::vector<Case> cases_;
 };
+
+// The op's y on the bench's path and on the plain one, byte for byte.
+template <typename Args, typename Op>
+bool SameAsPlain(const Bench& bench, Args args, Op op, std::size_t out_bytes) {
+  std::vector<std::uint8_t> fast(out_bytes), plain(out_bytes, 1);
+  args.y.data = fast.data();
+  kernels::Stream stream = bench.stream();
+  const bool ran = op(args, stream).ok();
+  args.y.data = plain.data();
+  stream.isa = kernels::Isa::kPlain;
+  return ran && op(args, stream).ok() && fast == plain;
+}
 
 }  // namespace nibble::bench

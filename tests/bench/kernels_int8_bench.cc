@@ -17,19 +17,6 @@ namespace {
 
 using kernels::DType;
 
-constexpr std::int64_t kColdBytes = std::int64_t{192} << 20;  // several times the last-level cache
-
-template <typename Args, typename Op>
-bool SameAsPlain(const Bench& bench, Args args, Op op, std::size_t out_bytes) {
-  std::vector<std::uint8_t> fast(out_bytes), plain(out_bytes, 1);
-  args.y.data = fast.data();
-  kernels::Stream stream = bench.stream();
-  const bool ran = op(args, stream).ok();
-  args.y.data = plain.data();
-  stream.isa = kernels::Isa::kPlain;
-  return ran && op(args, stream).ok() && fast == plain;
-}
-
 struct Int8Problem {
   Int8Problem(std::int64_t m, std::int64_t n, std::int64_t k, const kernels::Stream& stream)
       : x(m, k), y(static_cast<std::size_t>(m * n)),

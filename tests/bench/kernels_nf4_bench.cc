@@ -17,8 +17,6 @@ namespace {
 
 using kernels::DType;
 
-constexpr std::int64_t kColdBytes = std::int64_t{192} << 20;  // several times the last-level cache
-
 struct Weight {
   Weight(std::int64_t n, std::int64_t k, std::int64_t copies) : n(n), k(k), codes(static_cast<std::size_t>(copies)) {
     absmax.resize(static_cast<std::size_t>(n * kernels::Nf4RowBlocks(k)), 0.05f);
