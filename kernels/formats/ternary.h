@@ -1,12 +1,15 @@
-// Ternary weights: codes -1, 0, 1 of 2 bits each (stored as code + 1) and one f32 scale a tensor, s = max(mean|w|, 1e-5),
-// code = clamp(rne(w * (1 / s)), -1, 1) (numerics.md, Decided 2). Made once: ternarising {-s, 0, s} again would shrink it.
+// Ternary weights: codes -1, 0, 1 of 2 bits each (stored as code + 1) and one f32 scale a tensor, s = max(mean|w|,
+// 1e-5), code = clamp(rne(w * (1 / s)), -1, 1) (numerics.md, Decided 2). Made once: ternarising {-s, 0, s} again would
+// shrink it.
 //
 // Two places for the same codes:
-// - rows, what artifacts store: [N, ceil(K / 4)] bytes, code k of a row at bits 2 * (k % 4) of byte k / 4; bits past K 0.
+// - rows, what artifacts store: [N, ceil(K / 4)] bytes, code k of a row at bits 2 * (k % 4) of byte k / 4; the
+//   rest of the last byte is 0.
 // - tiles, what products read: 16 outputs by 16 k in 64 bytes, tiles of one group of outputs along k. Byte
-//   ((n / 16) * padded_k / 16 + k / 16) * 64 + (n % 16) * 4 + k % 4 holds k, k + 4, k + 8, k + 12 of its block, from the
-//   lowest bits on. So one 64-byte load gives, by a shift and a mask each, four operands of a 4-way dot product with 16
-//   outputs in the lanes, and an activation's 4 bytes are a broadcast. Places outside [N, K] hold code 0 (byte 0x55).
+//   ((n / 16) * padded_k / 16 + k / 16) * 64 + (n % 16) * 4 + k % 4 holds k, k + 4, k + 8, k + 12 of its block, from
+//   the lowest bits on. So one 64-byte load gives, by a shift and a mask each, four operands of a 4-way dot product
+//   with 16 outputs in the lanes, and an activation's 4 bytes are a broadcast. Places outside [N, K] hold code 0 (byte
+//   0x55).
 #pragma once
 #include <cstdint>
 
@@ -14,12 +17,12 @@
 
 namespace nibble::kernels {
 
-inline constexpr float kTernaryMinScale = 1e-5f;  // BitNet b1.58 training tips, fig. 3: clamp_(min=1e-5) of mean and absmax
+// BitNet b1.58 training tips, fig. 3: clamp_(min=1e-5) of mean and absmax.
+inline constexpr float kTernaryMinScale = 1e-5f;
 inline constexpr float kBitNetMinAbsmax = 1e-5f;
 inline constexpr std::int64_t kTernaryTileRows = 16;
 inline constexpr std::int64_t kTernaryBlock = 16;  // k in a tile
-// |acc| < 2^31 for activations of 16 and of 8 bits; the second also keeps the AVX-512 path's planes, which are multiplied
-// by up to 64, below it.
+// |acc| < 2^31 for activations of 16 bits; for 8 bits, where it would allow 16 million, what is tested.
 inline constexpr std::int64_t kTernaryMaxColsWide = 65536;
 inline constexpr std::int64_t kTernaryMaxCols = 262144;
 
@@ -29,8 +32,8 @@ constexpr std::int64_t PackedTernaryBytes(std::int64_t n, std::int64_t k) {
   return RoundUp(n, kTernaryTileRows) * TernaryPaddedK(k) / 4;
 }
 
-// A weight [N, K] as the products read it. The scale is a vector so that q, k, v or gate and up can lie in one weight; one
-// tensor has the same value N times.
+// A weight [N, K] as the products read it. The scale is a vector so that q, k, v or gate and up can lie in one weight;
+// one tensor has the same value N times.
 struct PackedTernaryWeight {
   const std::uint8_t* tiles = nullptr;  // [PackedTernaryBytes(N, K)]
   const float* scale = nullptr;         // [N]

@@ -1,5 +1,5 @@
-// VNNI: the stored codes 0, 1, 2 are the unsigned operand of vpdpbusd, the activations the signed one; the sum starts at
-// minus the sum of the activations. Exact modulo 2^32, hence exact. Codes of 16 bits go through vpdpwssd.
+// VNNI: the stored codes 0, 1, 2 are the unsigned operand of vpdpbusd, the activations the signed one; the sum starts
+// at minus the sum of the activations. Exact modulo 2^32, hence exact. Codes of 16 bits go through vpdpwssd.
 #include "kernels/ops/matmul_ternary_table.h"
 #include "kernels/ops/matmul_ternary_vec.h"
 #include "kernels/vec16_avx512.h"
@@ -27,8 +27,8 @@ struct VnniPath {
   // 24 accumulators; the codes of 4 tiles and a row's word leave registers to spare.
   static constexpr int kMaxRows = 6;
   static constexpr int kMaxTiles = 4;
-  static constexpr int kFewRows = 3;
-  static constexpr std::int64_t kAhead = 1024;  // bytes of one tile
+  static constexpr int kHeldRows = 3;  // registers are left for the bytes of 4 tiles
+  static constexpr std::int64_t kAhead = 4096;  // bytes of one tile: DRAM latency at the speed of the loop
 
   const std::int32_t* row_sum;
 
@@ -39,11 +39,11 @@ struct VnniPath {
   }
 
   template <int Plane, int Rows, int Tiles>
-  static inline __attribute__((always_inline)) void Step(const std::uint8_t* const (&w)[Tiles], std::int64_t at,
-                                                         const T* x, std::int64_t stride, __m512i (&acc)[Rows][Tiles]) {
+  static inline __attribute__((always_inline)) void Step(const __m512i (&bytes)[Tiles], const T* x, std::int64_t stride,
+                                                         __m512i (&acc)[Rows][Tiles]) {
     __m512i codes[Tiles];
 #pragma GCC unroll 4
-    for (int t = 0; t < Tiles; ++t) codes[t] = Codes<Plane>(_mm512_loadu_si512(w[t] + at));
+    for (int t = 0; t < Tiles; ++t) codes[t] = Codes<Plane>(bytes[t]);
 #pragma GCC unroll 6
     for (int r = 0; r < Rows; ++r) {
       const T* p = x + r * stride + 4 * Plane;
@@ -83,19 +83,23 @@ struct VnniPath {
 #pragma GCC unroll 4
       for (int t = 0; t < Tiles; ++t) acc[r][t] = _mm512_set1_epi32(-row_sum[row + r]);
     }
-    const auto step = [&](std::int64_t at, [[maybe_unused]] std::int64_t ahead) __attribute__((always_inline)) {
-      if constexpr (Rows <= kFewRows) {
+    const auto step = [&](std::int64_t at, std::int64_t ahead) __attribute__((always_inline)) {
+      __m512i bytes[Tiles];
 #pragma GCC unroll 4
-        for (int t = 0; t < Tiles; ++t) _mm_prefetch(reinterpret_cast<const char*>(w[t] + at + ahead), _MM_HINT_T1);
+      for (int t = 0; t < Tiles; ++t) {
+        bytes[t] = _mm512_loadu_si512(w[t] + at);
+        _mm_prefetch(reinterpret_cast<const char*>(w[t] + at + ahead), _MM_HINT_T1);
+        // With few rows, loads are what the step waits for: the compiler is not to load once a plane.
+        if constexpr (Rows <= kHeldRows) asm("" : "+v"(bytes[t]));
       }
       const T* p = x + at / 4;
-      Step<0, Rows, Tiles>(w, at, p, stride, acc);
-      Step<1, Rows, Tiles>(w, at, p, stride, acc);
-      Step<2, Rows, Tiles>(w, at, p, stride, acc);
-      Step<3, Rows, Tiles>(w, at, p, stride, acc);
+      Step<0, Rows, Tiles>(bytes, p, stride, acc);
+      Step<1, Rows, Tiles>(bytes, p, stride, acc);
+      Step<2, Rows, Tiles>(bytes, p, stride, acc);
+      Step<3, Rows, Tiles>(bytes, p, stride, acc);
     };
-    // Few rows read the weight from memory: the end of each tile already asks for the beginning of the one that this
-    // thread reads next, Tiles further on.
+    // The first rows read the weight from memory: the end of each tile already asks for the beginning of the one that
+    // this thread reads next, Tiles further on.
     std::int64_t at = 0;
     for (; at < tile_bytes - kAhead; at += 64) step(at, kAhead);
     for (; at < tile_bytes; at += 64) step(at, kAhead + (Tiles - 1) * tile_bytes);
