@@ -1,7 +1,8 @@
-// One row to int8 with its outliers, a thread block a row: shared by quantize_int8 and rms_norm_quantize. Codes equal
-// those of the CPU: sums run over the same 16 lanes in the same order and tree; maxima and choices have no order.
-// A Source gives Raw(row, k), an element of x in f32; Prepare(get, cols, shared), a number of the row that all threads
-// compute together from its raw elements; Finish(raw, k, prepared), what is quantised.
+// One row to integer codes with its outliers, a thread block a row: shared by quantize_int8 and rms_norm_quantize.
+// Codes equal those of the CPU: sums run over the same 16 lanes in the same order and tree; maxima and choices have no
+// order.
+// A Source gives Raw(row, k), an element of x in f32; Prepare(get, row, cols, shared), a number of the row that all
+// threads compute together from its raw elements; Finish(raw, k, prepared), what is quantised.
 #pragma once
 #include "kernels/cuda/device.cuh"
 #include "kernels/formats/int8.h"
@@ -78,78 +79,137 @@ __device__ void EmitOutliers(Get get, unsigned long long* chosen, int count, con
   out.num_outliers[row] = count;
 }
 
+// Where the scale comes from: the row's own absmax, one of all rows that an earlier launch found, or nowhere yet, when
+// this launch is to find it.
+enum class RowScale { kOwn, kGiven, kFind };
+
+struct QuantizeInt8Job {
+  QuantizedRows out;
+  QuantizeOptions how;
+  int max_outliers;
+  RowScale row_scale;
+  float* absmax;  // kGiven: one value; kFind: takes one a row
+};
+
 template <typename Get>
-__device__ void QuantizeInt8Row(Get get, const QuantizedRows& out, std::int64_t row, int max_outliers,
-                                Int8RowShared* shared) {
-  const int cols = static_cast<int>(out.cols);
-  const float sum = LaneSum(get, cols, [](float acc, float x) { return __fadd_rn(acc, fabsf(x)); }, shared);
-  const float threshold = __fmul_rn(kOutlierRatio, __fdiv_rn(sum, static_cast<float>(cols)));
-  unsigned long long best = LargestKeyBelow(get, cols, ~0ull, shared);
-  unsigned long long chosen[kMaxOutliers];
-  int count = 0;
-  while (count < max_outliers && KeyMagnitude(best) > threshold) {  // the same in every thread
-    chosen[count++] = best;
-    best = LargestKeyBelow(get, cols, best, shared);
-  }
-  // best is now the largest of the rest: what is above it has left the row.
-  const float scale = __fdiv_rn(fmaxf(KeyMagnitude(best), kInt8MinAbsmax), kInt8MaxCode);
+__device__ void WriteCodes(Get get, float absmax, const QuantizeInt8Job& job, std::int64_t row,
+                           unsigned long long largest_kept) {
+  const QuantizedRows& out = job.out;
+  const float max_code = MaxCode(job.how.bits);
+  const float scale = __fdiv_rn(fmaxf(absmax, job.how.min_absmax), max_code);
   const float inverse = __fdiv_rn(1.0f, scale);
-  std::int8_t* codes = out.codes + row * out.stride;
   for (int k = static_cast<int>(threadIdx.x); k < out.stride; k += kInt8RowThreads) {
     float code = 0.0f;
-    if (k < cols) {
+    if (k < out.cols) {
       const float x = get(k);
-      const bool outlier = count > 0 && Int8Key(x, k) > best;
-      code = outlier ? 0.0f : fminf(fmaxf(rintf(__fmul_rn(x, inverse)), -kInt8MaxCode), kInt8MaxCode);
+      const bool outlier = Int8Key(x, k) > largest_kept;
+      code = outlier ? 0.0f : fminf(fmaxf(rintf(__fmul_rn(x, inverse)), -max_code), max_code);
     }
-    codes[k] = static_cast<std::int8_t>(code);
+    if (job.how.bits == 16) {
+      out.wide_codes[row * out.stride + k] = static_cast<std::int16_t>(code);
+    } else {
+      out.codes[row * out.stride + k] = static_cast<std::int8_t>(code);
+    }
   }
-  if (threadIdx.x == 0) {
-    out.scale[row] = scale;
-    if (out.num_outliers != nullptr) EmitOutliers(get, chosen, count, out, row);
+  if (threadIdx.x == 0) out.scale[row] = scale;
+}
+
+template <typename Get>
+__device__ void QuantizeInt8Row(Get get, const QuantizeInt8Job& job, std::int64_t row, Int8RowShared* shared) {
+  const QuantizedRows& out = job.out;
+  const int cols = static_cast<int>(out.cols);
+  unsigned long long chosen[kMaxOutliers];
+  int count = 0;
+  if (job.row_scale == RowScale::kGiven) {
+    WriteCodes(get, *job.absmax, job, row, ~0ull);
+  } else {
+    unsigned long long best = LargestKeyBelow(get, cols, ~0ull, shared);
+    if (job.row_scale == RowScale::kFind) {
+      if (threadIdx.x == 0) job.absmax[row] = KeyMagnitude(best);
+      return;
+    }
+    if (job.max_outliers > 0) {
+      const float sum = LaneSum(get, cols, [](float acc, float x) { return __fadd_rn(acc, fabsf(x)); }, shared);
+      const float threshold = __fmul_rn(kOutlierRatio, __fdiv_rn(sum, static_cast<float>(cols)));
+      while (count < job.max_outliers && KeyMagnitude(best) > threshold) {  // the same in every thread
+        chosen[count++] = best;
+        best = LargestKeyBelow(get, cols, best, shared);
+      }
+    }
+    // best is now the largest of the rest: what is above it has left the row.
+    WriteCodes(get, KeyMagnitude(best), job, row, count > 0 ? best : ~0ull);
   }
+  if (threadIdx.x == 0 && out.num_outliers != nullptr) EmitOutliers(get, chosen, count, out, row);
 }
 
 template <bool kStaged, typename Source>
-__global__ void __launch_bounds__(kInt8RowThreads) QuantizeInt8Rows(Source source, QuantizedRows out, int max_outliers) {
+__global__ void __launch_bounds__(kInt8RowThreads) QuantizeInt8Rows(Source source, QuantizeInt8Job job) {
   extern __shared__ float staged[];
   __shared__ Int8RowShared shared;
   const std::int64_t row = blockIdx.x;
-  const int cols = static_cast<int>(out.cols);
+  const int cols = static_cast<int>(job.out.cols);
   if constexpr (kStaged) {
     for (int k = static_cast<int>(threadIdx.x); k < cols; k += kInt8RowThreads) staged[k] = source.Raw(row, k);
     __syncthreads();
-    const float prepared = source.Prepare([&](int k) { return staged[k]; }, cols, &shared);
+    const float prepared = source.Prepare([&](int k) { return staged[k]; }, row, cols, &shared);
     for (int k = static_cast<int>(threadIdx.x); k < cols; k += kInt8RowThreads) {
       staged[k] = source.Finish(staged[k], k, prepared);
     }
     __syncthreads();
-    QuantizeInt8Row([&](int k) { return staged[k]; }, out, row, max_outliers, &shared);
+    QuantizeInt8Row([&](int k) { return staged[k]; }, job, row, &shared);
   } else {
-    const float prepared = source.Prepare([&](int k) { return source.Raw(row, k); }, cols, &shared);
-    QuantizeInt8Row([&](int k) { return source.Finish(source.Raw(row, k), k, prepared); }, out, row, max_outliers,
-                    &shared);
+    const float prepared = source.Prepare([&](int k) { return source.Raw(row, k); }, row, cols, &shared);
+    QuantizeInt8Row([&](int k) { return source.Finish(source.Raw(row, k), k, prepared); }, job, row, &shared);
   }
+}
+
+// The largest of n values into the first; one block.
+inline __global__ void __launch_bounds__(kInt8RowThreads) LargestOf(float* values, std::int64_t n) {
+  __shared__ float warps[kInt8RowWarps];
+  float best = 0.0f;
+  for (std::int64_t i = threadIdx.x; i < n; i += kInt8RowThreads) best = fmaxf(best, values[i]);
+  for (int offset = 16; offset > 0; offset /= 2) best = fmaxf(best, __shfl_xor_sync(0xffffffffu, best, offset));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = best;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (const float warp : warps) best = fmaxf(best, warp);
+  values[0] = best;
+}
+
+template <typename Source>
+LaunchResult LaunchQuantizeInt8Job(const Source& source, const QuantizeInt8Job& job, const Stream& stream,
+                                   const char* name) {
+  const unsigned grid = static_cast<unsigned>(job.out.rows);
+  if (job.out.cols <= kInt8StagedCols) {
+    const std::size_t bytes = static_cast<std::size_t>(job.out.cols) * sizeof(float);
+    QuantizeInt8Rows<true><<<grid, kInt8RowThreads, bytes, CudaStreamOf(stream)>>>(source, job);
+  } else {
+    QuantizeInt8Rows<false><<<grid, kInt8RowThreads, 0, CudaStreamOf(stream)>>>(source, job);
+  }
+  return Launched(stream, name);
 }
 
 template <typename Source>
 LaunchResult LaunchQuantizeInt8Rows(const Source& source, const QuantizedRows& out, int max_outliers,
                                     const QuantizeOptions& how, const Stream& stream, const char* name) {
-  if (how.bits != 8 || how.per_tensor || how.min_absmax != kInt8MinAbsmax) {
-    return {LaunchCode::kUnimplemented, "anything but native int8 (8 bits, a scale a row, its own smallest absmax) on CUDA"};
-  }
   if (out.rows == 0) return {};
   if (out.rows > INT32_MAX || out.stride > INT32_MAX - kInt8RowThreads) {
     return {LaunchCode::kUnimplemented, "more than 2^31 rows or columns on CUDA"};
   }
-  const unsigned grid = static_cast<unsigned>(out.rows);
-  if (out.cols <= kInt8StagedCols) {
-    const std::size_t bytes = static_cast<std::size_t>(out.cols) * sizeof(float);
-    QuantizeInt8Rows<true><<<grid, kInt8RowThreads, bytes, CudaStreamOf(stream)>>>(source, out, max_outliers);
-  } else {
-    QuantizeInt8Rows<false><<<grid, kInt8RowThreads, 0, CudaStreamOf(stream)>>>(source, out, max_outliers);
-  }
-  return Launched(stream, name);
+  QuantizeInt8Job job{out, how, max_outliers, RowScale::kOwn, nullptr};
+  if (!how.per_tensor) return LaunchQuantizeInt8Job(source, job, stream, name);
+  void* scratch = nullptr;
+  LaunchResult result = stream.cuda->Scratch(out.rows * std::int64_t{sizeof(float)}, &scratch);
+  if (result.code != LaunchCode::kOk) return result;
+  job.absmax = static_cast<float*>(scratch);
+  job.row_scale = RowScale::kFind;
+  result = LaunchQuantizeInt8Job(source, job, stream, name);
+  if (result.code != LaunchCode::kOk) return result;
+  LargestOf<<<1, kInt8RowThreads, 0, CudaStreamOf(stream)>>>(job.absmax, out.rows);
+  result = Launched(stream, name);
+  if (result.code != LaunchCode::kOk) return result;
+  job.row_scale = RowScale::kGiven;
+  return LaunchQuantizeInt8Job(source, job, stream, name);
 }
 
 }  // namespace nibble::kernels

@@ -1,38 +1,22 @@
 // Few rows: dot products straight from the weight's tiles, epilogue in the same kernel. More rows: the tiles are laid out
 // by rows in scratch for cuBLASLt (int8 in, int32 out), then one epilogue kernel. Integer sums have no order, so both
 // give the CPU's bits.
-#include "kernels/cuda/device.cuh"
+#include "kernels/cuda/integer_matmul.cuh"
 #include "kernels/ops/matmul_int8_launch.h"
 
 namespace nibble::kernels {
+
+__device__ inline int WeightCode(const PackedInt8Weight& w, std::int64_t n, std::int64_t k) {
+  return w.tiles[(n / 16 * (w.padded_k / 4) + k / 4) * 64 + n % 16 * 4 + k % 4];
+}
 namespace {
+
+using Epilogue = IntegerEpilogue<PackedInt8Weight>;
 
 constexpr std::int64_t kFewRows = 16;      // above, reading the weight twice more costs less than its reuse brings
 constexpr int kRowsAtATime = 4;            // rows that share one read of the tiles
 constexpr int kDotThreads = 128;
 constexpr int kDotGroups = kDotThreads / 16;
-constexpr std::int64_t kMaxScratchSums = std::int64_t{64} << 20;  // int32 sums in scratch: 256 MiB
-
-struct Epilogue {
-  QuantizedRows x;
-  PackedInt8Weight w;
-  const float* bias;
-
-  __device__ float operator()(std::int64_t row, std::int64_t n, int acc) const {
-    float y = __fmul_rn(__fmul_rn(__int2float_rn(acc), x.scale[row]), w.scale[n]);
-    const int outliers = x.num_outliers == nullptr ? 0 : x.num_outliers[row];
-    if (outliers > 0) {
-      float o = 0.0f;
-      for (int i = 0; i < outliers; ++i) {
-        const std::int64_t j = x.outlier_index[row * kMaxOutliers + i];
-        const std::int8_t code = w.tiles[(n / 16 * (w.padded_k / 4) + j / 4) * 64 + n % 16 * 4 + j % 4];
-        o = __fmaf_rn(x.outlier_value[row * kMaxOutliers + i], static_cast<float>(code), o);
-      }
-      y = __fadd_rn(y, __fmul_rn(o, w.scale[n]));
-    }
-    return bias == nullptr ? y : __fadd_rn(y, bias[n]);
-  }
-};
 
 // A block: 16 outputs, kRowsAtATime rows; eight groups of 16 lanes share out K.
 template <typename Y>
@@ -81,18 +65,6 @@ __global__ void __launch_bounds__(256) UnpackTiles(const int* tiles, int words, 
 }
 
 template <typename Y>
-__global__ void Finish(Epilogue epilogue, const int* sums, std::int64_t sums_stride, std::int64_t first_row,
-                       std::int64_t rows, Y* y, std::int64_t y_stride) {
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  const std::int64_t columns = epilogue.w.rows;
-  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < rows * columns; i += step) {
-    const std::int64_t row = i / columns;
-    const std::int64_t n = i % columns;
-    StoreElement(y + (first_row + row) * y_stride + n, epilogue(first_row + row, n, sums[row * sums_stride + n]));
-  }
-}
-
-template <typename Y>
 LaunchResult FewRows(const MatmulInt8Args& args, const Epilogue& epilogue, const Stream& stream) {
   const dim3 grid(static_cast<unsigned>((args.w.rows + 15) / 16),
                   static_cast<unsigned>((args.x.rows + kRowsAtATime - 1) / kRowsAtATime));
@@ -102,33 +74,14 @@ LaunchResult FewRows(const MatmulInt8Args& args, const Epilogue& epilogue, const
 
 template <typename Y>
 LaunchResult ManyRows(const MatmulInt8Args& args, const Epilogue& epilogue, const Stream& stream) {
-  const PackedInt8Weight& w = args.w;
-  const std::int64_t padded_n = RoundUp(w.rows, 16);
-  const std::int64_t rows_at_a_time = std::max<std::int64_t>(16, std::min(args.x.rows, kMaxScratchSums / padded_n));
-  const std::int64_t weight_bytes = RoundUp(padded_n * w.padded_k, 256);
-  void* scratch = nullptr;
-  const std::int64_t bytes = weight_bytes + rows_at_a_time * padded_n * std::int64_t{sizeof(int)};
-  if (LaunchResult result = stream.cuda->Scratch(bytes, &scratch); result.code != LaunchCode::kOk) return result;
-  int* rows = static_cast<int*>(scratch);
-  int* sums = reinterpret_cast<int*>(static_cast<char*>(scratch) + weight_bytes);
-  const dim3 grid(static_cast<unsigned>(padded_n / 16), static_cast<unsigned>(w.padded_k / 64));
-  UnpackTiles<<<grid, 256, 0, CudaStreamOf(stream)>>>(reinterpret_cast<const int*>(w.tiles),
-                                                      static_cast<int>(w.padded_k / 4), rows);
-  if (LaunchResult result = Launched(stream, "matmul_int8_unpack"); result.code != LaunchCode::kOk) return result;
-  for (std::int64_t first = 0; first < args.x.rows; first += rows_at_a_time) {
-    const std::int64_t m = std::min(rows_at_a_time, args.x.rows - first);
-    // K is padded_k: the codes past K are zero in the rows and in the tiles.
-    const CublasLtProblem problem{CublasLtProblem::Types::kI8ToI32, padded_n,     m, w.padded_k, w.padded_k,
-                                  args.x.stride,                    padded_n};
-    LaunchResult result = stream.cuda->Multiply(problem, rows, args.x.codes + first * args.x.stride, sums);
-    if (result.code != LaunchCode::kOk) return result;
-    if (stream.launches != nullptr) stream.launches->Add("matmul_int8");
-    Finish<<<GridFor(m * w.rows), kCudaThreads, 0, CudaStreamOf(stream)>>>(epilogue, sums, padded_n, first, m,
-                                                                           args.y.Row<Y>(0), args.y.stride);
-    result = Launched(stream, "matmul_int8_epilogue");
-    if (result.code != LaunchCode::kOk) return result;
-  }
-  return {};
+  return MultiplyManyIntegerRows<Y>(epilogue, args.y, stream, {"matmul_int8", "matmul_int8_epilogue"},
+                                    [&](std::int8_t* rows) {
+    const dim3 grid(static_cast<unsigned>((args.w.rows + 15) / 16), static_cast<unsigned>(args.w.padded_k / 64));
+    UnpackTiles<<<grid, 256, 0, CudaStreamOf(stream)>>>(reinterpret_cast<const int*>(args.w.tiles),
+                                                        static_cast<int>(args.w.padded_k / 4),
+                                                        reinterpret_cast<int*>(rows));
+    return Launched(stream, "matmul_int8_unpack");
+  });
 }
 
 template <typename Y>

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/lane_sum.h"
 #include "kernels/ops/quantize_int8_backward_table.h"
 
 namespace nibble::kernels {
@@ -20,22 +21,19 @@ struct RowFacts {
 
 RowFacts FactsOf(const QuantizeInt8BackwardArgs& args, std::int64_t row) {
   RowFacts facts;
-  double lanes[16] = {};
   const float inverse = 1.0f / args.q.scale[row];
-  for (std::int64_t k = 0; k < args.x.cols; ++k) {
-    const float x = Element(args.x, row, k);
+  facts.sum = LaneSum64(args.x.cols, [&](std::int64_t k) {
     const std::int64_t at = row * args.q.stride + k;
     const float code = args.how.bits == 16 ? args.q.wide_codes[at] : args.q.codes[at];
-    lanes[k % 16] += static_cast<double>(Element(args.grad_y, row, k) * (code - x * inverse));
-    if (std::fabs(x) > facts.absmax) {
-      facts.absmax = std::fabs(x);
+    return static_cast<double>(Element(args.grad_y, row, k) * (code - Element(args.x, row, k) * inverse));
+  });
+  for (std::int64_t k = 0; k < args.x.cols; ++k) {
+    const float magnitude = std::fabs(Element(args.x, row, k));
+    if (magnitude > facts.absmax) {
+      facts.absmax = magnitude;
       facts.argmax = k;
     }
   }
-  for (int half = 8; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-  }
-  facts.sum = lanes[0];
   return facts;
 }
 
@@ -55,10 +53,14 @@ LaunchResult QuantizeInt8BackwardCpu(const QuantizeInt8BackwardArgs& args, const
   std::vector<RowFacts> facts(static_cast<std::size_t>(through_scale ? rows : 0));
   std::int64_t largest = 0;  // of per_tensor: the row that holds the element
   double total = 0.0;
-  for (std::int64_t row = 0; row < static_cast<std::int64_t>(facts.size()); ++row) {
-    facts[static_cast<std::size_t>(row)] = FactsOf(args, row);
-    total += facts[static_cast<std::size_t>(row)].sum;
-    if (facts[static_cast<std::size_t>(row)].absmax > facts[static_cast<std::size_t>(largest)].absmax) largest = row;
+  if (through_scale) {
+    stream.ParallelFor(rows, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) facts[static_cast<std::size_t>(row)] = FactsOf(args, row);
+    });
+    total = LaneSum64(rows, [&](std::int64_t row) { return facts[static_cast<std::size_t>(row)].sum; });
+    for (std::int64_t row = 0; row < rows; ++row) {
+      if (facts[static_cast<std::size_t>(row)].absmax > facts[static_cast<std::size_t>(largest)].absmax) largest = row;
+    }
   }
   stream.ParallelFor(rows, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {

@@ -10,13 +10,16 @@ struct NormSource {
   std::int64_t stride;
   const float* weight;
   float eps;
+  float* rstd;  // or null
 
   __device__ float Raw(std::int64_t row, int k) const { return LoadElement(x + row * stride + k); }
   // 1 / sqrt(mean(x^2) + eps), by IEEE square root and division.
   template <typename Get>
-  __device__ float Prepare(Get get, int cols, Int8RowShared* shared) const {
+  __device__ float Prepare(Get get, std::int64_t row, int cols, Int8RowShared* shared) const {
     const float sum = LaneSum(get, cols, [](float acc, float v) { return __fmaf_rn(v, v, acc); }, shared);
-    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(cols)), eps)));
+    const float value = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, static_cast<float>(cols)), eps)));
+    if (rstd != nullptr && threadIdx.x == 0) rstd[row] = value;
+    return value;
   }
   __device__ float Finish(float raw, int k, float rstd) const { return __fmul_rn(__fmul_rn(raw, rstd), weight[k]); }
 };
@@ -25,14 +28,13 @@ struct NormSource {
 
 LaunchResult RmsNormQuantizeCuda(const RmsNormQuantizeArgs& args, const Stream& stream) {
   if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
-  if (args.rstd != nullptr) return {LaunchCode::kUnimplemented, "rstd on CUDA"};
   const DeviceGuard guard(stream.cuda->device_index());
   constexpr const char* kName = "rms_norm_quantize";
   if (args.x.dtype == DType::kF32) {
-    const NormSource<float> source{args.x.Row<float>(0), args.x.stride, args.weight, args.eps};
+    const NormSource<float> source{args.x.Row<float>(0), args.x.stride, args.weight, args.eps, args.rstd};
     return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, kName);
   }
-  const NormSource<BF16> source{args.x.Row<BF16>(0), args.x.stride, args.weight, args.eps};
+  const NormSource<BF16> source{args.x.Row<BF16>(0), args.x.stride, args.weight, args.eps, args.rstd};
   return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, kName);
 }
 

@@ -9,8 +9,8 @@ namespace nibble::kernels {
 //   scale  [N]      f32, s in every place
 //   rows   [N, ceil(K / 4)]            u8, or null
 //   tiles  [PackedTernaryBytes(N, K)]  u8, or null (formats/ternary.h); all overwritten, padding included
-// Requires K >= 1. |w| is summed in f64: within a row over 16 virtual lanes (lane l takes l, l + 16, ...) and a fixed tree,
-// then row by row. Same bits on every path and thread count.
+// Requires K >= 1. |w| is summed in f64: within a row over 16 virtual lanes (lane l takes l, l + 16, ...) and a fixed
+// tree, then the rows' sums in the same way. Same bits on every path and thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: microsoft/BitNet training tips fig. 3; numerics.md, Decided 2. Golden: tests/golden/kernels (torch, torchao).
 absl::Status Ternarise(const TernariseArgs& args, const Stream& stream);

@@ -1,8 +1,8 @@
 // Plain loops: what the fast paths must equal.
 #include <cmath>
-#include <vector>
 
 #include "kernels/formats/ternary.h"
+#include "kernels/lane_sum.h"
 #include "kernels/ops/ternarise_backward_table.h"
 
 namespace nibble::kernels {
@@ -23,16 +23,11 @@ float Mask(Ste ste, float u) {
 }
 
 double RowSum(const TernariseBackwardArgs& args, std::int64_t row, float inverse) {
-  double lanes[16] = {};
-  for (std::int64_t k = 0; k < args.w.cols; ++k) {
+  return LaneSum64(args.w.cols, [&](std::int64_t k) {
     const float u = Element(args.w, row, k) * inverse;
     const float code = std::fmin(std::fmax(std::nearbyint(u), -1.0f), 1.0f);
-    lanes[k % 16] += static_cast<double>(Element(args.grad_y, row, k) * (code - Mask(args.ste, u) * u));
-  }
-  for (int half = 8; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-  }
-  return lanes[0];
+    return static_cast<double>(Element(args.grad_y, row, k) * (code - Mask(args.ste, u) * u));
+  });
 }
 
 }  // namespace
@@ -43,12 +38,7 @@ LaunchResult TernariseBackwardCpu(const TernariseBackwardArgs& args, const Strea
   const float inverse = 1.0f / args.scale;
   float slope = 0.0f;  // of the loss to mean|w|, an element
   if (args.scale_grad && args.ste != Ste::kIdentity && args.scale > kTernaryMinScale) {
-    std::vector<double> sums(static_cast<std::size_t>(rows));
-    stream.ParallelFor(rows, 1, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t row = begin; row < end; ++row) sums[static_cast<std::size_t>(row)] = RowSum(args, row, inverse);
-    });
-    double total = 0.0;
-    for (const double sum : sums) total += sum;
+    const double total = LaneSum64(rows, [&](std::int64_t row) { return RowSum(args, row, inverse); });
     slope = static_cast<float>(total / (static_cast<double>(rows) * static_cast<double>(cols)));
   }
   stream.ParallelFor(rows, 1, [&](std::int64_t begin, std::int64_t end) {

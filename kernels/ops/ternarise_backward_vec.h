@@ -34,7 +34,7 @@ LaunchResult TernariseBackwardVec(const TernariseBackwardArgs& args, const Strea
   const Vec inverse = Vec::Set1(1.0f / args.scale);
   float slope = 0.0f;  // of the loss to mean|w|, an element
   if (args.scale_grad && args.ste != Ste::kIdentity && args.scale > kTernaryMinScale) {
-    const double total = SumOverRows(rows, cols, stream, [&](std::int64_t row) {
+    const double total = SumOverRows<Vec>(rows, cols, stream, [&](std::int64_t row) {
       return TernaryScaleSum<Vec>(args, row, inverse);
     });
     slope = static_cast<float>(total / (static_cast<double>(rows) * static_cast<double>(cols)));
@@ -46,7 +46,8 @@ LaunchResult TernariseBackwardVec(const TernariseBackwardArgs& args, const Strea
       for (std::int64_t k = 0; k < cols; k += Vec::kLanes) {
         const Vec w = LoadLanes<Vec>(args.w, row, k);
         const Vec sign = Vec::SelectLess(Vec::Zero(), w, one, Vec::SelectLess(w, Vec::Zero(), minus, Vec::Zero()));
-        const Vec grad = TernaryMask(args.ste, w * inverse) * LoadLanes<Vec>(args.grad_y, row, k) + sign * Vec::Set1(slope);
+        const Vec grad =
+            TernaryMask(args.ste, w * inverse) * LoadLanes<Vec>(args.grad_y, row, k) + sign * Vec::Set1(slope);
         StoreLanes(grad, args.grad_w, row, k);
       }
     }

@@ -9,16 +9,19 @@
 
 namespace nibble::kernels {
 
-// Sum of row_sum(row) over the rows in order; the rows themselves are split over threads.
-template <typename RowSum>
+// Sum of row_sum(row): over 16 lanes (lane l takes rows l, l + 16, ...) and a fixed tree. Rows are split over threads.
+template <typename Vec, typename RowSum>
 inline double SumOverRows(std::int64_t rows, std::int64_t cols, const Stream& stream, RowSum row_sum) {
   std::vector<double> sums(static_cast<std::size_t>(rows));
   stream.ParallelFor(rows, RowGrain(cols), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) sums[static_cast<std::size_t>(row)] = row_sum(row);
   });
-  double total = 0.0;
-  for (const double sum : sums) total += sum;
-  return total;
+  double lanes[Vec::kLanes] = {};
+  for (std::size_t row = 0; row < sums.size(); ++row) lanes[row % Vec::kLanes] += sums[row];
+  for (int half = Vec::kLanes / 2; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) lanes[l] += lanes[l + half];
+  }
+  return lanes[0];
 }
 
 // The word of a tile that holds sixteen codes, k ascending.
@@ -65,7 +68,7 @@ void TernariseRows(const TernariseArgs& args, float inverse, std::int64_t begin,
 template <typename Vec, typename T>
 void TernariseType(const TernariseArgs& args, const Stream& stream) {
   const ConstMatrix& w = args.w;
-  const double total = SumOverRows(w.rows, w.cols, stream, [&](std::int64_t row) {
+  const double total = SumOverRows<Vec>(w.rows, w.cols, stream, [&](std::int64_t row) {
     typename Vec::Sum64 sum;
     ForEachVector<Vec>(RowSource<Vec, T>{w.Row<T>(row)}, w.cols, [&](std::int64_t, Vec x) { sum.Add(Vec::Abs(x)); });
     return sum.Reduce();

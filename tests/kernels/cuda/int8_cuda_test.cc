@@ -5,57 +5,21 @@
 #include "kernels/ops/matmul_int8.h"
 #include "kernels/ops/quantize_int8.h"
 #include "kernels/ops/rms_norm_quantize.h"
-#include "tests/support/cuda_fixture.h"
+#include "tests/support/cuda_rows.h"
 #include "tests/support/int8.h"
 #include "tests/support/isas.h"
 #include "tests/support/random.h"
+#include "tests/support/ternary.h"
 
 namespace nibble::kernels {
 namespace {
 
 using support::CpuStream;
 using support::DeviceBytes;
+using support::DeviceRows;
 using support::Int8Rows;
 
 class Int8CudaTest : public support::CudaTest {};
-
-// Rows on the device, filled as Int8Rows fills those of the host, so that unused places compare equal as well.
-class DeviceRows {
- public:
-  DeviceRows(CudaContext& context, const QuantizedRows& like)
-      : view_(like), codes_(context, like.rows * like.stride), scale_(context, like.rows * 4),
-        count_(context, like.rows * 4), index_(context, like.rows * kMaxOutliers * 4),
-        value_(context, like.rows * kMaxOutliers * 4) {}
-  // A copy of rows of the host.
-  static DeviceRows Copy(CudaContext& context, const QuantizedRows& rows) { return DeviceRows(context, rows, 0); }
-
-  QuantizedRows view() const {
-    QuantizedRows rows = view_;
-    rows.codes = codes_.As<std::int8_t>();
-    rows.scale = scale_.As<float>();
-    rows.num_outliers = count_.As<std::int32_t>();
-    rows.outlier_index = index_.As<std::int32_t>();
-    rows.outlier_value = value_.As<float>();
-    return rows;
-  }
-  void ExpectEqual(const QuantizedRows& want, const std::string& what) {
-    EXPECT_TRUE(codes_.Equals(want.codes)) << what;
-    EXPECT_TRUE(scale_.Equals(want.scale)) << what;
-    EXPECT_TRUE(count_.Equals(want.num_outliers)) << what;
-    EXPECT_TRUE(index_.Equals(want.outlier_index)) << what;
-    EXPECT_TRUE(value_.Equals(want.outlier_value)) << what;
-  }
-
- private:
-  DeviceRows(CudaContext& context, const QuantizedRows& rows, int)
-      : view_(rows), codes_(context, rows.codes, rows.rows * rows.stride), scale_(context, rows.scale, rows.rows * 4),
-        count_(context, rows.num_outliers, rows.rows * 4),
-        index_(context, rows.outlier_index, rows.rows * kMaxOutliers * 4),
-        value_(context, rows.outlier_value, rows.rows * kMaxOutliers * 4) {}
-
-  QuantizedRows view_;
-  DeviceBytes codes_, scale_, count_, index_, value_;
-};
 
 constexpr std::int64_t kWidths[] = {1, 13, 63, 64, 65, 576, 1536, 10240, 10241};
 
@@ -79,20 +43,6 @@ TEST_F(Int8CudaTest, QuantizeGivesTheCpusBytes) {
   }
 }
 
-// Codes made in another way than was asked for would be wrong without a word.
-TEST_F(Int8CudaTest, OptionsOfOtherMethodsAreRefusedByName) {
-  const std::vector<std::uint8_t> x = support::ToBytes(support::AwkwardRows(4, 3, 64), DType::kF32);
-  Int8Rows like(3, 64, 64);
-  DeviceBytes device_x(*context_, x);
-  DeviceRows rows(*context_, like.view());
-  for (const QuantizeOptions& how : {QuantizeOptions{.bits = 4}, QuantizeOptions{.per_tensor = true},
-                                     QuantizeOptions{.min_absmax = 1e-5f}}) {
-    QuantizeInt8Args args = {MakeConstMatrix(device_x.As(), DType::kF32, 3, 64), rows.view(), 0};
-    args.how = how;
-    EXPECT_TRUE(absl::IsUnimplemented(QuantizeInt8(args, stream_)));
-  }
-}
-
 TEST_F(Int8CudaTest, RmsNormQuantizeGivesTheCpusBytes) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t k : kWidths) {
@@ -108,6 +58,39 @@ TEST_F(Int8CudaTest, RmsNormQuantizeGivesTheCpusBytes) {
           {MakeConstMatrix(device_x.As(), dtype, m, k), device_weight.As<float>(), 1e-5f, got.view(), 8}, stream_);
       ASSERT_TRUE(status.ok()) << status;
       got.ExpectEqual(want.view(), absl::StrCat("K ", k));
+    }
+  }
+}
+
+// BitNet's activations: 4, 8 and 16 bits, one scale a row or for all.
+TEST_F(Int8CudaTest, OptionsGiveTheCpusBytes) {
+  for (const std::int64_t k : kWidths) {
+    for (const int bits : {4, 8, 16}) {
+      for (const bool per_tensor : {false, true}) {
+        const std::int64_t m = 27;
+        const QuantizeOptions how{1e-5f, bits, per_tensor};
+        const std::vector<float> x = support::AwkwardRows(4, m, k), weight = support::NormalVector(8, k);
+        DeviceBytes device_x(*context_, x), device_weight(*context_, weight);
+        const ConstMatrix host = MakeConstMatrix(x.data(), DType::kF32, m, k);
+        const ConstMatrix device = MakeConstMatrix(device_x.As(), DType::kF32, m, k);
+        Int8Rows narrow(m, k);
+        support::WideRows wide(m, k);
+        const QuantizedRows want = bits == 16 ? wide.view() : narrow.view();
+        DeviceRows got(*context_, want);
+        ASSERT_TRUE(QuantizeInt8({host, want, 0, how}, CpuStream(Isa::kPlain)).ok());
+        absl::Status status = QuantizeInt8({device, got.view(), 0, how}, stream_);
+        ASSERT_TRUE(status.ok()) << status;
+        got.ExpectEqual(want, absl::StrCat("K ", k, " bits ", bits, " per tensor ", per_tensor));
+        std::vector<float> rstd(static_cast<std::size_t>(m));
+        DeviceBytes device_rstd(*context_, m * 4);
+        const RmsNormQuantizeArgs on_host{host, weight.data(), 1e-5f, want, 0, how, rstd.data()};
+        ASSERT_TRUE(RmsNormQuantize(on_host, CpuStream(Isa::kPlain)).ok());
+        status = RmsNormQuantize(
+            {device, device_weight.As<float>(), 1e-5f, got.view(), 0, how, device_rstd.As<float>()}, stream_);
+        ASSERT_TRUE(status.ok()) << status;
+        got.ExpectEqual(want, absl::StrCat("norm, K ", k, " bits ", bits, " per tensor ", per_tensor));
+        EXPECT_TRUE(device_rstd.Equals(rstd.data()));
+      }
     }
   }
 }

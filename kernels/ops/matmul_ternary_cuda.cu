@@ -1,0 +1,123 @@
+// Few rows: 4-way dot products straight from the weight's tiles, epilogue in the same kernel. More rows: the codes are
+// laid out by rows as int8 for cuBLASLt. Integer sums have no order, so both give the CPU's bits.
+#include "kernels/cuda/integer_matmul.cuh"
+#include "kernels/ops/matmul_ternary_launch.h"
+
+namespace nibble::kernels {
+
+__device__ inline int WeightCode(const PackedTernaryWeight& w, std::int64_t n, std::int64_t k) {
+  return (w.tiles[TernaryByte(w.padded_k, n, k)] >> TernaryShift(k) & 3) - 1;
+}
+
+namespace {
+
+using Epilogue = IntegerEpilogue<PackedTernaryWeight>;
+
+constexpr std::int64_t kFewRows = 16;      // above, reading the weight twice more costs less than its reuse brings
+constexpr int kRowsAtATime = 4;            // rows that share one read of the tiles
+constexpr int kDotThreads = 128;
+constexpr int kDotGroups = kDotThreads / 16;
+constexpr int kOnes = 0x01010101;
+
+// The codes of one plane of a word as four bytes 0, 1, 2.
+__device__ inline int PlaneOf(unsigned word, int plane) { return static_cast<int>(word >> (2 * plane) & 0x03030303u); }
+
+// A block: 16 outputs, kRowsAtATime rows; eight groups of 16 lanes share out the blocks of 16 k. Stored codes are 0, 1,
+// 2: the sum of the row, which the same block computes, comes off.
+template <typename Y>
+__global__ void __launch_bounds__(kDotThreads) Dot(Epilogue epilogue, Y* y, std::int64_t y_stride) {
+  __shared__ int partial[kDotGroups][kRowsAtATime][16];
+  __shared__ int row_sum[kRowsAtATime];
+  const QuantizedRows& x = epilogue.x;
+  const PackedTernaryWeight& w = epilogue.w;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 16;
+  const int group = thread / 16;
+  const int blocks = static_cast<int>(w.padded_k / kTernaryBlock);
+  const std::int64_t first_row = std::int64_t{blockIdx.y} * kRowsAtATime;
+  const auto* tile = reinterpret_cast<const unsigned*>(w.tiles) + std::int64_t{blockIdx.x} * blocks * 16;
+  if (thread < kRowsAtATime) row_sum[thread] = 0;
+  __syncthreads();
+  int acc[kRowsAtATime] = {};
+#pragma unroll 4
+  for (int b = group; b < blocks; b += kDotGroups) {
+    const unsigned word = tile[b * 16 + lane];
+#pragma unroll
+    for (int m = 0; m < kRowsAtATime; ++m) {
+      if (first_row + m >= x.rows) continue;
+      const int4 a = reinterpret_cast<const int4*>(x.codes + (first_row + m) * x.stride)[b];
+      acc[m] = __dp4a(a.x, PlaneOf(word, 0), acc[m]);
+      acc[m] = __dp4a(a.y, PlaneOf(word, 1), acc[m]);
+      acc[m] = __dp4a(a.z, PlaneOf(word, 2), acc[m]);
+      acc[m] = __dp4a(a.w, PlaneOf(word, 3), acc[m]);
+    }
+  }
+  for (int m = 0; m < kRowsAtATime && first_row + m < x.rows; ++m) {
+    int sum = 0;
+    const int* words = reinterpret_cast<const int*>(x.codes + (first_row + m) * x.stride);
+    for (int i = thread; i < blocks * 4; i += kDotThreads) sum = __dp4a(words[i], kOnes, sum);
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (thread % 32 == 0) atomicAdd(&row_sum[m], sum);  // integers: no order
+  }
+#pragma unroll
+  for (int m = 0; m < kRowsAtATime; ++m) partial[group][m][lane] = acc[m];
+  __syncthreads();
+  for (int i = thread; i < kRowsAtATime * 16; i += kDotThreads) {
+    const std::int64_t row = first_row + i / 16;
+    const std::int64_t n = std::int64_t{blockIdx.x} * 16 + i % 16;
+    if (row >= x.rows || n >= w.rows) continue;
+    int sum = -row_sum[i / 16];
+    for (int g = 0; g < kDotGroups; ++g) sum += partial[g][i / 16][i % 16];
+    StoreElement(y + row * y_stride + n, epilogue(row, n, sum));
+  }
+}
+
+// tiles -> rows of padded_k codes -1, 0, 1. A thread takes one word: sixteen codes of one output.
+__global__ void UnpackTernary(const unsigned* tiles, std::int64_t words, std::int64_t blocks, std::int8_t* rows) {
+  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words; i += step) {
+    // Threads side by side take blocks side by side of one output, so that they write side by side.
+    const std::int64_t n = i / blocks;
+    const std::int64_t b = i % blocks;
+    const unsigned word = tiles[(n / 16 * blocks + b) * 16 + n % 16];
+    int4 codes;
+    codes.x = static_cast<int>(__vsub4(static_cast<unsigned>(PlaneOf(word, 0)), kOnes));
+    codes.y = static_cast<int>(__vsub4(static_cast<unsigned>(PlaneOf(word, 1)), kOnes));
+    codes.z = static_cast<int>(__vsub4(static_cast<unsigned>(PlaneOf(word, 2)), kOnes));
+    codes.w = static_cast<int>(__vsub4(static_cast<unsigned>(PlaneOf(word, 3)), kOnes));
+    reinterpret_cast<int4*>(rows)[i] = codes;
+  }
+}
+
+template <typename Y>
+LaunchResult Multiply(const MatmulTernaryArgs& args, const Stream& stream) {
+  const Epilogue epilogue{args.x, args.w, args.bias};
+  const auto tiles = static_cast<unsigned>((args.w.rows + 15) / 16);
+  if (args.x.rows <= kFewRows) {
+    const dim3 grid(tiles, static_cast<unsigned>((args.x.rows + kRowsAtATime - 1) / kRowsAtATime));
+    Dot<<<grid, kDotThreads, 0, CudaStreamOf(stream)>>>(epilogue, args.y.Row<Y>(0), args.y.stride);
+    return Launched(stream, "matmul_ternary");
+  }
+  return MultiplyManyIntegerRows<Y>(epilogue, args.y, stream, {"matmul_ternary", "matmul_ternary_epilogue"},
+                                    [&](std::int8_t* rows) {
+    const std::int64_t blocks = args.w.padded_k / kTernaryBlock;
+    const std::int64_t words = std::int64_t{tiles} * 16 * blocks;
+    UnpackTernary<<<GridFor(words), kCudaThreads, 0, CudaStreamOf(stream)>>>(
+        reinterpret_cast<const unsigned*>(args.w.tiles), words, blocks, rows);
+    return Launched(stream, "matmul_ternary_unpack");
+  });
+}
+
+}  // namespace
+
+LaunchResult MatmulTernaryCuda(const MatmulTernaryArgs& args, const Stream& stream) {
+  if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
+  const DeviceGuard guard(stream.cuda->device_index());
+  if (args.x.wide_codes != nullptr) return {LaunchCode::kUnimplemented, "no activations of 16 bits on CUDA"};
+  if (!IsAligned(args.x.codes, 16) || !IsAligned(args.w.tiles, 4)) {
+    return {LaunchCode::kInternal, "codes must be aligned to 16 bytes and tiles to 4 on CUDA"};
+  }
+  return args.y.dtype == DType::kF32 ? Multiply<float>(args, stream) : Multiply<BF16>(args, stream);
+}
+
+}  // namespace nibble::kernels
