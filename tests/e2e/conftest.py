@@ -123,10 +123,11 @@ def make_server(tmp_path):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory, model_directory, text_file):
-    """One server with the small model (f32) and its int8 form, for tests that change nothing."""
+    """One server with the small model (f32) and its int8 and ternary forms, for tests that change nothing."""
     server = Server(tmp_path_factory.mktemp("shared") / "state").start()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("models", "convert", "small", "--to", "int8", "--name", "small-int8")
+    server.run("models", "convert", "small", "--to", "ternary", "--name", "small-ternary")
     server.run("datasets", "upload", text_file, "--name", "page")
     yield server
     server.stop()

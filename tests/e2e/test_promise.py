@@ -1,4 +1,4 @@
-"""The bits of an int8 model: alone and in company, whole and in pieces, on every instruction set, thread count and restart."""
+"""The bits of an int8 and of a ternary model: alone and in company, whole and in pieces, on every instruction set, thread count and restart."""
 import concurrent.futures
 import hashlib
 import json
@@ -12,25 +12,30 @@ from conftest import PAGE, Server
 TEXTS = [PAGE, PAGE[40:300], "x", PAGE[100:] + PAGE, "boats", PAGE[7:90], PAGE * 2, "The lamp."]
 
 
-def score(server, text, model="small-int8"):
+@pytest.fixture(params=["small-int8", "small-ternary"])
+def model(request):
+    return request.param
+
+
+def score(server, text, model):
     return server.json("score", model, "--text", text)["logprobs"]
 
 
-def test_scores_are_the_same_bits_among_eight_requests(shared):
-    alone = [score(shared, text) for text in TEXTS]
+def test_scores_are_the_same_bits_among_eight_requests(shared, model):
+    alone = [score(shared, text, model) for text in TEXTS]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in range(3):
-            assert list(pool.map(lambda text: score(shared, text), TEXTS)) == alone
+            assert list(pool.map(lambda text: score(shared, text, model), TEXTS)) == alone
 
 
-def test_decoding_gives_the_logprobs_of_scoring(shared):
-    answer = shared.json("generate", "small-int8", "--prompt", PAGE, "--max-tokens", 24, "--logprobs", 1, "--ignore-eos")
-    prompt = shared.json("tokenize", "small-int8", "--text", PAGE)["token_ids"]
+def test_decoding_gives_the_logprobs_of_scoring(shared, model):
+    answer = shared.json("generate", model, "--prompt", PAGE, "--max-tokens", 24, "--logprobs", 1, "--ignore-eos")
+    prompt = shared.json("tokenize", model, "--text", PAGE)["token_ids"]
     decoded = [entry["logprob"] if isinstance(entry, dict) else entry for entry in answer["logprobs"]]
     assert len(decoded) == 24
-    whole = score(shared, PAGE + answer["text"])
+    whole = score(shared, PAGE + answer["text"], model)
     # Only where the text gives the same tokens again does Score see what decoding saw.
-    tokens = shared.json("tokenize", "small-int8", "--text", PAGE + answer["text"])["token_ids"]
+    tokens = shared.json("tokenize", model, "--text", PAGE + answer["text"])["token_ids"]
     same = 0
     while same < 24 and tokens[len(prompt) + same: len(prompt) + same + 1] == answer["token_ids"][same: same + 1]:
         same += 1
@@ -41,32 +46,34 @@ def test_decoding_gives_the_logprobs_of_scoring(shared):
 @pytest.mark.parametrize("flags", [("--isa", "plain"), ("--isa", "avx2"), ("--threads", 1), ("--threads", 2), ()],
                          ids=lambda flags: " ".join(map(str, flags)) or "restart")
 def test_another_server_on_the_same_state_answers_alike(shared, tmp_path, flags):
-    want = [score(shared, text) for text in TEXTS[:3]]
+    models = ["small-int8", "small-ternary"]
+    want = [score(shared, text, model) for model in models for text in TEXTS[:3]]
     # A state directory has one server: the model goes there by import of the same files.
     other = Server(tmp_path / "state", *flags)
     other.state.mkdir(parents=True)
     shutil.copytree(shared.state / "models", other.state / "models")
     other.start()
     try:
-        assert [score(other, text) for text in TEXTS[:3]] == want
-        assert other.json("models", "verify", "small-int8")["equal"] is True
+        assert [score(other, text, model) for model in models for text in TEXTS[:3]] == want
+        for model in models:
+            assert other.json("models", "verify", model)["equal"] is True
     finally:
         assert other.stop() == 0
 
 
 @pytest.fixture
-def spoilt(shared, tmp_path):
-    """Runs verify on a copy of the int8 model whose named file was changed by `change(bytearray)`."""
+def spoilt(shared, tmp_path, model):
+    """Runs verify on a copy of a model whose named file was changed by `change(bytearray)`."""
     def verify(file, change):
         other = Server(tmp_path / "state")
         shutil.copytree(shared.state / "models", other.state / "models")
-        path = other.state / "models" / "small-int8" / file
+        path = other.state / "models" / model / file
         data = bytearray(path.read_bytes())
         change(data)
         path.write_bytes(data)
         other.start()
         try:
-            return other.run("--json", "models", "verify", "small-int8", check=False)
+            return other.run("--json", "models", "verify", model, check=False)
         finally:
             other.stop()
     return verify

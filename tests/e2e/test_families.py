@@ -1,0 +1,127 @@
+"""Random models of every family, saved by transformers, imported and scored. Needs what `tests/run.sh --full` installs."""
+import json
+import pathlib
+import sys
+
+import pytest
+
+import small_model
+from conftest import PAGE, Server
+
+pytestmark = pytest.mark.full
+
+torch = pytest.importorskip("torch", exc_type=ImportError)
+transformers = pytest.importorskip("transformers", exc_type=ImportError)
+gguf = pytest.importorskip("gguf", exc_type=ImportError)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "golden/model"))
+import make_family_golden as golden  # noqa: E402
+
+TEXT = (PAGE * 2)[:256]  # one token a byte
+SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=176, num_hidden_layers=3, bos_token_id=256, eos_token_id=257,
+             pad_token_id=None, max_position_embeddings=1024)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("families") / "state").start()
+    yield server
+    server.stop()
+
+
+def save(model, directory, **options):
+    model.save_pretrained(directory, **options)
+    (directory / "tokenizer.json").write_text(json.dumps(small_model.tokenizer(), ensure_ascii=False), encoding="utf-8")
+    return directory
+
+
+def compare(server, name, model):
+    answer = server.json("score", name, "--text", TEXT)
+    assert len(answer["token_ids"]) == 256 and answer["logprobs"][0] is None
+    want = golden.logprobs(model, answer["token_ids"])
+    worst = max(abs(got - wanted) for got, wanted in zip(answer["logprobs"][1:], want, strict=True))
+    print(f"{name}: worst difference of {len(want)} logprobs {worst:.2e}")
+    assert worst <= 1e-3
+
+
+@pytest.mark.parametrize("shards", ["10GB", "100KB"])
+@pytest.mark.parametrize("family", golden.FAMILIES)
+def test_every_logprob_is_transformers(server, tmp_path, family, shards):
+    changes = {"sliding_window": 256} if family == "mistral" else {}
+    model = golden.make(family, seed=7, **SHAPE, **changes)
+    name = f"{family}-{shards}".lower()
+    server.run("models", "import", save(model, tmp_path / "hf", max_shard_size=shards), "--name", name, "--dtype", "f32")
+    compare(server, name, model)
+
+
+def test_a_text_beyond_the_sliding_window_is_refused_by_name(server, tmp_path):
+    model = golden.make("mistral", **{**SHAPE, "sliding_window": 100})
+    server.run("models", "import", save(model, tmp_path / "hf"), "--name", "windowed", "--dtype", "f32")
+    assert len(server.json("score", "windowed", "--text", TEXT[:100])["logprobs"]) == 100
+    result = server.run("score", "windowed", "--text", TEXT, check=False)
+    assert result.returncode != 0 and "100 positions (its sliding window)" in result.stderr
+
+
+@pytest.mark.parametrize("config_class", [transformers.Gemma2Config, transformers.Gemma3TextConfig, transformers.GPT2Config,
+                                          transformers.MixtralConfig])
+def test_other_architectures_are_refused_by_name(server, tmp_path, config_class):
+    small = dict(vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+                 num_key_value_heads=2, head_dim=16) if config_class is not transformers.GPT2Config else dict(
+                     vocab_size=320, n_embd=32, n_layer=1, n_head=2)
+    model = transformers.AutoModelForCausalLM.from_config(config_class(**small))
+    result = server.run("models", "import", save(model, tmp_path / "hf"), "--name", "other", check=False)
+    assert result.returncode != 0
+    assert type(model).__name__ in result.stderr, result.stderr
+
+
+def write_gguf(model, architecture, path, label=None):
+    """As llama.cpp's converter writes these architectures: names by gguf's own table, rows as they are."""
+    config = model.config
+    arch = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}[architecture]
+    writer = gguf.GGUFWriter(path, label or architecture)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    vocabulary = small_model.tokenizer()
+    tokens = [token for token, _ in sorted(vocabulary["model"]["vocab"].items(), key=lambda item: item[1])]
+    specials = [token["content"] for token in vocabulary["added_tokens"]]
+    tokens += specials + ["ĠĠ"]
+    tokens += [f"<unused{i}>" for i in range(config.vocab_size - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if t in specials else 5 if t.startswith("<unused") else 1 for t in tokens])
+    writer.add_token_merges(["Ġ Ġ"])  # a list may not be empty; the text has no two spaces on end
+    writer.add_bos_token_id(256)
+    writer.add_eos_token_id(257)
+    writer.add_add_bos_token(False)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), weight.float().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_gguf_file_gives_transformers_logprobs(server, tmp_path, family):
+    model = golden.make(family, seed=9, **SHAPE)
+    server.run("models", "import", write_gguf(model, family, tmp_path / "model.gguf"), "--name", f"gguf-{family}", "--dtype", "f32")
+    compare(server, f"gguf-{family}", model)
+
+
+def test_other_gguf_architectures_are_refused_by_name(server, tmp_path):
+    path = write_gguf(golden.make("qwen2", **SHAPE), "qwen2", tmp_path / "model.gguf", label="phi3")
+    result = server.run("models", "import", path, "--name", "other", check=False)
+    assert result.returncode != 0 and "phi3" in result.stderr
