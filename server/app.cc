@@ -108,6 +108,7 @@ struct App::State {
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
   GrpcServer grpc;
+  std::thread drain_thread;
 
   static telemetry::KnownLabels KnownLabels() {
     telemetry::KnownLabels known;
@@ -127,7 +128,8 @@ struct App::State {
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
-  std::int64_t RunningRequests() const;
+  // Once; a later call changes nothing.
+  void BeginDrain(absl::Duration deadline);
 };
 
 absl::Status App::State::StartHttp() {
@@ -266,7 +268,9 @@ absl::Status App::State::StartGrpc() {
   fine_tune_service = std::make_unique<rpc::FineTuneService>(*edge, *controller, *texts);
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);
-  server_service = std::make_unique<rpc::ServerService>(*edge, [this] { return Describe(); }, [this] { return Measure(); });
+  const auto begin_drain = [this](std::optional<absl::Duration> deadline) { BeginDrain(deadline.value_or(options.drain)); };
+  server_service =
+      std::make_unique<rpc::ServerService>(*edge, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
   operations_service = std::make_unique<rpc::OperationsService>(*edge, *operations);
   report_service = std::make_unique<rpc::TrainerReportService>(*edge, *controller);
   rpc::RegisterMethods(metrics);
@@ -290,15 +294,6 @@ absl::Status App::State::WriteServerFile() {
   json["version"] = kVersion;
   return base::WriteFileAtomically(base::RealFileSystem(), base::JoinPath(state->layout.root(), kServerFile),
                                    base::Dump(json, 2) + "\n");
-}
-
-std::int64_t App::State::RunningRequests() const {
-  std::int64_t count = 0;
-  for (const auto& resident : manager->residents()) {
-    const serve::EngineLoad load = resident->engine->load();
-    count += load.running + load.waiting;
-  }
-  return count;
 }
 
 void App::State::Collect(telemetry::Metrics& out) {
@@ -379,23 +374,35 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   return std::unique_ptr<App>(new App(std::move(state)));
 }
 
+void App::State::BeginDrain(absl::Duration deadline) {
+  if (draining.exchange(true)) return;
+  base::LogInfo("draining", {{"deadline_s", StrCat(absl::ToDoubleSeconds(deadline))}});
+  grpc.SetHealth(false);
+  drain_thread = std::thread([this, deadline] {
+    // Trainers write their checkpoints while calls end.
+    std::thread jobs([this] { controller->Shutdown(options.job_grace); });
+    base::Clock& clock = base::RealClock();
+    const absl::Duration until = clock.Monotonic() + deadline;
+    while (edge->live_calls.count() > 0 && clock.Monotonic() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    edge->live_calls.CancelAll();
+    jobs.join();
+    edge->drain.Fire();  // Watches have seen where their jobs came to.
+    base::LogInfo("drained", {});
+  });
+}
+
 void App::Drain() {
   State& s = *state_;
-  s.draining = true;
-  s.grpc.SetHealth(false);
-  // Trainers write their checkpoints while requests end.
-  std::thread jobs([&] { s.controller->Shutdown(s.options.job_grace); });
-  base::Clock& clock = base::RealClock();
-  const absl::Duration until = clock.Monotonic() + s.options.drain;
-  while (s.RunningRequests() > 0 && clock.Monotonic() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  jobs.join();
-  // Watches and what else is open are told to try elsewhere, then cut.
-  s.edge->drain.Fire();
+  s.BeginDrain(s.options.drain);
+  s.drain_thread.join();
   s.grpc.server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
 }
 
 App::~App() {
   State& s = *state_;
+  if (s.drain_thread.joinable()) s.drain_thread.join();
   s.draining = true;
   s.metrics.ClearCollectors();
   s.http.reset();

@@ -59,7 +59,7 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
     if (for_trainers) return Principal{"trainer", Role::kViewer, ""};  // the attempt's own token follows in its first message
     return WithReason(absl::PermissionDeniedError("this socket is for the reports of trainers"), "ROLE", {{"needed", "trainer"}});
   }
-  if (policy.principals == nullptr) return Principal{"local", Role::kAdmin, ""};
+  if (policy.principals == nullptr) return Principal{kNobody, Role::kAdmin, ""};
   if (rule != nullptr && ((rule->access == Access::kHealth && policy.health_without_token) ||
                           (rule->access == Access::kReflection && policy.reflection_without_token))) {
     return Principal{"anyone", Role::kViewer, ""};

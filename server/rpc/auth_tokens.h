@@ -10,6 +10,9 @@
 
 namespace nibble::rpc {
 
+// The name of who calls where no tokens are asked for.
+inline constexpr char kNobody[] = "local";
+
 struct Principal {
   std::string name;    // for the audit log
   Role role = Role::kViewer;

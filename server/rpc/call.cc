@@ -16,6 +16,7 @@ namespace nibble::rpc {
 namespace {
 
 constexpr char kRequestIdKey[] = "x-request-id";
+constexpr std::string_view kServerService = "nibble.v1.ServerService";
 constexpr std::size_t kMaxRequestIdBytes = 64;
 
 const char* Name(CallType type) {
@@ -79,6 +80,7 @@ void DrainList::Fire() {
 
 Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, const char* method)
     : edge_(edge),
+      context_(context),
       type_(type),
       service_(ServiceOf(method)),
       method_(MethodOf(method)),
@@ -94,10 +96,17 @@ Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, cons
     admitted_ = principal.status();
     if (principal.ok()) principal_ = *std::move(principal);
   }
+  // Who drains a server may still ask how far it is, and trainers report what they save.
+  const bool stays_open = service_ == kServerService || type_ == CallType::kBidiStream;
+  if (admitted_.ok() && edge_.draining && !stays_open) {
+    admitted_ = base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
+  }
+  if (EndsByItself()) edge_.live_calls.Add(context_);
   edge_.metrics.RpcStarted(Name(type_), service_, method_);
 }
 
 grpc::Status Call::End(const absl::Status& status) {
+  if (EndsByItself()) edge_.live_calls.Remove(context_);
   const double seconds = absl::ToDoubleSeconds(edge_.clock.Monotonic() - began_);
   edge_.metrics.RpcHandled(Name(type_), service_, method_, CodeName(status.code()), seconds);
   const std::string reason = status.ok() ? "" : base::Reason(status);

@@ -15,6 +15,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/rpc/auth_tokens.h"
+#include "server/rpc/live_calls.h"
 #include "server/rpc/worker_pool.h"
 #include "server/telemetry/metrics.h"
 
@@ -48,6 +49,7 @@ struct Edge {
   base::Clock& clock;
   std::atomic<bool>& draining;
   DrainList drain;
+  LiveCalls live_calls;
   Authority* authority = nullptr;  // nullptr: whoever calls may
   std::atomic<int> live_answers{0};                     // requests that an engine may still call back about
   absl::Duration default_deadline = absl::Seconds(30);  // of a unary call whose client gave none
@@ -67,7 +69,7 @@ class Call {
   Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, const char* method);
 
   Edge& edge() const { return edge_; }
-  // Not Ok: this caller may not do this. Checked by the wrappers (unary.h, stream_reactor.h, upload_reactor.h) before the core
+  // Not Ok: this caller may not do this, or the server admits nothing any more (DRAINING). Checked by the wrappers (unary.h, stream_reactor.h, upload_reactor.h) before the core
   // is called; on TLS and local transports gRPC has asked already (auth_processor.h).
   const absl::Status& admitted() const { return admitted_; }
   const Principal& principal() const { return principal_; }
@@ -82,7 +84,11 @@ class Call {
   void Cancel() { cancel_.Cancel(); }
 
  private:
+  // Watches and the trainers' reports go on until somebody ends them.
+  bool EndsByItself() const { return type_ != CallType::kBidiStream && !method_.starts_with("Watch"); }
+
   Edge& edge_;
+  grpc::CallbackServerContext* const context_;
   const CallType type_;
   const std::string_view service_;
   const std::string_view method_;
@@ -91,7 +97,7 @@ class Call {
   absl::Duration deadline_;
   base::CancelToken cancel_;
   absl::Status admitted_;
-  Principal principal_{"local", Role::kAdmin, ""};
+  Principal principal_{kNobody, Role::kAdmin, ""};
 };
 
 // Series of the method exist with 0 from the start.

@@ -69,7 +69,6 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
-    if (edge_.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
     NIBBLE_ASSIGN_OR_RETURN(jobs::JobSpec spec, FromProto(request->spec()));
     // The default fits every model.
     if (!request->spec().data().has_max_seq_len()) {
@@ -77,9 +76,11 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
         spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.context_limit());
       }
     }
+    const Principal& caller = call.principal();
+    const std::string owner = caller.name == kNobody ? "" : caller.name;  // the quota is of those who say who they are
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job,
                             jobs_.Submit(spec, request->request_id(),
-                                         {.body_digest = BodyDigest(*request), .owner = call.principal().name, .tenant = call.principal().tenant}));
+                                         {.body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant}));
     *response = ToProto(job);
     return absl::OkStatus();
   });

@@ -22,7 +22,6 @@ constexpr int kMaxAborted = 1000;
 template <typename MakeSink>
 absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, const Call& call,
                     const v1::GenerateRequest& proto, bool chat, MakeSink make_sink) {
-  if (edge.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   NIBBLE_ASSIGN_OR_RETURN(GenerateOptions options, FromProto(proto, chat));
   if (proto.request_id().size() > kMaxRequestIdBytes) {
     return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));

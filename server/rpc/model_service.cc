@@ -20,11 +20,6 @@ std::string DigestOf(Request request) {
   return base::Sha256Hex(base::StrCat(request.GetTypeName(), request.SerializeAsString()));
 }
 
-absl::Status Admit(const Edge& edge) {
-  if (!edge.draining) return absl::OkStatus();
-  return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
-}
-
 }  // namespace
 
 grpc::ServerReadReactor<v1::UploadModelRequest>* ModelService::UploadModel(grpc::CallbackServerContext* context,
@@ -71,7 +66,6 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
                                                     const v1::ImportModelRequest* request,
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
     // A repeated request finds its operation although the name is taken by now.
     const std::string digest = DigestOf(*request);
     if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckImport(*request));
@@ -87,7 +81,6 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
                                                      const v1::ConvertModelRequest* request,
                                                      google::longrunning::Operation* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
     const std::string digest = DigestOf(*request);
     if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckConvert(*request));
     NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->name(), request->request_id(), digest,
@@ -102,7 +95,6 @@ grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext*
                                                     const v1::ExportModelRequest* request,
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
     const std::string digest = DigestOf(*request);
     if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckExport(*request));
     NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->model(), request->request_id(), digest,
@@ -124,7 +116,6 @@ grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadAr
 grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context, const v1::LoadModelRequest* request,
                                                   v1::LoadModelResponse* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
     NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
     NIBBLE_RETURN_IF_ERROR(library_.manager().Acquire(request->name()).status());
     NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
@@ -149,7 +140,6 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
                                                           const v1::PublishCheckpointRequest* request,
                                                           v1::Model* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
     NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request, call.principal().tenant));
     return absl::OkStatus();
   });
@@ -159,7 +149,6 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
                                                     const v1::VerifyModelRequest* request,
                                                     v1::VerifyModelResponse* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(Admit(edge_));
     NIBBLE_ASSIGN_OR_RETURN(*response, library_.Verify(request->name()));
     return absl::OkStatus();
   });

@@ -72,7 +72,6 @@ class ScoreSink final : public serve::ResponseSink {
 
 absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::ScoreRequest& request, UnaryCall* call,
                          v1::ScoreResponse* response) {
-  if (edge.draining) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   if (request.top_n() < 0 || request.top_n() > kMaxTop) {
     return base::FieldError("top_n", base::StrCat("is ", request.top_n(), ", wanted 0 to ", kMaxTop));
   }

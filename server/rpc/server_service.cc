@@ -1,9 +1,16 @@
 #include "server/rpc/server_service.h"
 
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/rpc/time.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/watch_load.h"
 
 namespace nibble::rpc {
+
+namespace {
+constexpr absl::Duration kLongestDrain = absl::Hours(1);
+}  // namespace
 
 grpc::ServerUnaryReactor* ServerService::GetServerInfo(grpc::CallbackServerContext* context,
                                                        const v1::GetServerInfoRequest*, v1::ServerInfo* response) {
@@ -29,9 +36,18 @@ grpc::ServerWriteReactor<v1::ServerLoad>* ServerService::WatchLoad(grpc::Callbac
   return stream.get();
 }
 
-grpc::ServerUnaryReactor* ServerService::Drain(grpc::CallbackServerContext* context, const v1::DrainRequest*,
+grpc::ServerUnaryReactor* ServerService::Drain(grpc::CallbackServerContext* context, const v1::DrainRequest* request,
                                                v1::DrainResponse*) {
-  return UnaryNotBuilt(edge_, context, "nibble.v1.ServerService/Drain");
+  return UnaryOnWorker(edge_, context, "nibble.v1.ServerService/Drain", [=, this](const Call&) -> absl::Status {
+    std::optional<absl::Duration> deadline;
+    if (request->has_deadline()) deadline = FromProto(request->deadline());
+    if (deadline.has_value() && (*deadline < absl::ZeroDuration() || *deadline > kLongestDrain)) {
+      return base::FieldError("deadline", base::StrCat("is ", absl::FormatDuration(*deadline), ", wanted 0 to ",
+                                                       absl::FormatDuration(kLongestDrain)));
+    }
+    begin_drain_(deadline);
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* ServerService::SetResourcePolicy(grpc::CallbackServerContext* context,

@@ -1,5 +1,6 @@
 #pragma once
 #include <functional>
+#include <optional>
 
 #include "nibble/v1/server_service.grpc.pb.h"
 #include "server/rpc/call.h"
@@ -12,8 +13,10 @@ class ServerService : public v1::ServerService::CallbackService {
   // Answer at once: they are called on gRPC's threads.
   using Describe = std::function<v1::ServerInfo()>;
   using Measure = std::function<v1::ServerLoad()>;
-  ServerService(Edge& edge, Describe describe, Measure measure)
-      : edge_(edge), describe_(std::move(describe)), measure_(std::move(measure)) {}
+  // Begins to drain; nothing for the default deadline.
+  using BeginDrain = std::function<void(std::optional<absl::Duration> deadline)>;
+  ServerService(Edge& edge, Describe describe, Measure measure, BeginDrain begin_drain)
+      : edge_(edge), describe_(std::move(describe)), measure_(std::move(measure)), begin_drain_(std::move(begin_drain)) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext*, const v1::GetServerInfoRequest*,
                                           v1::ServerInfo*) override;
@@ -27,6 +30,7 @@ class ServerService : public v1::ServerService::CallbackService {
   Edge& edge_;
   const Describe describe_;
   const Measure measure_;
+  const BeginDrain begin_drain_;
 };
 
 }  // namespace nibble::rpc

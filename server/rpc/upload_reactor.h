@@ -28,8 +28,6 @@ class UploadReactor : public grpc::ServerReadReactor<Request> {
       : call_(edge, context, CallType::kClientStream, method), sink_(std::move(sink)) {
     if (!call_.admitted().ok()) {
       End(call_.admitted());
-    } else if (edge.draining) {
-      End(base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING"));
     } else {
       this->StartRead(&message_);
     }

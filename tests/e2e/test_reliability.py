@@ -15,6 +15,7 @@ import pytest
 
 from conftest import BIN, TRAIN, Server
 from test_kill import SAVE, STEPS, check, create, trainers, wait_for_step
+from wire import Api, message
 
 HEALTH = "/grpc.health.v1.Health/Check"
 
@@ -336,3 +337,30 @@ def test_published_checkpoint_is_what_the_trainer_would_have_published(calm, tmp
     published = server.json("jobs", "publish", f"{twenty}/10", "--name", "ten-of-twenty")["digest"]
     assert published == server.json("models", "get", "ten")["digest"]
     assert published != server.json("models", "get", "twenty")["digest"]
+
+
+def test_R3_drain_by_rpc_cuts_what_takes_too_long(make_server, model_directory, text_file):
+    server = prepare(make_server("--retry_backoff_scale", "0.01"), model_directory, text_file)
+    server.run("models", "load", "small")
+    job = create(server, "later")
+    wait_for_step(server, job, 2)
+    api = Api(server.grpc)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.run, "generate", "small", "--prompt", "The boat", "--max-tokens", 900, "--ignore-eos", check=False)
+        wait_until(lambda: sum(v for k, v in server.metrics().items() if k.startswith("nibble_requests_running")) >= 1)
+        drain = message("DrainRequest")
+        drain.deadline.nanos = 50_000_000
+        api.call("ServerService", "Drain", drain)
+        assert answer.result().returncode != 0, "it was cut"
+    wait_until(lambda: not trainers(server))
+    load = api.call("ServerService", "GetLoad")
+    assert load.draining and not load.ready
+    with pytest.raises(grpc.RpcError) as refused:
+        api.call("FineTuneService", "GetJob", name=job)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert server.process.poll() is None, "it waits to be ended"
+    assert server.stop() == 0
+    server.start()
+    server.run("jobs", "watch", job)
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "SUCCEEDED" and got["retries"] == 0

@@ -200,6 +200,44 @@ TEST_F(ServerServiceTest, TheStateDirectoryTellsThePortsAndIsLocked) {
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
+TEST_F(ServerServiceTest, DrainRefusesWhatIsNewAndSaysSo) {
+  v1::DrainRequest request;
+  v1::DrainResponse response;
+  request.mutable_deadline()->set_seconds(-1);
+  {
+    grpc::ClientContext context;
+    EXPECT_EQ(testing_support::FieldOf(server_->Drain(&context, request, &response)), "deadline");
+  }
+  request.mutable_deadline()->set_seconds(5);
+  for (int i = 0; i < 2; ++i) {
+    grpc::ClientContext context;
+    ASSERT_TRUE(server_->Drain(&context, request, &response).ok());
+  }
+  grpc::Status status;
+  EXPECT_EQ(Health("", &status), std::string("\x08\x02"));  // NOT_SERVING
+  v1::ListModelsResponse models;
+  grpc::ClientContext context;
+  const grpc::Status refused = models_->ListModels(&context, {}, &models);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(ReasonOf(refused), "DRAINING");
+  grpc::ClientContext context2;
+  v1::WatchJobRequest watch;
+  watch.set_name("job-x");
+  auto reader = jobs_->WatchJob(&context2, watch);
+  v1::JobEvent event;
+  EXPECT_FALSE(reader->Read(&event));
+  EXPECT_EQ(ReasonOf(reader->Finish()), "DRAINING");
+  v1::ServerLoad load;
+  grpc::ClientContext context3;
+  ASSERT_TRUE(server_->GetLoad(&context3, {}, &load).ok()) << "how far it is can still be asked";
+  EXPECT_TRUE(load.draining());
+  EXPECT_FALSE(load.ready());
+  EXPECT_EQ(Http().Get("/readyz")->status, 503);
+  EXPECT_EQ(Http().Get("/livez")->status, 200);
+  app_->Drain();
+  app_.reset();
+}
+
 TEST_F(ServerServiceTest, DrainEndsAnIdleServerAtOnceAndItStartsAgain) {
   const auto began = std::chrono::steady_clock::now();
   app_->Drain();
