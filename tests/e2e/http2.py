@@ -4,8 +4,8 @@ import struct
 import time
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
-MAX_CONCURRENT_STREAMS = 3
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE = 3, 4
 
 
 def frame(kind, flags, stream, payload):
@@ -32,6 +32,7 @@ class Connection:
             self.send(PREFACE + frame(SETTINGS, 0, 0, b""))
 
     def send(self, data):
+        self.socket.settimeout(10)
         self.socket.sendall(data)
 
     def frames(self, seconds):
@@ -53,6 +54,37 @@ class Connection:
                     yield "closed", 0, 0, b""
                 return
             self.buffer += data
+
+    def flood(self, stream, most):
+        """Sends up to so many bytes on a stream, as fast as the server's windows let it; what ended it, or None."""
+        windows, sent, frames_sent = {0: 65535, stream: 65535}, 0, 0
+        began = time.monotonic()
+        while sent < most and time.monotonic() - began < 60:
+            size = min(windows[0], windows[stream], 16384)
+            if size > 0:
+                try:
+                    self.send(frame(DATA, 0, stream, b"x" * size))
+                except OSError:
+                    return "closed"
+                windows[0] -= size
+                windows[stream] -= size
+                sent += size
+                frames_sent += 1
+                if frames_sent % 64:
+                    continue
+            for kind, flags, of, payload in self.frames(0.001 if size > 0 else 0.1):
+                if kind == WINDOW_UPDATE and of in windows:
+                    windows[of] += struct.unpack(">I", payload)[0]
+                elif kind == SETTINGS and not flags & 1:
+                    for i in range(0, len(payload), 6):
+                        key, value = struct.unpack(">HI", payload[i:i + 6])
+                        windows[stream] += value - 65535 if key == INITIAL_WINDOW_SIZE else 0
+                    self.send(frame(SETTINGS, 1, 0, b""))
+                elif kind == PING and not flags & 1:
+                    self.send(frame(PING, 1, 0, payload))
+                elif kind in (RST_STREAM, GOAWAY, "closed"):
+                    return kind
+        return None
 
     def closed_within(self, seconds):
         """Seconds until the server said GOAWAY or closed; None when it did not."""

@@ -328,7 +328,7 @@ def test_published_checkpoint_is_what_the_trainer_would_have_published(calm, tmp
     """Of a learning rate that does not look ahead: step 10 of 20 is the end of a job of 10 steps."""
     server, _, _ = calm
     spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps({"optim": {"schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 2}}))
+    spec.write_text(json.dumps({"optim": {"schedule": "constant", "warmup_steps": 2}}))
     common = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--save-every", 10, "--spec", spec, *TRAIN]
     ten = server.json(*common, "--output", "ten", "--max-steps", 10)["id"]
     twenty = server.json(*common, "--output", "twenty", "--max-steps", 20)["id"]

@@ -39,7 +39,7 @@ class Api:
     def __init__(self, address):
         self.channel = grpc.insecure_channel(address)
 
-    def call(self, service, method, request=None, timeout=30, **fields):
+    def call(self, service, method, request=None, /, timeout=30, **fields):
         described = pool().FindServiceByName(f"nibble.v1.{service}").FindMethodByName(method)
         inputs = message_factory.GetMessageClass(described.input_type)
         outputs = message_factory.GetMessageClass(described.output_type)
