@@ -264,7 +264,7 @@ absl::Status App::State::OpenServing() {
 }
 
 absl::Status App::State::StartGrpc() {
-  dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts);
+  dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, options.import_root);
   fine_tune_service = std::make_unique<rpc::FineTuneService>(*edge, *controller, *texts);
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);

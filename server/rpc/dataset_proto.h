@@ -20,9 +20,9 @@ absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::Dat
 // The `data` of a job or of a preview. Unimplemented names a field that is not built.
 absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 
-// header, chunks, finish.
+// header, chunks or a file below import_root ("": none is taken), finish.
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
-                                                                        v1::Dataset* response);
+                                                                        const std::string& import_root, v1::Dataset* response);
 
 // The first rows of the file as training would see them.
 absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,

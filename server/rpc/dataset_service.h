@@ -9,7 +9,9 @@ namespace nibble::rpc {
 // Thread-safe.
 class DatasetService : public v1::DatasetService::CallbackService {
  public:
-  DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts) : edge_(edge), state_(state), texts_(texts) {}
+  // import_root: where files of this machine may be named; "": nowhere.
+  DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts, std::string import_root)
+      : edge_(edge), state_(state), texts_(texts), import_root_(std::move(import_root)) {}
 
   grpc::ServerReadReactor<v1::UploadDatasetRequest>* UploadDataset(grpc::CallbackServerContext*, v1::Dataset*) override;
   grpc::ServerUnaryReactor* GetDataset(grpc::CallbackServerContext*, const v1::GetDatasetRequest*, v1::Dataset*) override;
@@ -24,6 +26,7 @@ class DatasetService : public v1::DatasetService::CallbackService {
   Edge& edge_;
   store::StateDirectory& state_;
   TextCache& texts_;
+  const std::string import_root_;
 };
 
 }  // namespace nibble::rpc

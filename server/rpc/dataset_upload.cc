@@ -1,4 +1,8 @@
 // UploadDataset: header, chunks, finish.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <utility>
 
 #include "server/base/error.h"
@@ -9,6 +13,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/dataset_proto.h"
+#include "server/rpc/import_root.h"
 #include "server/rpc/status.h"
 #include "server/text/utf8.h"
 
@@ -77,8 +82,8 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
 
 class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
  public:
-  DatasetUpload(const Edge& edge, store::DatasetStore& datasets, v1::Dataset* response)
-      : max_chunk_bytes_(edge.max_chunk_bytes), datasets_(datasets), response_(response) {}
+  DatasetUpload(const Edge& edge, store::DatasetStore& datasets, const std::string& import_root, v1::Dataset* response)
+      : max_chunk_bytes_(edge.max_chunk_bytes), datasets_(datasets), import_root_(import_root), response_(response) {}
 
   absl::StatusOr<bool> Take(const v1::UploadDatasetRequest& message) override {
     switch (message.message_case()) {
@@ -94,7 +99,9 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
     if (begun_) return FieldError("header", "came twice");
     NIBBLE_RETURN_IF_ERROR(base::CheckName("header.name", header.name()));
     if (header.field_map_size() > 0) return NotBuilt("UploadDatasetHeader.field_map");
-    if (header.has_server_path()) return NotBuilt("UploadDatasetHeader.server_path");
+    if (header.has_server_path()) {
+      NIBBLE_ASSIGN_OR_RETURN(server_file_, BeneathPath::Open(import_root_, header.server_path()));
+    }
     NIBBLE_ASSIGN_OR_RETURN(format_, FromProto("header.format", header.format()));
     // The same content again is answered as before: it is only compared.
     if (auto stored = datasets_.Get(header.name()); stored.ok()) {
@@ -107,17 +114,40 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
   }
   absl::StatusOr<bool> TakeChunk(const std::string& chunk) {
     if (!begun_) return FieldError("header", "is missing, wanted it first");
+    if (server_file_ != nullptr) return FieldError("chunk", "came beside header.server_path, wanted one of the two");
     if (chunk.empty() || chunk.size() > max_chunk_bytes_) {
       return FieldError("chunk", StrCat("has ", chunk.size(), " bytes, wanted 1 to ", max_chunk_bytes_));
     }
-    digest_.Update(chunk);
-    if (pending_ != nullptr) NIBBLE_RETURN_IF_ERROR(pending_->Append(chunk));
+    NIBBLE_RETURN_IF_ERROR(Append(chunk));
     return false;
+  }
+  absl::Status Append(std::string_view bytes) {
+    digest_.Update(bytes);
+    return pending_ == nullptr ? absl::OkStatus() : pending_->Append(bytes);
+  }
+  // What lies on the server is copied like what is sent: the dataset does not change with it.
+  absl::Status AppendServerFile() {
+    const int fd = open(server_file_->path().c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return FieldError("header.server_path", "cannot be read");
+    std::string piece;
+    ssize_t got = 0;
+    absl::Status status;
+    do {
+      piece.resize(kReadBytes);
+      got = read(fd, piece.data(), piece.size());
+      if (got > 0) status = Append(std::string_view(piece).substr(0, static_cast<std::size_t>(got)));
+    } while (status.ok() && (got > 0 || (got < 0 && errno == EINTR)));
+    close(fd);
+    if (status.ok() && got < 0) return FieldError("header.server_path", "is no file that can be read");
+    return status;
   }
   absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish) {
     if (!begun_) return FieldError("header", "is missing, wanted it first");
+    if (server_file_ != nullptr) NIBBLE_RETURN_IF_ERROR(AppendServerFile());
     const std::string digest = digest_.HexDigest();
-    if (finish.sha256() != digest) {
+    // Of a file on the server the client need not know it.
+    const bool unknown = server_file_ != nullptr && finish.sha256().empty();
+    if (!unknown && finish.sha256() != digest) {
       return FieldError("finish.sha256", StrCat("is ", finish.sha256().substr(0, 64), ", the chunks that arrived have ", digest));
     }
     if (existing_.has_value()) {
@@ -135,10 +165,12 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
 
   const std::size_t max_chunk_bytes_;
   store::DatasetStore& datasets_;
+  const std::string& import_root_;
   v1::Dataset* const response_;
   bool begun_ = false;
   std::optional<data::Format> format_;
   std::optional<store::StoredDataset> existing_;
+  std::unique_ptr<BeneathPath> server_file_;  // instead of chunks
   std::unique_ptr<store::DatasetStore::Pending> pending_;
   base::Sha256 digest_;
 };
@@ -146,8 +178,8 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
 }  // namespace
 
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
-                                                                        v1::Dataset* response) {
-  return std::make_unique<DatasetUpload>(edge, datasets, response);
+                                                                        const std::string& import_root, v1::Dataset* response) {
+  return std::make_unique<DatasetUpload>(edge, datasets, import_root, response);
 }
 
 }  // namespace nibble::rpc

@@ -13,8 +13,7 @@ inline constexpr const char* kUnbuilt[] = {
     "nibble.v1.FineTuneService/PlanJob", "nibble.v1.InferenceService/Embed",
     "nibble.v1.ServerService/SetResourcePolicy", "GenerateRequest.json_schema", "GenerateRequest.regex",
     "GenerateRequest.choice", "ConvertModelRequest.checkpoint", "ConvertModelRequest.calibration_dataset",
-    "UploadDatasetHeader.field_map",
-    "UploadDatasetHeader.server_path"};
+    "UploadDatasetHeader.field_map"};
 
 void RegisterMethods(telemetry::Metrics& metrics);
 

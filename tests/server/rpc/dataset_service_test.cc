@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
 
@@ -118,6 +121,63 @@ TEST_F(DatasetServiceTest, PreviewShowsWhichTokensAreTrained) {
 TEST_F(DatasetServiceTest, EveryChunkIsBounded) {
   v1::Dataset dataset;
   EXPECT_EQ(FieldOf(Upload("big", std::string((1 << 20) + 1, 'x'), v1::DATASET_FORMAT_TEXT, &dataset)), "chunk");
+}
+
+// api.md, Decided: a path of the server is taken only when it lies below --import_root.
+class ServerPathTest : public DatasetServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = DatasetServiceTest::Options();
+    std::filesystem::create_directory(directory_ + "/root");
+    std::ofstream(directory_ + "/root/rows.jsonl") << kRows;
+    std::ofstream(directory_ + "/outside.jsonl") << kRows;
+    std::filesystem::create_symlink("../outside.jsonl", directory_ + "/root/link.jsonl");
+    options.import_root = directory_ + "/root";
+    return options;
+  }
+  grpc::Status Name(const std::string& name, const std::string& path, v1::Dataset* dataset, const std::string& sha256 = "",
+                    const std::string& chunk = "") {
+    grpc::ClientContext context;
+    auto writer = datasets_->UploadDataset(&context, dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name(name);
+    message.mutable_header()->set_server_path(path);
+    writer->Write(message);
+    if (!chunk.empty()) {
+      message.set_chunk(chunk);
+      writer->Write(message);
+    }
+    message.mutable_finish()->set_sha256(sha256);
+    writer->Write(message);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+  static constexpr char kRows[] = "{\"text\": \"a b\"}\n{\"text\": \"c\"}\n";
+};
+
+TEST_F(ServerPathTest, AFileBelowTheImportRootIsCopied) {
+  v1::Dataset dataset;
+  grpc::Status status = Name("mine", "rows.jsonl", &dataset);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(dataset.rows(), 2);
+  EXPECT_EQ(dataset.sha256(), base::Sha256Hex(kRows));
+  // Again, and with the digest that it has; then with another.
+  EXPECT_TRUE(Name("mine", "rows.jsonl", &dataset, dataset.sha256()).ok());
+  EXPECT_EQ(FieldOf(Name("other", "rows.jsonl", &dataset, std::string(64, '0'))), "finish.sha256");
+  EXPECT_EQ(FieldOf(Name("other", "rows.jsonl", &dataset, "", "more")), "chunk");
+}
+
+TEST_F(ServerPathTest, PathsThatLeadOutAreRefusedAndLeaveNothing) {
+  v1::Dataset dataset;
+  for (const std::string path : {"../outside.jsonl", "link.jsonl", "/etc/passwd", ".", "none.jsonl", ""}) {
+    const grpc::Status status = Name("mine", path, &dataset);
+    EXPECT_FALSE(status.ok()) << path;
+    EXPECT_NE(status.error_code(), grpc::StatusCode::INTERNAL) << path;
+  }
+  v1::GetDatasetRequest get;
+  get.set_name("mine");
+  grpc::ClientContext context;
+  EXPECT_EQ(datasets_->GetDataset(&context, get, &dataset).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 }  // namespace
