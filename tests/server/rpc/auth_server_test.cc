@@ -104,7 +104,9 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
     next();
     grpc::ByteBuffer answer;
     bool more = true;
-    for (int i = 0; more && i < 3; ++i) {
+    // A watch has no end of its own.
+    const int reads = method.find("Watch") == std::string_view::npos ? 2 : 1;
+    for (int i = 0; more && i < reads; ++i) {
       call->Read(&answer, nullptr);
       more = next();
     }

@@ -107,7 +107,7 @@ class HostileRequestsTest : public AppTest {
   Answer Ask(const std::string& method, const Message& request, bool streams) {
     grpc::GenericStub stub(channel_);
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(streams ? 1 : 10));
     grpc::CompletionQueue queue;
     const auto next = [&] {
       void* tag;
