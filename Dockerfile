@@ -17,9 +17,10 @@ WORKDIR /src
 # The set-up depends on these files alone: a change of the sources does not repeat it.
 COPY deploy/setup.sh deploy/versions.env deploy/
 COPY server/text/rust/ server/text/rust/
-RUN deploy/setup.sh --cuda "${NIBBLE_CUDA}"
+RUN --mount=type=cache,target=/root/.cache/pip deploy/setup.sh --cuda "${NIBBLE_CUDA}"
 COPY . .
-RUN cmake --preset release -DNIBBLE_TESTS=OFF -DNIBBLE_CUDA="${NIBBLE_CUDA}" -DNIBBLE_COMMIT="${NIBBLE_REVISION}" \
+RUN --mount=type=cache,target=/root/.cache/ccache \
+    cmake --preset release -DNIBBLE_TESTS=OFF -DNIBBLE_CUDA="${NIBBLE_CUDA}" -DNIBBLE_COMMIT="${NIBBLE_REVISION}" \
  && cmake --build --preset release --target nibbled nibble nibble-trainer
 RUN DESTDIR=/out/server cmake --install build/release --prefix /usr/local --component server --strip \
  && DESTDIR=/out/server cmake --install build/release --prefix /usr/local --component client --strip \

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
 #include <map>
 #include <thread>
 #include <vector>
@@ -151,6 +150,7 @@ absl::Status App::State::OpenState() {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t disk_bytes, store::TotalBytes(options.state_dir));
   limits.min_free_bytes = store::DefaultWatermark(disk_bytes);
   if (options.min_free_bytes >= 0) limits.min_free_bytes = static_cast<std::uint64_t>(options.min_free_bytes);
+  metrics.SetDiskLimits("state", disk_bytes, limits.min_free_bytes);
   limits.max_file_bytes = limits.max_total_bytes = static_cast<std::uint64_t>(options.max_dataset_bytes);
   NIBBLE_ASSIGN_OR_RETURN(state, store::StateDirectory::Open(files, options.state_dir, limits));
   texts = std::make_unique<rpc::TextCache>(*state->models);
@@ -319,8 +319,6 @@ void App::State::Collect(telemetry::Metrics& out) {
   out.SetArtifactBytes("model", models);
   out.SetArtifactBytes("dataset", datasets);
   if (const auto bytes = base::RealFileSystem().FreeBytes(state->layout.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
-  std::error_code error;
-  if (const auto space = std::filesystem::space(state->layout.root(), error); !error) out.SetDiskSize("state", space.capacity);
   if (!options.security.tls_cert.empty()) {
     if (const auto end = rpc::CertificateExpiry(options.security.tls_cert); end.ok()) out.SetCertificateExpiry(absl::ToDoubleSeconds(*end - absl::UnixEpoch()));
   }

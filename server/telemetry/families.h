@@ -131,6 +131,7 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Counter, store_errors, Count, "nibble_store_errors_total", "Operations of the stores that failed");
   NIBBLE_FAMILY(Gauge, disk_free, Level, "nibble_disk_free_bytes", "Free bytes of a volume");
   NIBBLE_FAMILY(Gauge, disk_size, Level, "nibble_disk_size_bytes", "Size of a volume");
+  NIBBLE_FAMILY(Gauge, disk_watermark, Level, "nibble_disk_low_watermark_bytes", "Free bytes below which uploads and jobs are refused");
   NIBBLE_FAMILY(Counter, oom_kills, Count, "nibble_worker_oom_kills_total",
                 "Processes that the kernel killed for memory in the server's control group, since its start");
   NIBBLE_FAMILY(Counter, process_cpu, Count, "process_cpu_seconds_total", "User and system CPU time");

@@ -263,8 +263,9 @@ void Metrics::StoreError(std::string_view reason) {
   families_->store_errors.Add({{"backend", "file"}, {"reason", Text(reason)}}).Increment();
 }
 
-void Metrics::SetDiskSize(std::string_view volume, std::uint64_t bytes) {
-  families_->disk_size.Add({{"volume", Text(volume)}}).Set(static_cast<double>(bytes));
+void Metrics::SetDiskLimits(std::string_view volume, std::uint64_t size_bytes, std::uint64_t watermark_bytes) {
+  families_->disk_size.Add({{"volume", Text(volume)}}).Set(static_cast<double>(size_bytes));
+  families_->disk_watermark.Add({{"volume", Text(volume)}}).Set(static_cast<double>(watermark_bytes));
 }
 
 void Metrics::SetDiskFree(std::string_view volume, std::uint64_t bytes) {

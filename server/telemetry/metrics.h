@@ -101,7 +101,8 @@ class Metrics {
   void StoreOperation(std::string_view operation, double seconds);
   void StoreError(std::string_view reason);
   void SetDiskFree(std::string_view volume, std::uint64_t bytes);
-  void SetDiskSize(std::string_view volume, std::uint64_t bytes);
+  // Of a volume that never changes them while the server runs.
+  void SetDiskLimits(std::string_view volume, std::uint64_t size_bytes, std::uint64_t watermark_bytes);
 
  private:
   struct Families;

@@ -12,6 +12,9 @@ SETUP = r'''
 set -e
 root=$1 volume=$2; shift 2
 mount --make-rprivate /
+mounts=()
+while [[ $1 != -- ]]; do mounts+=("$1"); mkdir -p "$root${1#*:}"; shift; done
+shift
 ip link set lo up
 mount --bind "$root" "$root"
 mount -o remount,bind,ro "$root"
@@ -20,6 +23,10 @@ mount -t tmpfs -o mode=0755,nosuid tmpfs "$root/dev"
 for device in null zero random urandom; do touch "$root/dev/$device"; mount --bind "/dev/$device" "$root/dev/$device"; done
 mount -o remount,ro "$root/dev"
 mount --bind "$volume" "$root/var/lib/nibble"
+for pair in "${mounts[@]}"; do
+  mount --bind "${pair%%:*}" "$root${pair#*:}"
+  mount -o remount,bind,ro "$root${pair#*:}"
+done
 # chroot while that is still allowed; setpriv is the root's own.
 exec chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin /usr/bin/setpriv --reuid 65532 --regid 65532 --clear-groups \
   --no-new-privs --inh-caps=-all --ambient-caps=-all --bounding-set=-all "$@"
@@ -27,9 +34,10 @@ exec chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin /usr/bin/s
 
 
 class Container:
-    """`command` runs as process 1. `volume` is the state directory."""
+    """`command` runs as process 1. `volume` is the state directory. `mounts` are {path inside: folder of the host}, read-only, as
+    Secrets are."""
 
-    def __init__(self, root, volume, command, log):
+    def __init__(self, root, volume, command, log, mounts=None):
         self.root, self.volume, self.log = pathlib.Path(root), pathlib.Path(volume), pathlib.Path(log)
         self.volume.mkdir(parents=True, exist_ok=True)
         os.chown(self.volume, UID, UID)
@@ -37,7 +45,8 @@ class Container:
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
                 ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child=KILL", "bash", "-c", SETUP,
-                 "container", self.root, self.volume, *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+                 "container", self.root, self.volume, *(f"{source}:{target}" for target, source in (mounts or {}).items()), "--",
+                 *command], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         self.pid = self._first_process()
 
     def _first_process(self):
@@ -57,7 +66,8 @@ class Container:
         """Another process in the container, as `docker exec` makes one."""
         result = subprocess.run(["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--root", "--wd=/", "--setuid",
                                  str(UID), "--setgid", str(UID), "--", *map(str, command)], capture_output=True, text=True, timeout=300)
-        assert not check or result.returncode == 0, f"{shlex.join(map(str, command))}: {result.returncode}: {result.stdout}{result.stderr}\n{self.text()}"
+        said = f"{shlex.join(map(str, command))}: {result.returncode}: {result.stdout}{result.stderr}\n{self.text()}"
+        assert not check or result.returncode == 0, said
         return result
 
     def text(self):

@@ -10,6 +10,7 @@ Leaves DIR/STAGE, the root of the image."""
 import argparse
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -48,13 +49,26 @@ def make_base(work):
     return base
 
 
-def run_in(root, command, environment, directory="/"):
+def cache_mount(text, work):
+    """`--mount=type=cache,target=X command`: (host's folder, X, command); the folder outlives the run, as docker's does."""
+    match = re.match(r"--mount=type=cache,target=(\S+)\s+(.*)", text)
+    if not match:
+        assert not text.startswith("--"), f"an option that is not known here: {text}"
+        return None, "", text
+    folder = work / "cache" / match[1].strip("/").replace("/", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder, match[1], match[2]
+
+
+def run_in(root, text, environment, directory, work):
     """One RUN: as root in `root`, with /proc and /dev of a namespace of its own."""
+    cache, target, command = cache_mount(text, work)
     script = ('mount --make-rprivate / && mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && '
-              'exec chroot "$1" /usr/bin/env -i "${@:4}" /bin/sh -c "cd $2 && $3"')
+              'if [[ -n $4 ]]; then mkdir -p "$1$5" && mount --bind "$4" "$1$5"; fi && '
+              'exec chroot "$1" /usr/bin/env -i "${@:6}" /bin/sh -c "cd $2 && $3"')
     values = {"PATH": PATH, "HOME": "/root", "DEBIAN_FRONTEND": "noninteractive", **environment}
     subprocess.run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", script, "run", root, shlex.quote(directory),
-                    command, *(f"{key}={value}" for key, value in values.items())], check=True)
+                    command, cache or "", target, *(f"{key}={value}" for key, value in values.items())], check=True)
 
 
 def copy(source, target):
@@ -95,7 +109,7 @@ def make_stage(stage, base, roots, work, values):
         if step.word in ("RUN", "COPY"):
             say(f"line {step.line}: {step.word} {step.text[:100]}")
         if step.word == "RUN":
-            run_in(root, step.text, environment, directory)
+            run_in(root, step.text, environment, directory, work)
         elif step.word == "COPY":
             copy_step(step, root, roots, directory)
         elif step.word == "WORKDIR":

@@ -35,8 +35,9 @@ class Prometheus:
                   "scrape_configs": [{"job_name": "nibble", "static_configs": [{"targets": [target], "labels": {"namespace": "ml"}}]}]}
         (self.directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         self.log = open(self.directory / "prometheus.log", "wb")
-        self.process = subprocess.Popen([program, f"--config.file={self.directory}/prometheus.yml", f"--storage.tsdb.path={self.directory}/data",
-                                         f"--web.listen-address=127.0.0.1:{self.port}"], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [program, f"--config.file={self.directory}/prometheus.yml", f"--storage.tsdb.path={self.directory}/data",
+             f"--web.listen-address=127.0.0.1:{self.port}"], stdout=self.log, stderr=self.log, stdin=subprocess.DEVNULL)
         self.began = time.time()
         deadline = time.monotonic() + 60
         while True:
@@ -50,7 +51,8 @@ class Prometheus:
             time.sleep(0.1)
 
     def get(self, path, **parameters):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters, doseq=True)}", timeout=30) as answer:
+        query = urllib.parse.urlencode(parameters, doseq=True)
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}", timeout=30) as answer:
             body = json.load(answer)
         assert body["status"] == "success", body
         return body["data"]

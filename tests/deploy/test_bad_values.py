@@ -26,9 +26,11 @@ BAD = [
     ("image.registry", "https://registry.example.com"), ("nameOverride", "Nibble"), ("fullnameOverride", "a_b"),
     ("server.device", "gpu0"), ("server.importRoot", "relative"), ("server.extraArgs.0", "threads 4"), ("service.type", "ExternalName"),
     ("tls.existingSecret", ""), ("auth.existingSecret", ""), ("tls.certKey", "../../etc/passwd"), ("auth.key", "a/b"),
-    ("persistence.size", "50GB"), ("persistence.size", 50), ("persistence.accessMode", "ReadWriteMany"), ("persistence.storageClass", "Fast SSD"),
+    ("persistence.size", "50GB"), ("persistence.size", 50), ("persistence.accessMode", "ReadWriteMany"),
+    ("persistence.storageClass", "Fast SSD"),
     ("training.mode", "kubernetes"), ("resources.limits.memory", "8 GB"), ("resources.requests.cpu", "two"), ("gpu.resourceName", "nvidia"),
-    ("shmSize", "-1"), ("tmpSize", "64"), ("extraVolumeMounts.0.mountPath", "imports"), ("networkPolicy.grpc.from.0.ipBlock.cidr", "everywhere"),
+    ("shmSize", "-1"), ("tmpSize", "64"), ("extraVolumeMounts.0.mountPath", "imports"),
+    ("networkPolicy.grpc.from.0.ipBlock.cidr", "everywhere"),
     ("networkPolicy.metrics.from.0", {}), ("metrics.serviceMonitor.interval", "30"), ("metrics.prometheusRule.disabled.0", "no alert"),
     ("metrics.prometheusRule.runbookUrlPrefix", "playbooks"), ("commonLabels.team", "a b"), ("tolerations.0.operator", "In"),
 ]
@@ -52,7 +54,8 @@ TOGETHER = [
     ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
     ({"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels.app.kubernetes.io/name"),
     ({"commonLabels": {"helm.sh/chart": "other"}}, "commonLabels.helm.sh/chart"),
-    ({"auth": {"test": {"existingSecret": "t"}}, "tls": {"clientCA": {"existingSecret": "ca", "required": True}}}, "auth.test.existingSecret"),
+    ({"auth": {"test": {"existingSecret": "t"}}, "tls": {"clientCA": {"existingSecret": "ca", "required": True}}},
+     "auth.test.existingSecret"),
     ({"metrics": {"prometheusRule": {"enabled": True, "disabled": ["NoSuchAlert"]}}}, "metrics.prometheusRule.disabled"),
 ]
 

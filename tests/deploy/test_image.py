@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+import charts
 import dockerfile
 import image_root
 from conftest import ROOT, e2e, run
@@ -81,11 +82,11 @@ def images(tmp_path_factory, need):
 def start(images, tmp_path):
     running = []
 
-    def make(stage, *flags):
-        stages, _ = dockerfile.parse(DOCKERFILE)
-        command = stages["server"].last("ENTRYPOINT") + stages["server"].last("CMD") + list(flags)
-        running.append(Container(images[stage], tmp_path / f"volume-{stage}", command, tmp_path / f"{stage}-{len(running)}.log"))
-        health = stages["server"].last("HEALTHCHECK")
+    def make(stage, command=None, health=None, mounts=None):
+        server = dockerfile.parse(DOCKERFILE)[0]["server"]
+        command = command or server.last("ENTRYPOINT") + server.last("CMD")
+        health = health or server.last("HEALTHCHECK")
+        running.append(Container(images[stage], tmp_path / f"volume-{stage}", command, tmp_path / f"{stage}-{len(running)}.log", mounts))
         for _ in range(200):
             if running[-1].run(*health, check=False).returncode == 0:
                 return running[-1]
@@ -118,8 +119,8 @@ def test_every_library_is_there_and_the_server_has_no_torch(images):
         assert missing == []
         assert ("libtorch_cpu" in listing) == (stage == "trainer")
     assert not list(images["server"].rglob("libtorch*")) and not (images["server"] / "usr/local/bin/nibble-trainer").exists()
-    size = lambda root: int(subprocess.run(["du", "-sxm", root], capture_output=True, text=True, check=True).stdout.split()[0])
-    print(f"server {size(images['server'])} MB, trainer {size(images['trainer'])} MB (of these debootstrap {size(images['server'].parent / 'base')} MB)")
+    for name in ("base", "server", "trainer"):
+        print(name, run("du", "-sxm", images["server"].parent / name).stdout.split()[0], "MB")
 
 
 @pytest.mark.full
@@ -139,7 +140,8 @@ def test_server_runs_read_only_as_65532(start, model_directory, text_file):
     assert json.loads(answer.stdout)["usage"]["completion_tokens"] == 4
     # The image has no trainer, and says so.
     server.run("nibble", "datasets", "upload", give(text_file, server.volume, "page.jsonl"), "--name", "page")
-    refused = server.run("nibble", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", "1", check=False)
+    refused = server.run("nibble", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", "1",
+                         check=False)
     assert refused.returncode != 0 and "nibble-trainer" in refused.stderr
     assert server.stop() == 0
 
@@ -149,7 +151,36 @@ def test_trainer_image_trains(start, model_directory, text_file):
     server = start("trainer")
     server.run("nibble", "models", "import", give(model_directory, server.volume, "model"), "--name", "small", "--dtype", "f32")
     server.run("nibble", "datasets", "upload", give(text_file, server.volume, "page.jsonl"), "--name", "page")
-    server.run("nibble", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "tuned", "--max-steps", "2",
-               "--micro-batch", "2", "--seq-len", "32", "--watch")
+    server.run("nibble", "jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "tuned",
+               "--max-steps", "2", "--micro-batch", "2", "--seq-len", "32", "--watch")
     assert "tuned" in server.run("nibble", "models", "list").stdout
+    assert server.stop() == 0
+
+
+def write_certificate(folder, name):
+    """tls.crt, tls.key and ca.crt as a Secret holds them: here one self-signed certificate."""
+    folder.mkdir()
+    run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", f"/CN={name}", "-addext",
+        f"subjectAltName=DNS:{name}", "-keyout", folder / "tls.key", "-out", folder / "tls.crt")
+    (folder / "ca.crt").write_text((folder / "tls.crt").read_text())
+
+
+@pytest.mark.full
+def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
+    """What helm renders by default: all addresses, TLS, tokens, limits; called with and without a token."""
+    (_, _, spec), *_ = charts.pods(charts.render(tool("helm"), None))
+    container, = spec["containers"]
+    command = container["command"] + [word.replace("$(CPU_LIMIT)", "2") for word in container["args"]]
+    write_certificate(tmp_path / "tls", "test-nibble.ml.svc")
+    (tmp_path / "auth").mkdir()
+    token = tmp_path / "auth/token"
+    line = run(e2e.BIN / "nibble", "tokens", "new", "tester", "--role", "viewer", "--out", token).stdout
+    (tmp_path / "auth/tokens.jsonl").write_text(line)
+    run("chown", "-R", "65532:65532", tmp_path / "tls", tmp_path / "auth")
+    call = ["nibble", "--server", "127.0.0.1:50051", "--tls-ca", "/etc/nibble/tls/ca.crt", "--tls-name", "test-nibble.ml.svc"]
+    with_token = [*call, "--token-file", "/etc/nibble/auth/token", "server", "info"]
+    server = start("server", command, with_token, {"/etc/nibble/tls": tmp_path / "tls", "/etc/nibble/auth": tmp_path / "auth"})
+    refused = server.run(*call, "server", "info", check=False)
+    assert refused.returncode != 0 and "TOKEN_MISSING" in refused.stderr
+    assert server.run(*with_token).returncode == 0
     assert server.stop() == 0
