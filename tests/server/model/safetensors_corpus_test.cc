@@ -1,0 +1,49 @@
+// F1 beside another program: the fuzz corpus read by the `safetensors` crate and by us (ops.md 6.3).
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+
+#include "server/base/json.h"
+#include "server/base/sha256.h"
+#include "server/model/safetensors.h"
+
+namespace nibble::model {
+namespace {
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+base::Json Describe(const SafetensorsTensor& tensor) {
+  base::Json json = base::Json::object();
+  json["dtype"] = tensor.dtype_name;
+  json["shape"] = tensor.shape;
+  json["sha256"] = base::Sha256Hex({reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()});
+  return json;
+}
+
+TEST(SafetensorsCorpusTest, F1AgreesWithTheCrateOnEveryFile) {
+  // What we refuse and the crate takes: safetensors.h says why.
+  const std::set<std::string> stricter = {"duplicate-tensor", "dimension-over-int64", "rank-9"};
+  const auto verdicts = base::ParseJson(ReadAll(NIBBLE_SOURCE_DIR "/tests/golden/model/safetensors_corpus.json"));
+  ASSERT_TRUE(verdicts.ok()) << verdicts.status();
+  ASSERT_GE(verdicts->size(), 30u);
+  for (const auto& [name, verdict] : verdicts->items()) {
+    SCOPED_TRACE(name);
+    const std::string bytes = ReadAll(NIBBLE_SOURCE_DIR "/tests/fuzz/corpus/safetensors/" + name);
+    const auto header = ParseSafetensors({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, name);
+    EXPECT_EQ(header.ok(), !verdict.is_null() && !stricter.contains(name)) << header.status();
+    if (!header.ok() || verdict.is_null()) continue;
+    EXPECT_EQ(header->tensors.size(), verdict.size());
+    for (const SafetensorsTensor& tensor : header->tensors) {
+      EXPECT_EQ(Describe(tensor), verdict.value(tensor.name, base::Json())) << tensor.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::model
