@@ -1,5 +1,6 @@
 #include "client/security.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/support/client_interceptor.h>
 
 #include <algorithm>
@@ -39,7 +40,9 @@ class AddTokenFactory final : public experimental::ClientInterceptorFactoryInter
 
 bool IsLoopback(const std::string& server) {
   const std::string host = server.substr(0, server.rfind(':'));
-  return host == "localhost" || host == "[::1]" || host.rfind("127.", 0) == 0 || server.rfind("unix:", 0) == 0;
+  in_addr address{};
+  const bool v4 = inet_pton(AF_INET, host.c_str(), &address) == 1 && (ntohl(address.s_addr) >> 24) == 127;
+  return v4 || host == "localhost" || host == "[::1]" || server.rfind("unix:", 0) == 0;
 }
 
 }  // namespace
