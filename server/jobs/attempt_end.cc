@@ -207,8 +207,8 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& find
                      {{"job", job.id}, {"why", std::string(published.message())}});
     }
   }
+  on_done_(after);  // Its names are free before anybody is told that it ended.
   hub_.Notify(job.id);
-  on_done_(after);
   return true;
 }
 

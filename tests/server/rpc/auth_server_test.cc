@@ -3,10 +3,10 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <fstream>
 #include <sstream>
 
@@ -17,6 +17,7 @@
 #include "server/base/strings.h"
 #include "server/rpc/auth_methods.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/raw_call.h"
 #include "tests/support/certificates.h"
 
 namespace nibble {
@@ -80,43 +81,14 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
     return grpc::CreateCustomChannel(address, grpc::SslCredentials(options), alone);
   }
 
-  // Any method of any kind, with one empty message; the answer's status.
-  grpc::Status Ask(const std::shared_ptr<grpc::Channel>& channel, std::string_view method,
+  // With one empty message; the answer's status.
+  grpc::Status Ask(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
                    const std::multimap<std::string, std::string>& metadata) {
-    grpc::GenericStub stub(channel);
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
-    for (const auto& [key, value] : metadata) context.AddMetadata(key, value);
-    grpc::CompletionQueue queue;
-    const auto next = [&] {
-      void* tag;
-      bool ok = false;
-      queue.Next(&tag, &ok);
-      return ok;
-    };
-    auto call = stub.PrepareCall(&context, StrCat("/", method), &queue);
-    call->StartCall(nullptr);
-    next();
-    const grpc::Slice nothing(std::string{});
-    call->Write(grpc::ByteBuffer(&nothing, 1), nullptr);
-    next();
-    call->WritesDone(nullptr);
-    next();
-    grpc::ByteBuffer answer;
-    bool more = true;
-    // A watch has no end of its own.
-    const int reads = method.find("Watch") == std::string_view::npos ? 2 : 1;
-    for (int i = 0; more && i < reads; ++i) {
-      call->Read(&answer, nullptr);
-      more = next();
-    }
-    if (more) context.TryCancel();  // a stream that does not end by itself, such as health's
-    grpc::Status status;
-    call->Finish(&status, nullptr);
-    next();
-    return status;
+    // One message tells enough of a watch; the second read of the others is their end.
+    const int reads = method.find("Watch") == std::string::npos ? 2 : 1;
+    return testing_support::Ask(channel, {.method = method, .metadata = metadata, .max_reads = reads}).status;
   }
-  grpc::Status AskAs(const std::string& name, std::string_view method) {
+  grpc::Status AskAs(const std::string& name, const std::string& method) {
     return Ask(plain_, method, {{"authorization", "Bearer token-" + name}});
   }
 
@@ -176,14 +148,18 @@ TEST_P(AuthServerTest, S1NoMethodAnswersAnybodyWithoutAValidToken) {
 
 TEST_P(AuthServerTest, S2EveryMethodWithEveryRole) {
   const char* const names[] = {"viewer", "infer", "train", "admin"};
-  for (const rpc::MethodRule& rule : rpc::MethodRules()) {
+  std::vector<rpc::MethodRule> rules(rpc::MethodRules().begin(), rpc::MethodRules().end());
+  // Drain last: a server that drains answers nothing else.
+  std::stable_partition(rules.begin(), rules.end(), [](const rpc::MethodRule& rule) { return !rule.method.ends_with("/Drain"); });
+  for (const rpc::MethodRule& rule : rules) {
     for (int role = 0; role < 4; ++role) {
-      const grpc::Status status = AskAs(names[role], rule.method);
+      const grpc::Status status = AskAs(names[role], std::string(rule.method));
       const bool may = rule.access != rpc::Access::kTrainer && role >= static_cast<int>(rule.role);
       if (!IsServed(rule, GetParam())) {
         EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << rule.method;
       } else if (may) {
         EXPECT_NE(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << rule.method;
+        EXPECT_NE(testing_support::ReasonOf(status), "DRAINING") << rule.method;
         // Of its own, a method may refuse a path of the server.
         if (status.error_code() == grpc::StatusCode::PERMISSION_DENIED) {
           EXPECT_EQ(testing_support::ReasonOf(status), "IMPORT_ROOT");
@@ -206,7 +182,7 @@ TEST_P(AuthServerTest, ReportsComeOnlyByTheTrainersSocket) {
   const auto trainers = grpc::CreateChannel("unix:" + socket, grpc::InsecureChannelCredentials());
   for (const rpc::MethodRule& rule : rpc::MethodRules()) {
     if (rule.access == rpc::Access::kTrainer) continue;
-    EXPECT_EQ(Ask(trainers, rule.method, {{"authorization", "Bearer token-admin"}}).error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method;
+    EXPECT_EQ(Ask(trainers, std::string(rule.method), {{"authorization", "Bearer token-admin"}}).error_code(), grpc::StatusCode::PERMISSION_DENIED) << rule.method;
   }
   // It asks for the attempt's own secret.
   const auto stub = internal::v1::TrainerReportService::NewStub(trainers);
@@ -304,28 +280,11 @@ class TenantTest : public AppTest {
       const auto* prototype = google::protobuf::MessageFactory::generated_factory()->GetPrototype(service->method(i)->input_type());
       const std::unique_ptr<google::protobuf::Message> request(prototype->New());
       request->GetReflection()->SetString(request.get(), name, job);
-      const grpc::Slice slice(request->SerializeAsString());
-      const grpc::ByteBuffer buffer(&slice, 1);
-      grpc::GenericStub stub(channel_);
-      grpc::ClientContext context;
-      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
-      grpc::CompletionQueue queue;
-      const auto next = [&] {
-        void* tag;
-        bool ok = false;
-        queue.Next(&tag, &ok);
-        return ok;
-      };
-      auto call = stub.PrepareCall(&context, StrCat("/nibble.v1.FineTuneService/", service->method(i)->name()), &queue);
-      call->StartCall(nullptr);
-      next();
-      call->WriteLast(buffer, grpc::WriteOptions(), nullptr);
-      next();
-      grpc::ByteBuffer answer;
-      call->Read(&answer, nullptr);
-      if (next()) context.TryCancel();
-      call->Finish(&answers[service->method(i)->name()], nullptr);
-      next();
+      answers[service->method(i)->name()] =
+          testing_support::Ask(channel_, {.method = StrCat("nibble.v1.FineTuneService/", service->method(i)->name()),
+                                          .request = request->SerializeAsString(),
+                                          .max_reads = 1})
+              .status;
     }
     return answers;
   }
@@ -451,19 +410,8 @@ TEST_F(BindTest, FlagsThatDoNotFitAreNamed) {
 // S12.
 class ReflectionTest : public AppTest {};
 TEST_F(ReflectionTest, S12IsOffByDefault) {
-  grpc::GenericStub stub(channel_);
-  grpc::ClientContext context;
-  grpc::CompletionQueue queue;
-  const grpc::Slice nothing(std::string{});
-  const grpc::ByteBuffer request(&nothing, 1);
-  auto call = stub.PrepareUnaryCall(&context, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", request, &queue);
-  call->StartCall();
-  grpc::ByteBuffer answer;
-  grpc::Status status;
-  call->Finish(&answer, &status, nullptr);
-  void* tag;
-  bool ok;
-  queue.Next(&tag, &ok);
+  const grpc::Status status =
+      testing_support::Ask(channel_, {.method = "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}).status;
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
 }
 

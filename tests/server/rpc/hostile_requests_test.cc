@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <gtest/gtest.h>
 #include <sys/inotify.h>
 #include <sys/stat.h>
@@ -21,6 +20,7 @@
 #include "server/rpc/methods.h"
 #include "server/rpc/status.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/raw_call.h"
 
 namespace nibble {
 namespace {
@@ -33,6 +33,7 @@ using google::protobuf::MessageFactory;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing_support::AppTest;
+using testing_support::RawAnswer;
 
 constexpr char kCanary[] = "CANARY-7f3a";
 
@@ -100,42 +101,11 @@ class HostileRequestsTest : public AppTest {
             "{% for x in range(999999999) %}x{% endfor %}", "$(id)", "a=\"b\",c=\"d\"} 1\nevil 2", std::string(5000, 'x'), "%s%n%p", "\xf0\x9f\x94\xa5", " "};
   }
 
-  struct Answer {
-    grpc::Status status;
-    std::string bytes;
-  };
-  Answer Ask(const std::string& method, const Message& request, bool streams) {
-    grpc::GenericStub stub(channel_);
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(streams ? 1 : 10));
-    grpc::CompletionQueue queue;
-    const auto next = [&] {
-      void* tag;
-      bool ok = false;
-      queue.Next(&tag, &ok);
-      return ok;
-    };
-    auto call = stub.PrepareCall(&context, StrCat("/", method), &queue);
-    call->StartCall(nullptr);
-    next();
-    const grpc::Slice slice(request.SerializePartialAsString());
-    call->Write(grpc::ByteBuffer(&slice, 1), nullptr);
-    next();
-    call->WritesDone(nullptr);
-    next();
-    Answer answer;
-    for (int i = 0; i < (streams ? 8 : 1); ++i) {
-      grpc::ByteBuffer buffer;
-      call->Read(&buffer, nullptr);
-      if (!next()) break;
-      std::vector<grpc::Slice> slices;
-      if (!buffer.Dump(&slices).ok()) continue;
-      for (const auto& part : slices) answer.bytes.append(reinterpret_cast<const char*>(part.begin()), part.size());
-    }
-    if (streams) context.TryCancel();
-    call->Finish(&answer.status, nullptr);
-    next();
-    return answer;
+  RawAnswer Ask(const std::string& method, const Message& request, bool streams) {
+    return testing_support::Ask(channel_, {.method = method,
+                                           .request = request.SerializePartialAsString(),
+                                           .max_reads = streams ? 8 : 1,
+                                           .timeout = std::chrono::seconds(streams ? 1 : 10)});
   }
 
   using Path = std::vector<const FieldDescriptor*>;
@@ -192,7 +162,7 @@ class HostileRequestsTest : public AppTest {
     EXPECT_FALSE(std::regex_search(text, match, leak)) << where << ": \"" << match.str() << "\" in: " << text;
     EXPECT_THAT(text, Not(HasSubstr(kCanary))) << where;
   }
-  void ExpectClean(const Answer& answer, const std::string& where) {
+  void ExpectClean(const RawAnswer& answer, const std::string& where) {
     ExpectClean(answer.status.error_message(), where);
     EXPECT_THAT(answer.bytes, Not(HasSubstr(kCanary))) << where;
     google::rpc::Status details;
@@ -237,7 +207,7 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
         for (const std::string& text : texts) {
           const auto request = Plausible(method->input_type());
           Set(request.get(), path, text);
-          const Answer answer = Ask(StrCat(name, "/", method->name()), *request, method->client_streaming() || method->server_streaming());
+          const RawAnswer answer = Ask(StrCat(name, "/", method->name()), *request, method->client_streaming() || method->server_streaming());
           ExpectClean(answer, StrCat(method->name(), " ", path.back()->full_name()));
           ++asked;
           refused += answer.status.ok() ? 0 : 1;

@@ -1,7 +1,6 @@
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/health_check_service_interface.h>
 
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "server/base/strings.h"
 #include "server/rpc/methods.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/raw_call.h"
 
 namespace nibble {
 namespace {
@@ -23,43 +23,15 @@ class ServerServiceTest : public AppTest {
  protected:
   httplib::Client Http() { return httplib::Client("127.0.0.1", app_->http_port()); }
   // Any unary method by name, with an empty request.
-  grpc::Status CallEmpty(const std::string& method) {
-    grpc::GenericStub stub(channel_);
-    grpc::ClientContext context;
-    grpc::CompletionQueue queue;
-    // A message of no bytes; a buffer of no slices would be no message.
-    const grpc::Slice nothing(std::string{});
-    const grpc::ByteBuffer request(&nothing, 1);
-    auto call = stub.PrepareUnaryCall(&context, base::StrCat("/", method), request, &queue);
-    grpc::ByteBuffer response;
-    grpc::Status status;
-    call->StartCall();
-    call->Finish(&response, &status, nullptr);
-    void* tag;
-    bool ok;
-    queue.Next(&tag, &ok);
-    return status;
-  }
+  grpc::Status CallEmpty(const std::string& method) { return testing_support::Ask(channel_, {.method = method}).status; }
   // grpc.health.v1.HealthCheckRequest{service}, by hand: Debian has no library with its messages.
   std::string Health(const std::string& service, grpc::Status* status) {
     std::string bytes;
     if (!service.empty()) bytes = std::string("\x0a") + static_cast<char>(service.size()) + service;
-    grpc::Slice slice(bytes);
-    grpc::ByteBuffer request(&slice, 1), response;
-    grpc::GenericStub stub(channel_);
-    grpc::ClientContext context;
-    grpc::CompletionQueue queue;
-    auto call = stub.PrepareUnaryCall(&context, "/grpc.health.v1.Health/Check", request, &queue);
-    call->StartCall();
-    call->Finish(&response, status, nullptr);
-    void* tag;
-    bool ok;
-    queue.Next(&tag, &ok);
-    std::vector<grpc::Slice> slices;
-    if (!status->ok() || !response.Dump(&slices).ok()) return "";
-    std::string out;
-    for (const auto& part : slices) out.append(reinterpret_cast<const char*>(part.begin()), part.size());
-    return out;
+    const testing_support::RawAnswer answer =
+        testing_support::Ask(channel_, {.method = "grpc.health.v1.Health/Check", .request = bytes});
+    *status = answer.status;
+    return answer.bytes;
   }
 };
 
