@@ -1,42 +1,45 @@
 // The disk under the stores, timed and its faults counted: nibble_store_op_duration_seconds, nibble_store_errors_total.
 #pragma once
-#include <memory>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "server/base/clock.h"
-#include "server/base/files.h"
+#include "server/base/error.h"
+#include "server/base/hooked_files.h"
 #include "server/telemetry/metrics.h"
 
 namespace nibble {
 
-// Operations that change the disk, and reads. What the caller asked wrongly (a file that is not there, one that is too large)
-// is no fault of the store. Thread-safe.
-class MeteredFiles final : public base::FileSystem {
+// Operations that change the disk, and reads; closing costs nothing that was not synced. Thread-safe.
+class StoreMeter {
  public:
-  MeteredFiles(base::FileSystem& files, telemetry::Metrics& metrics, base::Clock& clock)
-      : files_(files), metrics_(metrics), clock_(clock) {}
+  StoreMeter(telemetry::Metrics& metrics, base::Clock& clock) : metrics_(metrics), clock_(clock) {}
 
-  absl::StatusOr<std::unique_ptr<base::WritableFile>> Create(const std::string& path) override;
-  absl::StatusOr<std::unique_ptr<base::WritableFile>> OpenForAppend(const std::string& path) override;
-  absl::StatusOr<std::string> Read(const std::string& path, std::uint64_t max_bytes) override;
-  absl::Status Rename(const std::string& from, const std::string& to) override;
-  absl::Status SyncDirectory(const std::string& path) override;
-  absl::Status CreateDirectories(const std::string& path) override;
-  absl::Status RemoveAll(const std::string& path) override;
-  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override { return files_.List(path); }
-  absl::StatusOr<std::uint64_t> Size(const std::string& path) override { return files_.Size(path); }
-  bool Exists(const std::string& path) override { return files_.Exists(path); }
-  absl::StatusOr<std::uint64_t> FreeBytes(const std::string& path) override { return files_.FreeBytes(path); }
+  template <typename Work>
+  auto Around(std::string_view operation, const std::string&, Work work) -> decltype(work()) {
+    if (operation == "close") return work();
+    const absl::Duration began = clock_.Monotonic();
+    auto result = work();
+    Count(operation, clock_.Monotonic() - began, StatusOf(result));
+    return result;
+  }
+  template <typename Write>
+  absl::Status Append(const std::string& path, std::string_view bytes, Write write) {
+    return Around("append", path, [&] { return write(bytes); });
+  }
 
  private:
-  class File;
-  template <typename Work>
-  auto Timed(const char* operation, Work work);
+  static const absl::Status& StatusOf(const absl::Status& status) { return status; }
+  template <typename T>
+  static const absl::Status& StatusOf(const absl::StatusOr<T>& result) {
+    return result.status();
+  }
+  void Count(std::string_view operation, absl::Duration took, const absl::Status& status);
 
-  base::FileSystem& files_;
   telemetry::Metrics& metrics_;
   base::Clock& clock_;
 };
+
+using MeteredFiles = base::HookedFiles<StoreMeter>;
 
 }  // namespace nibble

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/hooked_files.h"
 #include "server/base/strings.h"
 
 namespace nibble::base {
@@ -22,20 +23,24 @@ class Trap {
  public:
   Trap(std::string part, std::int64_t number, Action action) : part_(std::move(part)), number_(number), action_(action) {}
 
-  template <typename Operation>
-  auto Around(const std::string& path, Operation operation) -> decltype(operation()) {
-    if (path.find(part_) == std::string::npos) return operation();
+  template <typename Work>
+  auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
+    if (operation == "read" || path.find(part_) == std::string::npos) return work();
     const std::int64_t number = ++count_;
     if (action_ == Action::kFull) {
-      if (number < number_) return operation();
+      if (number < number_) return work();
       return WithReason(absl::ResourceExhaustedError(StrCat("write ", path, ": No space left on device")), "DISK_FULL");
     }
-    if (number != number_) return operation();
+    if (number != number_) return work();
     if (action_ == Action::kBefore) ::kill(::getpid(), SIGKILL);
     if (action_ == Action::kStop) ::kill(::getpid(), SIGSTOP);
-    auto result = operation();
+    auto result = work();
     if (action_ == Action::kAfter) ::kill(::getpid(), SIGKILL);
     return result;
+  }
+  template <typename Write>
+  absl::Status Append(const std::string& path, std::string_view bytes, Write write) {
+    return Around("append", path, [&] { return write(bytes); });
   }
 
  private:
@@ -43,66 +48,6 @@ class Trap {
   const std::int64_t number_;
   const Action action_;
   std::atomic<std::int64_t> count_{0};
-};
-
-class FailpointFile : public WritableFile {
- public:
-  FailpointFile(Trap& trap, std::string path, std::unique_ptr<WritableFile> file)
-      : trap_(trap), path_(std::move(path)), file_(std::move(file)) {}
-  absl::Status Append(std::string_view bytes) override {
-    return trap_.Around(path_, [&] { return file_->Append(bytes); });
-  }
-  absl::Status Sync() override {
-    return trap_.Around(path_, [&] { return file_->Sync(); });
-  }
-  absl::Status Close() override {
-    return trap_.Around(path_, [&] { return file_->Close(); });
-  }
-
- private:
-  Trap& trap_;
-  const std::string path_;
-  const std::unique_ptr<WritableFile> file_;
-};
-
-class FailpointFiles : public FileSystem {
- public:
-  FailpointFiles(FileSystem& real, std::string part, std::int64_t number, Action action)
-      : real_(real), trap_(std::move(part), number, action) {}
-
-  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
-    return Wrap(path, trap_.Around(path, [&] { return real_.Create(path); }));
-  }
-  absl::StatusOr<std::unique_ptr<WritableFile>> OpenForAppend(const std::string& path) override {
-    return Wrap(path, trap_.Around(path, [&] { return real_.OpenForAppend(path); }));
-  }
-  absl::Status Rename(const std::string& from, const std::string& to) override {
-    return trap_.Around(to, [&] { return real_.Rename(from, to); });
-  }
-  absl::Status SyncDirectory(const std::string& path) override {
-    return trap_.Around(path, [&] { return real_.SyncDirectory(path); });
-  }
-  absl::Status CreateDirectories(const std::string& path) override {
-    return trap_.Around(path, [&] { return real_.CreateDirectories(path); });
-  }
-  absl::Status RemoveAll(const std::string& path) override {
-    return trap_.Around(path, [&] { return real_.RemoveAll(path); });
-  }
-  absl::StatusOr<std::string> Read(const std::string& path, std::uint64_t max) override { return real_.Read(path, max); }
-  absl::StatusOr<std::vector<std::string>> List(const std::string& path) override { return real_.List(path); }
-  absl::StatusOr<std::uint64_t> Size(const std::string& path) override { return real_.Size(path); }
-  bool Exists(const std::string& path) override { return real_.Exists(path); }
-  absl::StatusOr<std::uint64_t> FreeBytes(const std::string& path) override { return real_.FreeBytes(path); }
-
- private:
-  absl::StatusOr<std::unique_ptr<WritableFile>> Wrap(const std::string& path,
-                                                     absl::StatusOr<std::unique_ptr<WritableFile>> file) {
-    if (!file.ok()) return file.status();
-    return std::unique_ptr<WritableFile>(std::make_unique<FailpointFile>(trap_, path, *std::move(file)));
-  }
-
-  FileSystem& real_;
-  Trap trap_;
 };
 
 }  // namespace
@@ -118,8 +63,8 @@ absl::StatusOr<std::unique_ptr<FileSystem>> MakeFailpointFiles(FileSystem& real,
   if (error != std::errc() || end != digits.data() + digits.size() || number < 1) return wrong;
   for (int action = 0; action < 4; ++action) {
     if (spec.substr(last + 1) != kActions[action]) continue;
-    return std::unique_ptr<FileSystem>(std::make_unique<FailpointFiles>(real, std::string(spec.substr(0, middle)), number,
-                                                                        static_cast<Action>(action)));
+    return std::unique_ptr<FileSystem>(std::make_unique<HookedFiles<Trap>>(real, std::string(spec.substr(0, middle)), number,
+                                                                           static_cast<Action>(action)));
   }
   return wrong;
 }
