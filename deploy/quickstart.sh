@@ -151,6 +151,6 @@ The server keeps running ($((SECONDS - begun)) s since the start). Try:
   $bin/nibble --server $grpc chat smollm2-wordnet-int8 --message "Define: compass"
   $bin/nibble --server $grpc models list
   $bin/nibble --server $grpc score smollm2-wordnet-int8 --text "a tower with a light that gives warning of shoals"
-  curl http://$http/metrics
+Metrics, for Prometheus or a browser: http://$http/metrics
 Stop it with: deploy/quickstart.sh --stop
 END

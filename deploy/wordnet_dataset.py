@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes chat-format training files from WordNet 3.0's noun glosses (Debian package wordnet-base; WordNet licence).
 
-usage: wordnet_dataset.py OUT_DIR [--rows 8000] [--eval-rows 64] [--source /usr/share/wordnet/data.noun]
+usage: wordnet_dataset.py OUT_DIR [--rows 16000] [--eval-rows 64] [--source /usr/share/wordnet/data.noun]
 
 Writes OUT_DIR/train.jsonl and OUT_DIR/eval.jsonl, one {"messages": [...]} a line: the user asks for a definition, the assistant
 answers with the gloss alone. The choice of rows depends on the words only, so every run makes the same bytes.
@@ -29,7 +29,7 @@ def glosses(path):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--rows", type=int, default=8000)
+    parser.add_argument("--rows", type=int, default=16000)
     parser.add_argument("--eval-rows", type=int, default=64)
     parser.add_argument("--source", type=pathlib.Path, default=pathlib.Path("/usr/share/wordnet/data.noun"))
     args = parser.parse_args()

@@ -17,10 +17,9 @@ def refused(server, *arguments, names, code=None):
 
 
 def job(base="small", dataset="page", **changes):
-    arguments = ["jobs", "create", "--method", "qlora", "--base", base, "--dataset", dataset, "--max-steps", 2, *TRAIN]
-    for flag, value in changes.items():
-        arguments += ["--" + flag.replace("_", "-"), value]
-    return arguments
+    flags = {"--max-steps": 2, **dict(zip(TRAIN[::2], TRAIN[1::2]))}
+    flags.update({"--" + flag.replace("_", "-"): value for flag, value in changes.items()})
+    return ["jobs", "create", "--method", "qlora", "--base", base, "--dataset", dataset, *(part for pair in flags.items() for part in pair)]
 
 
 def truncated(path):
@@ -79,7 +78,7 @@ def test_jobs_that_cannot_be(shared, tmp_path):
     before = len(shared.json("jobs", "list")["jobs"])
     refused(shared, *job(base="nothing"), names=["nothing"])
     refused(shared, *job(dataset="nothing"), names=["nothing"])
-    refused(shared, *job(rank=0), names=["r"])
+    refused(shared, *job(rank=0), names=["qlora.r"])
     refused(shared, *job(seq_len=4096), names=["seq"])
     refused(shared, *job(eval_every=1), names=["eval"])
     refused(shared, *job(device="cuda:7"), names=["cuda"])

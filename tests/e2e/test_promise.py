@@ -2,8 +2,10 @@
 import concurrent.futures
 import hashlib
 import json
+import pathlib
 import shutil
 import struct
+import threading
 
 import pytest
 
@@ -12,13 +14,27 @@ from conftest import PAGE, Server
 TEXTS = [PAGE, PAGE[40:300], "x", PAGE[100:] + PAGE, "boats", PAGE[7:90], PAGE * 2, "The lamp."]
 
 
+def supported_isas():
+    flags = pathlib.Path("/proc/cpuinfo").read_text().split("flags", 1)[-1].split("\n", 1)[0].split()
+    isas = {"plain"}
+    if {"avx2", "fma"} <= set(flags):
+        isas.add("avx2")
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"} <= set(flags):
+        isas.add("avx512")
+    return isas
+
+
 @pytest.fixture(params=["small-int8", "small-ternary"])
 def model(request):
     return request.param
 
 
 def score(server, text, model):
-    return server.json("score", model, "--text", text)["logprobs"]
+    """Of every row of logits its SHA-256 (all bits, the whole vocabulary), and the logprobs."""
+    got = server.json("score", model, "--text", text, "--digests")
+    digests = got.get("logits_digests", [None])  # one token alone has none
+    assert len(digests) == len(got["token_ids"]) and all(len(digest) == 64 for digest in digests[1:])
+    return digests, got["logprobs"]
 
 
 def test_scores_are_the_same_bits_among_eight_requests(shared, model):
@@ -28,12 +44,31 @@ def test_scores_are_the_same_bits_among_eight_requests(shared, model):
             assert list(pool.map(lambda text: score(shared, text, model), TEXTS)) == alone
 
 
+def test_generation_is_the_same_bits_among_eight_requests(shared, model):
+    def generate(text):
+        got = shared.json("generate", model, "--prompt", text, "--max-tokens", 200, "--logprobs", 1, "--ignore-eos")
+        return got["token_ids"], got["logprobs"]
+    alone = [generate(text) for text in TEXTS]
+    stop, most = threading.Event(), [0]
+
+    def watch():
+        while not stop.is_set():
+            most[0] = max(most[0], shared.json("server", "load")["requests_running"])
+    with concurrent.futures.ThreadPoolExecutor(9) as pool:
+        watching = pool.submit(watch)
+        together = list(pool.map(generate, TEXTS * 2))
+        stop.set()
+        watching.result()
+    assert together == alone * 2
+    assert most[0] >= 4, "the requests did not meet"
+
+
 def test_decoding_gives_the_logprobs_of_scoring(shared, model):
     answer = shared.json("generate", model, "--prompt", PAGE, "--max-tokens", 24, "--logprobs", 1, "--ignore-eos")
     prompt = shared.json("tokenize", model, "--text", PAGE)["token_ids"]
     decoded = [entry["logprob"] if isinstance(entry, dict) else entry for entry in answer["logprobs"]]
     assert len(decoded) == 24
-    whole = score(shared, PAGE + answer["text"], model)
+    _, whole = score(shared, PAGE + answer["text"], model)
     # Only where the text gives the same tokens again does Score see what decoding saw.
     tokens = shared.json("tokenize", model, "--text", PAGE + answer["text"])["token_ids"]
     same = 0
@@ -43,9 +78,11 @@ def test_decoding_gives_the_logprobs_of_scoring(shared, model):
     assert whole[len(prompt): len(prompt) + same] == decoded[:same]
 
 
-@pytest.mark.parametrize("flags", [("--isa", "plain"), ("--isa", "avx2"), ("--threads", 1), ("--threads", 2), ()],
-                         ids=lambda flags: " ".join(map(str, flags)) or "restart")
+@pytest.mark.parametrize("flags", [("--isa", "plain"), ("--isa", "avx2"), ("--isa", "avx512"), ("--threads", 1), ("--threads", 2),
+                                   ("--prefill_chunk", 7), ()], ids=lambda flags: " ".join(map(str, flags)) or "restart")
 def test_another_server_on_the_same_state_answers_alike(shared, tmp_path, flags):
+    if flags[:1] == ("--isa",) and flags[1] not in supported_isas():
+        pytest.skip(f"this CPU has no {flags[1]}")
     models = ["small-int8", "small-ternary"]
     want = [score(shared, text, model) for model in models for text in TEXTS[:3]]
     # A state directory has one server: the model goes there by import of the same files.

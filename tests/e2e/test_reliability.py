@@ -83,24 +83,27 @@ def test_R4_sigterm_to_the_trainer_checkpoints_and_counts_as_no_retry(calm):
     assert server.json("models", "get", "preempted")["digest"] == digest
 
 
-def test_R2_trainer_killed_at_random_steps(calm):
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.full)])
+def test_R2_trainer_killed_at_random_steps(calm, kills):
     server, digest, undisturbed = calm
-    job = create(server, "killed-often")
     draw = random.Random(5)
-    for step in (SAVE + draw.randrange(1, 5), 3 * SAVE + draw.randrange(1, 5)):
-        wait_for_step(server, job, step)
-        for pid in trainers(server):
+    for round in range(kills // 2):
+        output = f"killed-{kills}-{round}"
+        job = create(server, output)
+        for step in (SAVE + draw.randrange(1, 5), 3 * SAVE + draw.randrange(1, 5)):
+            wait_for_step(server, job, step)
+            (pid,) = trainers(server)
             os.kill(pid, signal.SIGKILL)
-    server.run("jobs", "watch", job)
-    events = server.lines("jobs", "watch", job)
-    assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
-    got = server.json("jobs", "get", job)
-    assert got["state"] == "SUCCEEDED" and got["attempt"] == 3 and got["retries"] == 2
-    failures = [e for e in events if e["type"] == "state" and e["state"] == "QUEUED" and e.get("reason")]
-    assert [e["reason"] for e in failures] == ["TRAINER_SIGNAL"] * 2
-    assert len([e for e in events if e["type"] == "step"]) <= STEPS + 2 * SAVE
-    assert curve(server, job) == undisturbed
-    assert server.json("models", "get", "killed-often")["digest"] == digest
+        server.run("jobs", "watch", job)
+        events = server.lines("jobs", "watch", job)
+        assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
+        got = server.json("jobs", "get", job)
+        assert got["state"] == "SUCCEEDED" and got["attempt"] == 3 and got["retries"] == 2
+        failures = [e for e in events if e["type"] == "state" and e["state"] == "QUEUED" and e.get("reason")]
+        assert [e["reason"] for e in failures] == ["TRAINER_SIGNAL"] * 2
+        assert len([e for e in events if e["type"] == "step"]) <= STEPS + 2 * SAVE
+        assert curve(server, job) == undisturbed
+        assert server.json("models", "get", output)["digest"] == digest
 
 
 def checkpoint_job(make_server, model_directory, text_file, failpoint, output):

@@ -71,6 +71,8 @@ def test_every_method_is_called(reflecting):
             name = f"{service}/{method.rsplit('.', 1)[1]}"
             if name in ("grpc.health.v1.Health/Watch", "nibble.v1.ServerService/WatchLoad", "google.longrunning.Operations/WaitOperation"):
                 continue  # they would wait
+            if name == "nibble.v1.ServerService/Drain":
+                continue  # nothing would answer after it: test_drain
             answer = grpcurl(reflecting, name, data={})
             called += 1
             if answer.returncode == 0:
@@ -136,3 +138,13 @@ def test_load(reflecting, method, data, tmp_path):
     assert report["count"] == 200 and report["statusCodeDistribution"] == {"OK": 200}, report["errorDistribution"]
     load = reflecting.json("server", "load")
     assert load["requests_running"] == load["requests_waiting"] == load["kv_blocks_used"] == 0
+
+
+def test_drain(make_server):
+    server = make_server("--reflection")
+    call(server, "nibble.v1.ServerService/Drain", deadline="1s")
+    refused = grpcurl(server, "nibble.v1.ModelService/ListModels", data={})
+    status = json.loads(refused.stderr)
+    assert status["code"] == 14 and "DRAINING" in [detail.get("reason") for detail in status["details"]]
+    answer, = call(server, "grpc.health.v1.Health/Check", service="")
+    assert answer == {"status": "NOT_SERVING"}

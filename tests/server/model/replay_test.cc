@@ -2,6 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "server/model/artifact_writer.h"
 #include "tests/server/model/small_models.h"
 
 namespace nibble::model {
@@ -56,6 +61,38 @@ TEST_F(ReplayTest, OneTokenThatDiffersIsFound) {
   EXPECT_EQ(result.first_sequence, 0);
   EXPECT_EQ(result.first_position, 3);
   EXPECT_EQ(result.differing_rows, 5);
+}
+
+// The artifact is made anew around the scale, so that no checksum tells of it: the logits do.
+TEST_F(ReplayTest, AScaleOfTheHeadOneUlpHigherIsFound) {
+  const auto source = Artifact::Open(models_.int8());
+  ASSERT_TRUE(source.ok()) << source.status();
+  std::vector<TensorPlan> plan;
+  for (const auto& [name, tensor] : (*source)->tensors()) plan.push_back({name, tensor.dtype, tensor.shape});
+  auto writer = ArtifactWriter::Create(base::RealFileSystem(), models_.Path("changed"), plan);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  bool changed = false;
+  for (const auto& [name, dtype, shape] : (*writer)->tensors().order()) {
+    const auto& stored = (*source)->tensors().at(name).bytes;
+    std::string bytes(reinterpret_cast<const char*>(stored.data()), stored.size());
+    if (name == "model.embed_tokens.weight_scale") {  // the head is tied to it; token 0 is not in the record
+      float scale;
+      std::memcpy(&scale, bytes.data(), sizeof scale);
+      scale = std::nextafter(scale, std::numeric_limits<float>::infinity());
+      std::memcpy(bytes.data(), &scale, sizeof scale);
+      changed = true;
+    }
+    ASSERT_TRUE((*writer)->tensors().Put(name, bytes).ok());
+  }
+  ASSERT_TRUE(changed);
+  ASSERT_TRUE((*writer)->CopyCompanions(models_.int8()).ok());
+  const auto info = (*writer)->Finish((*source)->config(), (*source)->info());
+  ASSERT_TRUE(info.ok()) << info.status();
+  model_ = models_.Load(models_.Path("changed"));
+  record_.weights_digest = info->weights_digest;
+  const ReplayResult result = Replay();
+  EXPECT_FALSE(result.equal);
+  EXPECT_GT(result.differing_rows, 0);
 }
 
 TEST_F(ReplayTest, RecordsThatCannotBeReplayedSayWhy) {

@@ -32,6 +32,17 @@ class InferenceServiceTest : public AppTest {
     EXPECT_TRUE(server_->GetLoad(&context, {}, &load).ok());
     return load;
   }
+  // "tiny8"
+  void MakeInt8() {
+    v1::ConvertModelRequest convert;
+    convert.set_model("tiny");
+    convert.set_name("tiny8");
+    convert.set_target(v1::MODEL_FORMAT_INT8);
+    google::longrunning::Operation operation;
+    grpc::ClientContext context;
+    ASSERT_TRUE(models_->ConvertModel(&context, convert, &operation).ok());
+    ASSERT_TRUE(Wait(operation).has_response());
+  }
 };
 
 TEST_F(InferenceServiceTest, GenerateLoadsTheModelAndAnswers) {
@@ -287,14 +298,7 @@ TEST_F(InferenceServiceTest, ScoreOfOneTokenHasNoLogprobAndNoLoss) {
 
 // The bits of an int8 model do not depend on how many positions go through it at once.
 TEST_F(InferenceServiceTest, Int8LogitsAreTheSameForEveryChunk) {
-  v1::ConvertModelRequest convert;
-  convert.set_model("tiny");
-  convert.set_name("tiny8");
-  convert.set_target(v1::MODEL_FORMAT_INT8);
-  google::longrunning::Operation operation;
-  grpc::ClientContext convert_context;
-  ASSERT_TRUE(models_->ConvertModel(&convert_context, convert, &operation).ok());
-  ASSERT_TRUE(Wait(operation).has_response());
+  MakeInt8();
   std::vector<std::string> digests[3];
   const int chunks[] = {1, 7, 64};
   for (std::size_t run = 0; run < 3; ++run) {
@@ -412,19 +416,25 @@ TEST_F(InferenceServiceTest, ADeadlineEndsARequest) {
 }
 
 TEST_F(InferenceServiceTest, ManyAtOnceAnswerAsOneAlone) {
-  v1::GenerateResponse alone;
-  ASSERT_TRUE(Generate(Prompt("tiny", "a b c", 20), &alone).ok());
+  MakeInt8();
+  const auto prompt = [this](std::size_t i) {
+    v1::GenerateRequest request = Prompt("tiny8", std::string(1 + 2 * i, 'a'), 20);
+    request.mutable_output()->set_logprobs(1);
+    return request;
+  };
+  constexpr std::size_t kMany = 8;
+  std::vector<v1::GenerateResponse> alone(kMany), together(kMany);
+  for (std::size_t i = 0; i < kMany; ++i) ASSERT_TRUE(Generate(prompt(i), &alone[i]).ok());
   std::vector<std::thread> threads;
-  std::vector<v1::GenerateResponse> answers(8);
-  std::vector<grpc::Status> statuses(8);
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    threads.emplace_back([&, i] { statuses[i] = Generate(Prompt("tiny", "a b c", 20), &answers[i]); });
+  std::vector<grpc::Status> statuses(kMany);
+  for (std::size_t i = 0; i < kMany; ++i) {
+    threads.emplace_back([&, i] { statuses[i] = Generate(prompt(i), &together[i]); });
   }
   for (auto& thread : threads) thread.join();
-  for (std::size_t i = 0; i < answers.size(); ++i) {
+  for (std::size_t i = 0; i < kMany; ++i) {
     ASSERT_TRUE(statuses[i].ok()) << statuses[i].error_message();
-    EXPECT_EQ(answers[i].outputs(0).finish().reason(), v1::FINISH_REASON_LENGTH);
-    EXPECT_EQ(answers[i].usage().completion_tokens(), 20);
+    EXPECT_EQ(together[i].usage().completion_tokens(), 20);
+    EXPECT_EQ(together[i].outputs(0).SerializeAsString(), alone[i].outputs(0).SerializeAsString());
   }
 }
 

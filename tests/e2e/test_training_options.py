@@ -1,0 +1,77 @@
+"""What the options of a run change, seen in its losses: accumulation, recomputation, clipping, compute type."""
+import json
+import math
+
+import pytest
+
+from conftest import PAGE, Server
+
+ROWS = [PAGE[i * 9: i * 9 + 30 + 17 * i] for i in range(8)]  # ragged: 30 to 149 tokens
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory, model_directory):
+    directory = tmp_path_factory.mktemp("options")
+    server = Server(directory / "state").start()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    for name, rows in (("ragged", ROWS), ("four", ROWS[:4])):
+        path = directory / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+        server.run("datasets", "upload", path, "--name", name)
+    runs = iter(range(100))
+
+    def run(dataset, qlora=None, optim=None, **options):
+        spec = {"base_model": "small", "train_dataset": dataset,
+                "qlora": {"r": 4, "alpha": 8, "seed": 5, "compute_dtype": "COMPUTE_DTYPE_F32", **(qlora or {})},
+                "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"},
+                "optim": {"lr": 5e-3, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0, **(optim or {})},
+                "run": {"max_steps": 6, **options}, "publish": {"output_model": f"out-{next(runs)}"}}
+        path = directory / "spec.json"
+        path.write_text(json.dumps(spec))
+        events = server.lines("jobs", "create", "--spec", path, "--watch")
+        return [event for event in events if event.get("type") == "step"]
+
+    yield run
+    server.stop()
+
+
+def losses(steps):
+    return [step["loss"] for step in steps]
+
+
+def test_accumulated_micro_batches_weigh_by_tokens(train):
+    """Rows of different lengths: a mean of the micro-batches' means would be another loss."""
+    whole = train("ragged", micro_batch=4)
+    halves = train("ragged", micro_batch=2, grad_accum=2)
+    singles = train("ragged", micro_batch=1, grad_accum=4)
+    for parts in (halves, singles):
+        assert [step["tokens"] for step in parts] == [step["tokens"] for step in whole]
+        for a, b in zip(losses(parts), losses(whole)):
+            assert math.isclose(a, b, rel_tol=1e-5)
+        assert math.isclose(parts[0]["grad_norm"], whole[0]["grad_norm"], rel_tol=1e-4)
+
+
+def test_recomputed_activations_change_no_bit(train):
+    kept, again = train("ragged", micro_batch=2), train("ragged", micro_batch=2, activation_checkpointing=True)
+    assert losses(kept) == losses(again)
+    assert [step["grad_norm"] for step in kept] == [step["grad_norm"] for step in again]
+    assert again[0]["kernel_launches"] > kept[0]["kernel_launches"]
+
+
+def test_clipping_holds_the_step_back(train):
+    """Every step sees the same four rows. Adam divides by the gradient's size, down to eps: so far below it, nothing moves."""
+    free = train("four", micro_batch=4)
+    held = train("four", micro_batch=4, optim={"max_grad_norm": 1e-12})
+    assert losses(free)[0] == losses(held)[0]
+    assert free[0]["grad_norm"] == held[0]["grad_norm"] > 1e-3, "the norm is told as it was before clipping"
+    assert losses(free)[-1] < losses(free)[0] * 0.99
+    assert all(math.isclose(loss, losses(held)[0], rel_tol=1e-4) for loss in losses(held))
+    wide = train("four", micro_batch=4, optim={"max_grad_norm": 1e9})
+    assert losses(wide) == losses(free)
+
+
+def test_bf16_is_near_fp32_and_not_the_same(train):
+    exact, rounded = (losses(train("ragged", micro_batch=2, qlora={"compute_dtype": dtype}))
+                      for dtype in ("COMPUTE_DTYPE_F32", "COMPUTE_DTYPE_BF16"))
+    assert exact != rounded
+    assert all(math.isclose(a, b, rel_tol=2e-2) for a, b in zip(exact, rounded))

@@ -1,0 +1,87 @@
+"""The tree keeps its shape: who may include whom (docs/ARCHITECTURE.md), and names of cases that CTest can tell apart."""
+import collections
+import json
+import re
+import subprocess
+
+import pytest
+
+from conftest import ROOT
+
+# A folder of server/ and the folders of server/ that it may know, itself aside.
+MAY = {
+    "base": [],
+    "telemetry": ["base"],
+    "text": ["base"],
+    "model": ["base", "text"],
+    "store": ["base", "telemetry", "text", "model"],
+    "data": ["base", "telemetry", "text", "model"],
+    "jobs": ["base", "telemetry", "store"],
+    "plan": ["base", "telemetry", "text", "model", "store", "data", "jobs"],
+    "convert": ["base", "telemetry", "text", "model", "store", "data"],
+    "serve": ["base", "telemetry", "text", "model", "store", "data"],
+    "http": ["base", "telemetry"],
+    "rpc": ["base", "telemetry", "text", "model", "store", "data", "jobs", "plan", "convert", "serve"],
+    "trainer": ["base", "text", "model", "store", "data", "convert", "jobs"],
+}
+# Headers of a library, and the only folders that may see them.
+ONLY_IN = {
+    r"torch/|ATen/|c10/": ["server/trainer"],
+    r"prometheus/": ["server/telemetry"],
+    r"cuda|cublas": ["kernels"],
+    r"soci/": ["server/jobs"],
+    r"nibble/": ["server/rpc", "server/trainer/reporter", "server/grpc_server", "server/app", "client", "proto"],
+}
+
+
+def includes():
+    for folder in ("kernels", "server", "client"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix not in (".h", ".cc", ".cu", ".cuh"):
+                continue
+            for included in re.findall(r'^\s*#\s*include\s+["<]([^">]+)[">]', path.read_text(), re.M):
+                yield path.relative_to(ROOT).as_posix(), included
+
+
+def test_includes_go_one_way():
+    seen, wrong = 0, []
+    for path, included in includes():
+        top, _, rest = path.partition("/")
+        folder = rest.split("/")[0] if "/" in rest else ""
+        to = re.match(r"(kernels|server|client)/(?:([a-z_0-9]+)/)?", included)
+        if to is None:
+            continue
+        seen += 1
+        target, target_folder = to.group(1), to.group(2) or ""
+        if top == "kernels":
+            ok = target == "kernels"
+        elif top == "client":
+            ok = target == "client" or (target, target_folder) == ("server", "base")
+        elif folder == "":
+            ok = target != "client" and target_folder != "trainer"  # the program itself
+        elif target == "kernels":
+            ok = folder not in ("base", "telemetry", "text", "store", "jobs", "http")
+        else:
+            ok = target == "server" and (target_folder == folder or target_folder in MAY[folder])
+        if not ok:
+            wrong.append(f"{path} includes {included}")
+    assert not wrong, "\n".join(wrong)
+    assert seen > 500
+
+
+def test_libraries_are_seen_where_they_belong():
+    wrong = [f"{path} includes {included}" for path, included in includes() for pattern, allowed in ONLY_IN.items()
+             if re.match(pattern, included) and not any(path.startswith(prefix) for prefix in allowed)]
+    assert not wrong, "\n".join(wrong)
+    assert {path for path, included in includes() if included.startswith("torch/")}, "the pattern finds nothing"
+
+
+def test_every_case_has_a_name_of_its_own():
+    """CTest gives labels by name: two cases of one name would both have the labels of one."""
+    build = ROOT / "build/release"
+    if not (build / "CTestTestfile.cmake").exists():
+        pytest.skip("there is no build/release")
+    listed = json.loads(subprocess.run(["ctest", "--show-only=json-v1"], cwd=build, capture_output=True, text=True, check=True).stdout)
+    names = collections.Counter(test["name"] for test in listed["tests"])
+    assert [name for name, count in names.items() if count > 1] == []
+    assert len(names) > 500

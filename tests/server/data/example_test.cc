@@ -1,0 +1,122 @@
+#include "server/data/example.h"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <numeric>
+
+#include "server/base/error.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::data {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class ExampleTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto assets = model::LoadTextAssets(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16");
+    ASSERT_TRUE(assets.ok()) << assets.status();
+    text_ = *std::move(assets);
+    config_.eos_token_ids = {1};
+  }
+  std::vector<std::int32_t> Encode(const std::string& text) { return text_.tokenizer->Encode(text, false).value_or(std::vector<std::int32_t>{}); }
+  absl::StatusOr<std::vector<Example>> Pieces(const std::string& line, Format format, TokeniseOptions options) {
+    const auto record = ParseRecord(line, format);
+    EXPECT_TRUE(record.ok()) << record.status();
+    return Tokenise(*record, format, text_, config_, options);
+  }
+  Example One(const std::string& line, Format format, TokeniseOptions options = {.max_seq_len = 1000}) {
+    const auto pieces = Pieces(line, format, options);
+    EXPECT_TRUE(pieces.ok()) << pieces.status();
+    EXPECT_EQ(pieces->size(), 1u);
+    return pieces->front();
+  }
+  // The text of the tokens that the loss is taken of.
+  std::string Trained(const Example& example) {
+    std::vector<std::int32_t> ids;
+    for (std::size_t i = 0; i < example.tokens.size(); ++i) {
+      if (example.trained[i] != 0) ids.push_back(example.tokens[i]);
+    }
+    return text_.tokenizer->Decode(ids, /*skip_special_tokens=*/false).value_or("");
+  }
+
+  model::TextAssets text_;
+  model::ModelConfig config_;
+};
+
+TEST_F(ExampleTest, TextIsSplitAndNoTokenOfItIsLost) {
+  const std::string words = "the keeper of the light walked down to the harbour every morning";
+  std::vector<std::int32_t> all = Encode(words);
+  all.push_back(1);
+  for (const std::int64_t limit : {2, 7, 16, static_cast<int>(all.size()) - 1, static_cast<int>(all.size()), 1000}) {
+    const auto pieces = Pieces(R"({"text": ")" + words + "\"}", Format::kText, {.max_seq_len = limit, .overlong = Overlong::kError});
+    ASSERT_TRUE(pieces.ok()) << pieces.status();
+    std::vector<std::int32_t> joined;
+    for (std::size_t i = 0; i < pieces->size(); ++i) {
+      const Example& piece = (*pieces)[i];
+      joined.insert(joined.end(), piece.tokens.begin(), piece.tokens.end());
+      EXPECT_EQ(piece.trained, std::vector<std::uint8_t>(piece.tokens.size(), 1));
+      const bool last = i + 1 == pieces->size();
+      EXPECT_TRUE(last || static_cast<std::int64_t>(piece.tokens.size()) == limit);
+    }
+    EXPECT_EQ(joined, all) << limit;
+  }
+}
+
+TEST_F(ExampleTest, TheLossIsOnTheCompletion) {
+  const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";
+  const Example example = One(line, Format::kPromptCompletion);
+  EXPECT_EQ(Trained(example), " the keeper</s>");
+  EXPECT_EQ(example.num_trained(), static_cast<std::int64_t>(Encode(" the keeper").size()) + 1);
+  const Example whole = One(line, Format::kPromptCompletion, {.max_seq_len = 1000, .train_on_prompt = true});
+  EXPECT_EQ(Trained(whole), "who walks? the keeper</s>");
+  EXPECT_EQ(whole.tokens, example.tokens);
+}
+
+TEST_F(ExampleTest, TheLossIsOnEveryAssistantTurn) {
+  const std::string line =
+      R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
+      R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
+  const std::string trained = Trained(One(line, Format::kChat));
+  EXPECT_THAT(trained, HasSubstr("first"));
+  EXPECT_THAT(trained, HasSubstr("second"));
+  EXPECT_THAT(trained, ::testing::Not(HasSubstr("a?")));
+  EXPECT_THAT(trained, ::testing::Not(HasSubstr("b?")));
+  EXPECT_THAT(Trained(One(line, Format::kChat, {.max_seq_len = 1000, .train_on_prompt = true})), HasSubstr("a?"));
+}
+
+TEST_F(ExampleTest, WhatIsTooLongIsCutDroppedOrRefusedAsAsked) {
+  const std::string line = R"({"prompt": "abcd", "completion": " efgh"})";
+  const std::vector<std::int32_t> all = One(line, Format::kPromptCompletion).tokens;
+  const auto limit = static_cast<std::int64_t>(all.size()) - 2;
+  const Example cut = One(line, Format::kPromptCompletion, {.max_seq_len = limit});
+  EXPECT_EQ(cut.tokens, std::vector<std::int32_t>(all.begin(), all.end() - 2));
+  EXPECT_EQ(cut.trained.size(), cut.tokens.size());
+  EXPECT_THAT(*Pieces(line, Format::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kDrop}), ElementsAre());
+  const auto refused = Pieces(line, Format::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kError});
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("max_seq_len is " + std::to_string(limit)));
+  EXPECT_EQ(One(line, Format::kPromptCompletion, {.max_seq_len = limit + 2, .overlong = Overlong::kError}).tokens, all);
+}
+
+TEST_F(ExampleTest, AFileNamesItsLineAndSaysWhenNothingTrains) {
+  const testing::TempDirectory directory;
+  const auto load = [&](const std::string& text, TokeniseOptions options) {
+    std::ofstream(directory / "rows.jsonl") << text;
+    return LoadDataset(directory / "rows.jsonl", Format::kPromptCompletion, text_, config_, options);
+  };
+  const std::string good = R"({"prompt": "a", "completion": "b"})" "\n", high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})" "\n";
+  const auto both = load(good + high, {.max_seq_len = 64});
+  ASSERT_TRUE(both.ok()) << both.status();
+  EXPECT_EQ(both->num_rows, 2);
+  EXPECT_EQ(both->num_truncated, 0);
+  EXPECT_EQ(both->num_trained, 4);  // "b" and the end, twice
+  EXPECT_THAT(std::string(load(good + high, {.max_seq_len = 4, .overlong = Overlong::kError}).status().message()), HasSubstr("line 2"));
+  const absl::Status nothing = load(high, {.max_seq_len = 4}).status();
+  EXPECT_EQ(base::Reason(nothing), "NO_TRAINABLE_TOKENS");
+}
+
+}  // namespace
+}  // namespace nibble::data
