@@ -92,7 +92,8 @@ template <typename Ops>
 typename Ops::Tensor RunDecoder(Ops& ops, const ModelConfig& config) {
   auto h = ops.Embed();
   for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
-    h = ops.RunLayer(layer, std::move(h), [&](auto x) { return DecoderLayer(ops, config, layer, std::move(x)); });
+    // `layer` by value: a training layer is run again in the backward pass, when this loop is over.
+    h = ops.RunLayer(layer, std::move(h), [&ops, &config, layer](auto x) { return DecoderLayer(ops, config, layer, std::move(x)); });
   }
   return ops.FinalNorm(std::move(h));
 }
