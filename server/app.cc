@@ -49,6 +49,8 @@ using base::StrCat;
 
 namespace {
 
+constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
+
 constexpr char kServerFile[] = "server.json";
 
 std::vector<std::string> Environment() {
@@ -122,8 +124,9 @@ struct App::State {
   absl::Status StartGrpc();
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the port that was taken
-  absl::Status CheckJob(const jobs::JobSpec& spec);
+  absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec);
   absl::StatusOr<rpc::CheckpointSource> FindCheckpoint(const std::string& name, const std::string& tenant);
+  absl::StatusOr<rpc::PlannedJob> PlanJob(const jobs::JobSpec& spec);
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
@@ -157,7 +160,7 @@ absl::Status App::State::OpenState() {
   return absl::OkStatus();
 }
 
-absl::Status App::State::CheckJob(const jobs::JobSpec& spec) {
+absl::StatusOr<plan::JobInputs> App::State::InputsOf(const jobs::JobSpec& spec) {
   if (options.trainer_path.empty()) {
     return base::WithReason(absl::UnimplementedError("this server has no nibble-trainer beside it"), "UNIMPLEMENTED");
   }
@@ -177,7 +180,17 @@ absl::Status App::State::CheckJob(const jobs::JobSpec& spec) {
     inputs.eval_path = eval.data_path;
     NIBBLE_ASSIGN_OR_RETURN(inputs.eval_format, base::GetString(eval.meta, "format", "meta.json"));
   }
-  return plan::CheckJob(spec, inputs);
+  return inputs;
+}
+
+absl::StatusOr<rpc::PlannedJob> App::State::PlanJob(const jobs::JobSpec& spec) {
+  NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec));
+  rpc::PlannedJob planned;
+  planned.spec = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
+  NIBBLE_ASSIGN_OR_RETURN(planned.plan, plan::PlanJob(planned.spec, inputs));
+  planned.available_bytes = TrainMemoryBytes(options, base::RealFileSystem());
+  return planned;
 }
 
 absl::Status App::State::OpenJobs() {
@@ -196,9 +209,14 @@ absl::Status App::State::OpenJobs() {
   control.pause_grace = absl::Seconds(options.pause_grace_s);
   control.trainer_threads = options.threads;
   control.isa = options.isa;
-  control.default_device = "cpu";
+  control.default_device = kDefaultDevice;
   control.nibble_version = kVersion;
-  control.check_spec = [this](const jobs::JobSpec& spec) { return CheckJob(spec); };
+  // A plan reads all data, so it checks the job as well.
+  control.plan_memory = [this](const jobs::JobSpec& spec) -> absl::StatusOr<std::int64_t> {
+    NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec));
+    NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, plan::PlanJob(spec, inputs));
+    return plan.memory_bytes();
+  };
   NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
   return absl::OkStatus();
 }
@@ -265,7 +283,8 @@ absl::Status App::State::OpenServing() {
 
 absl::Status App::State::StartGrpc() {
   dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, options.import_root);
-  fine_tune_service = std::make_unique<rpc::FineTuneService>(*edge, *controller, *texts);
+  fine_tune_service = std::make_unique<rpc::FineTuneService>(*edge, *controller, *texts,
+                                                             [this](const jobs::JobSpec& spec) { return PlanJob(spec); });
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { BeginDrain(deadline.value_or(options.drain)); };

@@ -35,6 +35,7 @@ void PrintJob(Session& session, const v1::Job& job) {
                base::StrCat(HumanNumber(job.latest_eval().eval_loss(), 6), " at step ", job.latest_eval().step())});
   }
   if (job.has_int8_eval()) table.Add({"eval loss, int8", HumanNumber(job.int8_eval().eval_loss(), 6)});
+  if (job.has_ternary_eval()) table.Add({"eval loss, ternary", HumanNumber(job.ternary_eval().eval_loss(), 6)});
   table.Add({"output", job.output_model()});
   if (job.has_error()) table.Add({"error", job.error().message()});
   table.Print(session.out());
@@ -204,6 +205,51 @@ void AddPublish(CLI::App& group, Session& session) {
   });
 }
 
+void AddSpecFlags(CLI::App& sub, JobFlags& f) {
+  sub.add_option("--method", f.method, "How to train")->check(CLI::IsMember({"qlora", "bitnet_qat"}));
+  sub.add_option("--base", f.base, "Model to start from");
+  sub.add_option("--dataset", f.dataset, "Training data");
+  sub.add_option("--eval-dataset", f.eval_dataset, "Evaluation data");
+  sub.add_option("--output", f.output, "Name of the trained model");
+  sub.add_option("--max-steps", f.max_steps, "Optimiser steps (default: one pass over the data)")->check(WholeNumber);
+  sub.add_option("--micro-batch", f.micro_batch, "Sequences a forward pass");
+  sub.add_option("--grad-accum", f.grad_accum, "Micro-batches a step");
+  sub.add_option("--seq-len", f.seq_len, "Tokens in a sequence; longer text rows are split");
+  sub.add_option("--lr", f.lr, "Peak learning rate");
+  sub.add_option("--rank", f.rank, "Rank of the adapters");
+  sub.add_option("--alpha", f.alpha, "Scale of the adapters");
+  sub.add_option("--seed", f.seed, "Seed of everything random")->check(WholeNumber);
+  sub.add_option("--save-every", f.save_every, "Steps between checkpoints")->check(WholeNumber);
+  sub.add_option("--eval-every", f.eval_every, "Steps between evaluations; needs evaluation data")->check(WholeNumber);
+  sub.add_option("--device", f.device, "auto, cpu or cuda:N");
+  sub.add_option("--spec", f.spec_file, "JobSpec as JSON; options win over it");
+}
+
+absl::Status Plan(Session& session, const JobFlags& flags) {
+  v1::PlanJobRequest request;
+  NIBBLE_ASSIGN_OR_RETURN(*request.mutable_spec(), BuildSpec(flags));
+  NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse plan, session.client().LongCall(&FineTuneService::Stub::PlanJob, request));
+  if (session.json) {
+    session.Print(PlanJson(plan));
+    return absl::OkStatus();
+  }
+  Table table({"method", MethodName(plan.spec())});
+  table.Add({"base", plan.spec().base_model()});
+  table.Add({"steps", base::StrCat(plan.max_steps())});
+  table.Add({"tokens", base::StrCat(plan.tokens(), ", of which ", plan.trainable_tokens(), " are trained")});
+  table.Add({"trained parameters", base::StrCat(plan.trainable_parameters())});
+  for (const v1::MemoryItem& item : plan.memory()) table.Add({base::StrCat("memory, ", item.pool()), HumanBytes(item.bytes())});
+  table.Add({"memory, together", HumanBytes(plan.memory_total_bytes())});
+  if (plan.memory_available_bytes() > 0) table.Add({"memory of all trainers", HumanBytes(plan.memory_available_bytes())});
+  table.Add({"time", plan.has_eta() ? base::StrCat("about ", (plan.eta().seconds() + 59) / 60, " min")
+                                         : std::string("not known: no such job has run here")});
+  table.Print(session.out());
+  for (const v1::Warning& warning : plan.warnings()) {
+    session.out() << "warning: " << Printable(warning.message()) << " (" << Printable(warning.reason()) << ")\n";
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AddJobCommands(CLI::App& app, Session& session) {
@@ -218,28 +264,18 @@ void AddJobCommands(CLI::App& app, Session& session) {
     };
     auto o = std::make_shared<Options>();
     JobFlags& f = o->flags;
-    sub->add_option("--method", f.method, "How to train")->check(CLI::IsMember({"qlora", "bitnet_qat"}));
-    sub->add_option("--base", f.base, "Model to start from");
-    sub->add_option("--dataset", f.dataset, "Training data");
-    sub->add_option("--eval-dataset", f.eval_dataset, "Evaluation data");
-    sub->add_option("--output", f.output, "Name of the trained model");
-    sub->add_option("--max-steps", f.max_steps, "Optimiser steps (default: one pass over the data)")->check(WholeNumber);
-    sub->add_option("--micro-batch", f.micro_batch, "Sequences a forward pass");
-    sub->add_option("--grad-accum", f.grad_accum, "Micro-batches a step");
-    sub->add_option("--seq-len", f.seq_len, "Tokens in a sequence; longer text rows are split");
-    sub->add_option("--lr", f.lr, "Peak learning rate");
-    sub->add_option("--rank", f.rank, "Rank of the adapters");
-    sub->add_option("--alpha", f.alpha, "Scale of the adapters");
-    sub->add_option("--seed", f.seed, "Seed of everything random")->check(WholeNumber);
-    sub->add_option("--save-every", f.save_every, "Steps between checkpoints")->check(WholeNumber);
-    sub->add_option("--eval-every", f.eval_every, "Steps between evaluations; needs evaluation data")->check(WholeNumber);
-    sub->add_option("--device", f.device, "auto, cpu or cuda:N");
-    sub->add_option("--spec", f.spec_file, "JobSpec as JSON; options win over it");
+    AddSpecFlags(*sub, f);
     sub->add_option("--request-id", o->request_id, "UUID: a repeated call returns the same job (default: a new one)");
     sub->add_flag("--watch", o->watch, "Print the job's events until it ends");
     sub->callback([&session, o] {
       session.command = [&session, o] { return Create(session, o->flags, o->request_id, o->watch); };
     });
+  }
+  {
+    CLI::App* sub = jobs.add_subcommand("plan", "What a job would need and how long it is; nothing is created");
+    auto flags = std::make_shared<JobFlags>();
+    AddSpecFlags(*sub, *flags);
+    sub->callback([&session, flags] { session.command = [&session, flags] { return Plan(session, *flags); }; });
   }
   jobs.add_subcommand("list", "All jobs")->callback([&session] {
     session.command = [&session] { return List(session); };

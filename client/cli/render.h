@@ -24,6 +24,7 @@ base::Json FilesJson(const std::vector<v1::FileEntry>& files);
 
 base::Json CheckpointJson(const v1::Checkpoint& checkpoint);
 base::Json JobJson(const v1::Job& job);
+base::Json PlanJson(const v1::PlanJobResponse& plan);
 base::Json EventJson(const std::string& job, const v1::JobEvent& event);
 std::string EventLine(const v1::JobEvent& event);  // for people
 std::string MethodName(const v1::JobSpec& spec);   // "qlora"; empty when none is chosen

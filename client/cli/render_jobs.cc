@@ -122,6 +122,28 @@ Json CheckpointJson(const v1::Checkpoint& checkpoint) {
   return json;
 }
 
+Json PlanJson(const v1::PlanJobResponse& plan) {
+  Json json;
+  json["max_steps"] = plan.max_steps();
+  json["tokens"] = plan.tokens();
+  json["trainable_tokens"] = plan.trainable_tokens();
+  json["trainable_parameters"] = plan.trainable_parameters();
+  Json memory = Json::object();
+  for (const v1::MemoryItem& item : plan.memory()) memory[item.pool()] = item.bytes();
+  json["memory"] = std::move(memory);
+  json["memory_total_bytes"] = plan.memory_total_bytes();
+  json["memory_available_bytes"] = plan.memory_available_bytes();
+  json["eta_s"] = plan.has_eta()
+                      ? Json(static_cast<double>(google::protobuf::util::TimeUtil::DurationToMilliseconds(plan.eta())) / 1e3)
+                      : Json(nullptr);
+  json["warnings"] = Json::array();
+  for (const v1::Warning& warning : plan.warnings()) {
+    json["warnings"].push_back({{"reason", warning.reason()}, {"message", warning.message()}});
+  }
+  json["spec"] = ToJson(plan.spec());
+  return json;
+}
+
 Json JobJson(const v1::Job& job) {
   Json json;
   json["id"] = job.name();

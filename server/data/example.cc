@@ -116,9 +116,10 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
     for (std::size_t begin = 0; begin < whole.tokens.size(); begin += limit) {
       const std::size_t count = std::min(limit, whole.tokens.size() - begin);
       const auto tokens = std::span(whole.tokens).subspan(begin, count);
-      pieces.push_back({{tokens.begin(), tokens.end()}, std::vector<std::uint8_t>(count, 1)});
+      pieces.push_back({.tokens = {tokens.begin(), tokens.end()}, .trained = std::vector<std::uint8_t>(count, 1)});
     }
   } else if (options.overlong == Overlong::kTruncate) {
+    whole.num_cut_off = static_cast<std::int64_t>(whole.tokens.size() - limit);
     whole.tokens.resize(limit);
     whole.trained.resize(limit);
     pieces.push_back(std::move(whole));
@@ -150,10 +151,7 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
     if (!pieces.ok()) return at_line(pieces.status());
     ++dataset.num_rows;
     if (pieces->empty()) ++dataset.num_dropped;
-    if (format != Format::kText && pieces->size() == 1 &&
-        static_cast<std::int64_t>(pieces->front().tokens.size()) == options.max_seq_len) {
-      ++dataset.num_truncated;
-    }
+    if (!pieces->empty() && pieces->front().num_cut_off > 0) ++dataset.num_truncated;
     for (Example& example : *pieces) {
       // Nothing to learn from it (one token, or a prompt that fills the row): it would only take time.
       if (example.num_trained() == 0) continue;

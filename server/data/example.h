@@ -25,6 +25,7 @@ struct TokeniseOptions {
 struct Example {
   std::vector<std::int32_t> tokens;
   std::vector<std::uint8_t> trained;  // 1: the loss of predicting this token counts. The first is never predicted
+  std::int64_t num_cut_off = 0;       // tokens that the record had beyond these (kTruncate)
   std::int64_t num_trained() const;
 };
 

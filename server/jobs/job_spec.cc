@@ -98,6 +98,20 @@ void CheckQLora(const QLoraMethod& qlora, Checker& check) {
   check.Int("qlora.seed", qlora.seed, 0);
 }
 
+void CheckBitNetQat(const BitNetQatMethod& bitnet, Checker& check) {
+  check.OneOf("bitnet_qat.preset", bitnet.preset, {"native", "bitnet-tips", "bitnet-2b4t"});
+  check.OneOf("bitnet_qat.act_scale", bitnet.act_scale, {"per_token", "per_tensor"});
+  if (bitnet.act_bits != 4 && bitnet.act_bits != 8 && bitnet.act_bits != 16) {
+    check.Add("bitnet_qat.act_bits", StrCat("is ", bitnet.act_bits, ", wanted 4, 8 or 16"));
+  }
+  check.OneOf("bitnet_qat.ste", bitnet.ste, {"identity", "round_only", "clipped"});
+  if (bitnet.scale_grad && bitnet.ste == "identity") {
+    check.Add("bitnet_qat.scale_grad", "is true, which the identity estimator has no use for: wanted ste round_only or clipped");
+  }
+  check.OneOf("bitnet_qat.init", bitnet.init, {"pretrained", "random"});
+  check.OneOf("bitnet_qat.compute_dtype", bitnet.compute_dtype, {"bf16", "fp32"});
+}
+
 void CheckOptim(const OptimConfig& optim, Checker& check) {
   check.Number("optim.lr", optim.lr, optim.lr > 0.0, "a number above 0");
   check.Number("optim.beta1", optim.beta1, optim.beta1 >= 0.0 && optim.beta1 < 1.0, "0 <= beta1 < 1");
@@ -139,7 +153,7 @@ void CheckRun(const JobSpec& spec, Checker& check) {
 }
 
 bool IsLaterMethod(const std::string& method) {
-  for (const char* later : {"bitnet_qat", "int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
+  for (const char* later : {"int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
     if (method == later) return true;
   }
   return false;
@@ -149,7 +163,7 @@ bool IsLaterMethod(const std::string& method) {
 
 std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   Checker check;
-  if (spec.method != kMethodQLora && !IsLaterMethod(spec.method)) check.OneOf("method", spec.method, {kMethodQLora});
+  if (!IsLaterMethod(spec.method)) check.OneOf("method", spec.method, {kMethodQLora, kMethodBitNetQat});
   check.Name("base_model", spec.base_model);
   check.Name("train_dataset", spec.train_dataset);
   if (!spec.eval_dataset.empty()) check.Name("eval_dataset", spec.eval_dataset);
@@ -171,6 +185,7 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
   }
   CheckData(spec, check);
   if (spec.method == kMethodQLora) CheckQLora(spec.qlora, check);
+  if (spec.method == kMethodBitNetQat) CheckBitNetQat(spec.bitnet_qat, check);
   CheckOptim(spec.optim, check);
   CheckRun(spec, check);
   return check.Take();
@@ -178,7 +193,7 @@ std::vector<FieldViolation> FindViolations(const JobSpec& spec) {
 
 absl::Status Validate(const JobSpec& spec) {
   if (IsLaterMethod(spec.method)) {
-    return base::WithReason(absl::UnimplementedError(StrCat("method: ", spec.method, " is not built yet, wanted qlora")),
+    return base::WithReason(absl::UnimplementedError(StrCat("method: ", spec.method, " is not built yet, wanted qlora or bitnet_qat")),
                             "UNIMPLEMENTED", {{"field", "method"}});
   }
   const std::vector<FieldViolation> violations = FindViolations(spec);

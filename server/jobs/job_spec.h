@@ -14,8 +14,9 @@
 namespace nibble::jobs {
 
 inline constexpr char kMethodQLora[] = "qlora";
+inline constexpr char kMethodBitNetQat[] = "bitnet_qat";
 // All methods that are built.
-inline constexpr const char* kMethods[] = {kMethodQLora};
+inline constexpr const char* kMethods[] = {kMethodQLora, kMethodBitNetQat};
 
 struct DataConfig {
   std::optional<std::string> format;  // text | prompt_completion | chat; default: the dataset's own
@@ -35,6 +36,16 @@ struct QLoraMethod {
   bool double_quant = true;            // int8 absmax in blocks of 256
   std::string compute_dtype = "bf16";  // bf16 | fp32
   std::int64_t seed = 0;               // of the adapters' initial values
+};
+
+struct BitNetQatMethod {
+  std::string preset = "native";        // native | bitnet-tips | bitnet-2b4t
+  std::string act_scale = "per_token";  // per_token | per_tensor
+  std::int64_t act_bits = 8;            // 4 | 8 | 16
+  std::string ste = "identity";         // identity | round_only | clipped
+  bool scale_grad = false;
+  std::string init = "pretrained";      // pretrained | random (drawn by run.seed)
+  std::string compute_dtype = "bf16";   // bf16 | fp32, of the backward products
 };
 
 struct OptimConfig {
@@ -59,7 +70,7 @@ struct RunConfig {
   std::int64_t eval_every = 0;   // optimiser steps; 0: before and after training only (with an evaluation set)
   std::int64_t save_every = 50;  // optimiser steps; 0: no checkpoint, a lost attempt starts over
   std::int64_t keep_last = 2;    // good checkpoints kept
-  std::int64_t seed = 0;         // of dropout
+  std::int64_t seed = 0;         // of dropout and random weights
   std::int64_t priority = 0;     // higher first
 };
 
@@ -72,7 +83,8 @@ struct JobSpec {
   std::string output_model;  // "": named after the job
   std::string device = "auto";  // auto | cpu | cuda:N
   DataConfig data;
-  QLoraMethod qlora;
+  QLoraMethod qlora;         // of method qlora
+  BitNetQatMethod bitnet_qat;  // of method bitnet_qat
   OptimConfig optim;
   RunConfig run;
   std::map<std::string, std::string> labels;  // at most 16

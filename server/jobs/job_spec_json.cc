@@ -19,8 +19,8 @@ namespace {
 const char* const kLaterFields[] = {
     "eval_fraction", "publish", "resume_from", "warm_start_from", "data.fields", "data.chat_template", "data.roles",
     "qlora.nf4_block", "qlora.merge_aware_int8", "optim.optimizer", "run.keep_best", "run.early_stop", "run.loss_watchdog",
-    "run.max_duration", "run.artifact_ttl", "run.deterministic", "bitnet_qat", "int8_mixed", "int8_qt", "aqt", "lora",
-    "full"};
+    "run.max_duration", "run.artifact_ttl", "run.deterministic", "bitnet_qat.warmup_lambda", "bitnet_qat.modules_to_not_convert",
+    "bitnet_qat.master_dtype", "bitnet_qat.weight_scale", "int8_mixed", "int8_qt", "aqt", "lora", "full"};
 
 // Walks one object of the document: each Get takes a key, Finish refuses what nobody took. The first error wins.
 class Reader {
@@ -160,6 +160,12 @@ Json ToJson(const JobSpec& spec) {
     qlora["seed"] = spec.qlora.seed;
     json["qlora"] = std::move(qlora);
   }
+  if (spec.method == kMethodBitNetQat) {
+    json["bitnet_qat"] = {{"preset", spec.bitnet_qat.preset},         {"act_scale", spec.bitnet_qat.act_scale},
+                          {"act_bits", spec.bitnet_qat.act_bits},     {"ste", spec.bitnet_qat.ste},
+                          {"scale_grad", spec.bitnet_qat.scale_grad}, {"init", spec.bitnet_qat.init},
+                          {"compute_dtype", spec.bitnet_qat.compute_dtype}};
+  }
   Json optim = Json::object();
   optim["lr"] = spec.optim.lr;
   optim["beta1"] = spec.optim.beta1;
@@ -202,8 +208,8 @@ absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
   top.Get("output_model", spec.output_model);
   top.Get("device", spec.device);
   top.Get("labels", spec.labels);
-  const Json data_json = top.Object("data"), qlora_json = top.Object("qlora"), optim_json = top.Object("optim"),
-             run_json = top.Object("run");
+  const Json data_json = top.Object("data"), qlora_json = top.Object("qlora"), bitnet_json = top.Object("bitnet_qat"),
+             optim_json = top.Object("optim"), run_json = top.Object("run");
   top.Finish();
 
   Reader data(data_json, "data.", status);
@@ -225,6 +231,16 @@ absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
   qlora.Get("compute_dtype", spec.qlora.compute_dtype);
   qlora.Get("seed", spec.qlora.seed);
   qlora.Finish();
+
+  Reader bitnet(bitnet_json, "bitnet_qat.", status);
+  bitnet.Get("preset", spec.bitnet_qat.preset);
+  bitnet.Get("act_scale", spec.bitnet_qat.act_scale);
+  bitnet.Get("act_bits", spec.bitnet_qat.act_bits);
+  bitnet.Get("ste", spec.bitnet_qat.ste);
+  bitnet.Get("scale_grad", spec.bitnet_qat.scale_grad);
+  bitnet.Get("init", spec.bitnet_qat.init);
+  bitnet.Get("compute_dtype", spec.bitnet_qat.compute_dtype);
+  bitnet.Finish();
 
   Reader optim(optim_json, "optim.", status);
   optim.Get("lr", spec.optim.lr);

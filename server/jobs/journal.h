@@ -6,7 +6,7 @@
 //   state        "state": "RUNNING" when training begins (once an attempt), "step" (0, or where it resumed), "max_steps"
 //   step         "step", "loss", "lr", "grad_norm", "tokens", "tokens_per_s", "step_ms", "kernel_launches",
 //                "peak_memory_bytes"; optional "epoch", "trainable_tokens", "launches": {"matmul_nf4": n, ...}
-//   eval         "step", "eval_loss"; optional "what" ("int8": the artifact that will be served)
+//   eval         "step", "eval_loss"; optional "what" ("int8", "ternary": the artifact that will be served)
 //   checkpoint   "step", "directory" (relative to the attempt's), "bytes", "digest"
 //   warning      "reason", "message"; log "message"
 // A line that is not whole (the process died in it) is no line: readers stop before it.

@@ -62,10 +62,12 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
     Highest(progress, "peak_memory_bytes", body);
     progress["latest_step"] = body;
   } else if (line.type == "eval") {
+    // The form that will be served, by its format; without one the model as it is trained.
     const auto what = body.find("what");
-    const bool int8 = what != body.end() && *what == "int8";
-    if (body.contains("eval_loss")) progress[int8 ? "eval_loss_int8" : "eval_loss"] = body["eval_loss"];
-    progress[int8 ? "int8_eval" : "latest_eval"] = body;
+    const bool served = what != body.end() && (*what == "int8" || *what == "ternary");
+    const std::string format = served ? what->get<std::string>() : "";
+    if (body.contains("eval_loss")) progress[served ? "eval_loss_" + format : "eval_loss"] = body["eval_loss"];
+    progress[served ? format + "_eval" : "latest_eval"] = body;
     Highest(progress, "peak_memory_bytes", body);
   } else {
     return;

@@ -29,6 +29,8 @@ absl::StatusOr<std::vector<std::string>> RowDigests(const LoadedModel& model, co
 
 }  // namespace
 
+std::string ForetoldRecordFile(Format served) { return base::StrCat(Name(served), "_record.bin"); }
+
 absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<std::vector<std::int32_t>>& sequences,
                                   const kernels::Stream& stream) {
   Record record;

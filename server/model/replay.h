@@ -11,9 +11,9 @@
 
 namespace nibble::model {
 
-// Beside a lora model: the record of what it becomes as int8. `models convert` hands it to the int8 artifact when the weights
-// come out with the same digest.
-inline constexpr char kInt8RecordFile[] = "int8_record.bin";
+// Beside a job's model: the record of what it becomes as it is served (int8 or ternary). `models convert` hands it to that
+// artifact when the weights come out with the same digest. "int8_record.bin".
+std::string ForetoldRecordFile(Format served);
 
 // Runs the sequences, each from position 0, and writes down the digest of every row of logits.
 absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<std::vector<std::int32_t>>& sequences,

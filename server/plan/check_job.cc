@@ -5,6 +5,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/bitnet_shape.h"
 
 namespace nibble::plan {
 
@@ -20,11 +21,11 @@ absl::Status CheckDevice(const jobs::JobSpec& spec, const JobInputs& inputs) {
   return FieldError("device", StrCat("\"", spec.device, "\" is not there, wanted one of ", list));
 }
 
-absl::Status CheckData(const char* field, const std::string& path, const std::string& format_name,
-                       const jobs::JobSpec& spec, const JobInputs& inputs) {
+absl::StatusOr<data::Dataset> CheckData(const char* field, const std::string& path, const std::string& format_name,
+                                        const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
-  const auto loaded = data::LoadDataset(path, format, inputs.text, inputs.config, OptionsOf(spec));
-  if (loaded.ok()) return absl::OkStatus();
+  auto loaded = data::LoadDataset(path, format, inputs.text, inputs.config, OptionsOf(spec));
+  if (loaded.ok()) return loaded;
   absl::Status named(loaded.status().code(), StrCat(field, ": ", base::ToStd(loaded.status().message())));
   const std::string reason = base::Reason(loaded.status());
   return base::WithReason(named, reason.empty() ? "FIELD_VIOLATION" : reason, {{"field", field}});
@@ -38,17 +39,26 @@ data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec) {
           .train_on_prompt = spec.data.train_on_prompt};
 }
 
-absl::Status CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
+model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelConfig& base) {
+  return spec.method == jobs::kMethodBitNetQat ? model::BitNetShape(base, spec.bitnet_qat.preset) : base;
+}
+
+absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_RETURN_IF_ERROR(CheckDevice(spec, inputs));
   if (spec.data.max_seq_len > inputs.config.context_limit()) {
     return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ", inputs.config.limit_text(inputs.config.context_limit())));
   }
-  if (inputs.base_format != "f32" && inputs.base_format != "bf16" && inputs.base_format != "nf4") {
-    return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32, bf16 or nf4"));
+  const bool is_float = inputs.base_format == "f32" || inputs.base_format == "bf16";
+  const bool qlora = spec.method == jobs::kMethodQLora;
+  if (!is_float && !(qlora && inputs.base_format == "nf4")) {
+    return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32", qlora ? ", bf16 or nf4" : " or bf16"));
   }
-  NIBBLE_RETURN_IF_ERROR(CheckData("train_dataset", inputs.train_path, spec.data.format.value_or(inputs.train_format), spec, inputs));
-  if (!inputs.eval_path.has_value()) return absl::OkStatus();
-  return CheckData("eval_dataset", *inputs.eval_path, inputs.eval_format.value_or(inputs.train_format), spec, inputs);
+  CheckedData data;
+  NIBBLE_ASSIGN_OR_RETURN(data.train, CheckData("train_dataset", inputs.train_path, spec.data.format.value_or(inputs.train_format), spec, inputs));
+  if (inputs.eval_path.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(data.eval, CheckData("eval_dataset", *inputs.eval_path, inputs.eval_format.value_or(inputs.train_format), spec, inputs));
+  }
+  return data;
 }
 
 }  // namespace nibble::plan

@@ -27,9 +27,18 @@ struct JobInputs {
 
 data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec);
 
+// The data of a job.
+struct CheckedData {
+  data::Dataset train;
+  data::Dataset eval;  // empty without an evaluation set
+};
+
 // Of a resolved spec. Tokenises all data. Errors:
 // InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format; NO_TRAINABLE_TOKENS;
 // TEMPLATE_ERROR, without a template too).
-absl::Status CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
+absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
+
+// The architecture that a job trains: the base's, or what the method's preset makes of it.
+model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelConfig& base);
 
 }  // namespace nibble::plan

@@ -125,6 +125,7 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
 absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t line, const ModelText& model) {
   v1::PreviewRow row;
   row.set_row(line);
+  row.set_truncated_tokens(static_cast<std::int32_t>(example.num_cut_off));
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, model.assets.tokenizer->Decode(example.tokens, /*skip_special_tokens=*/false));
   row.set_text(ToUtf8(text));
   for (std::size_t i = 0; i < example.tokens.size(); ++i) {
@@ -161,10 +162,7 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
                             data::Tokenise(record, shape.format, model.assets, model.config, shape.options));
     if (pieces.empty()) response->set_dropped_rows(response->dropped_rows() + 1);
     if (pieces.size() > 1) response->set_split_rows(response->split_rows() + 1);
-    if (shape.format != data::Format::kText && pieces.size() == 1 &&
-        static_cast<std::int64_t>(pieces[0].tokens.size()) == shape.options.max_seq_len) {
-      response->set_truncated_rows(response->truncated_rows() + 1);
-    }
+    if (!pieces.empty() && pieces[0].num_cut_off > 0) response->set_truncated_rows(response->truncated_rows() + 1);
     for (std::size_t part = 0; part < pieces.size() && response->rows_size() < shape.n; ++part) {
       NIBBLE_ASSIGN_OR_RETURN(v1::PreviewRow row, RowOf(pieces[part], line_number, model));
       row.set_part(static_cast<std::int32_t>(part));

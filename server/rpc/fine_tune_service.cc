@@ -7,11 +7,13 @@
 #include <optional>
 
 #include "server/base/error.h"
+#include "server/base/json.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/page.h"
+#include "server/rpc/time.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/watch_job.h"
 
@@ -59,23 +61,55 @@ bool Matches(const jobs::JobRecord& job, const v1::JobFilter& filter) {
   return !filter.has_base_model() || filter.base_model() == job.spec.base_model;
 }
 
+// Tokens a second of the newest job that went well on the same base by the same method; 0 where there is none.
+absl::StatusOr<double> MeasuredSpeed(jobs::JobController& jobs, const jobs::JobSpec& spec) {
+  constexpr std::int64_t kLookedAt = 100;
+  NIBBLE_ASSIGN_OR_RETURN(const auto done, jobs.List({jobs::JobState::kSucceeded}, 0, kLookedAt));
+  for (const jobs::JobRecord& job : done) {
+    if (job.spec.method != spec.method || job.spec.base_model != spec.base_model || job.spec.device != spec.device) continue;
+    NIBBLE_ASSIGN_OR_RETURN(const double speed, base::GetNumber(job.progress, "tokens_per_s", "progress", 0.0));
+    if (speed > 0) return speed;
+  }
+  return 0.0;
+}
+
 }  // namespace
 
-grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* context, const v1::PlanJobRequest*,
-                                                   v1::PlanJobResponse*) {
-  return UnaryNotBuilt(edge_, context, "nibble.v1.FineTuneService/PlanJob");
+absl::StatusOr<jobs::JobSpec> FineTuneService::SpecOf(const v1::JobSpec& request) {
+  NIBBLE_ASSIGN_OR_RETURN(jobs::JobSpec spec, FromProto(request));
+  if (!request.data().has_max_seq_len()) {
+    if (const auto text = texts_.Get(spec.base_model); text.ok()) {
+      spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.context_limit());
+    }
+  }
+  return spec;
+}
+
+grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* context, const v1::PlanJobRequest* request,
+                                                   v1::PlanJobResponse* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call&) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
+    NIBBLE_ASSIGN_OR_RETURN(const PlannedJob planned, plan_(spec));
+    *response = ToProto(planned.plan);
+    *response->mutable_spec() = ToProto(planned.spec);
+    response->set_memory_available_bytes(planned.available_bytes);
+    if (planned.available_bytes > 0 && planned.plan.memory_bytes() > planned.available_bytes) {
+      v1::Warning& warning = *response->add_warnings();
+      warning.set_reason("MEMORY");
+      warning.set_message(base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const double tokens_per_s, MeasuredSpeed(jobs_, planned.spec));
+    if (tokens_per_s > 0) {
+      *response->mutable_eta() = ToProto(absl::Seconds(static_cast<double>(planned.plan.tokens) / tokens_per_s));
+    }
+    return absl::OkStatus();
+  });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(jobs::JobSpec spec, FromProto(request->spec()));
-    // The default fits every model.
-    if (!request->spec().data().has_max_seq_len()) {
-      if (const auto text = texts_.Get(spec.base_model); text.ok()) {
-        spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.context_limit());
-      }
-    }
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
     const Principal& caller = call.principal();
     const std::string owner = caller.name == kNobody ? "" : caller.name;  // the quota is of those who say who they are
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job,

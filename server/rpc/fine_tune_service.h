@@ -1,15 +1,28 @@
 #pragma once
+#include <functional>
+#include <utility>
+
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "server/jobs/controller.h"
+#include "server/plan/plan_job.h"
 #include "server/rpc/call.h"
 #include "server/rpc/text_cache.h"
 
 namespace nibble::rpc {
 
+// A plan and the resolved spec that it is of.
+struct PlannedJob {
+  jobs::JobSpec spec;
+  plan::JobPlan plan;
+  std::int64_t available_bytes = 0;  // memory that all trainers may use together; 0: not known
+};
+using Planner = std::function<absl::StatusOr<PlannedJob>(const jobs::JobSpec&)>;
+
 // Thread-safe.
 class FineTuneService : public v1::FineTuneService::CallbackService {
  public:
-  FineTuneService(Edge& edge, jobs::JobController& jobs, TextCache& texts) : edge_(edge), jobs_(jobs), texts_(texts) {}
+  FineTuneService(Edge& edge, jobs::JobController& jobs, TextCache& texts, Planner plan)
+      : edge_(edge), jobs_(jobs), texts_(texts), plan_(std::move(plan)) {}
 
   grpc::ServerUnaryReactor* PlanJob(grpc::CallbackServerContext*, const v1::PlanJobRequest*, v1::PlanJobResponse*) override;
   grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext*, const v1::CreateJobRequest*, v1::Job*) override;
@@ -29,9 +42,13 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
   grpc::ServerUnaryReactor* CheckpointJob(grpc::CallbackServerContext*, const v1::CheckpointJobRequest*, v1::Job*) override;
 
  private:
+  // As the client sent it; the default of max_seq_len fits the model.
+  absl::StatusOr<jobs::JobSpec> SpecOf(const v1::JobSpec& request);
+
   Edge& edge_;
   jobs::JobController& jobs_;
   TextCache& texts_;
+  const Planner plan_;
 };
 
 }  // namespace nibble::rpc

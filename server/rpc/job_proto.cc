@@ -49,7 +49,10 @@ v1::EvalResult EvalOf(const Json& body) {
   out.set_step(Int(body, "step"));
   out.set_eval_loss(Number(body, "eval_loss"));
   out.set_tokens(Int(body, "tokens"));
-  out.set_subject(Text(body, "what") == "int8" ? v1::EVAL_SUBJECT_INT8 : v1::EVAL_SUBJECT_TRAINED);
+  const std::string what = Text(body, "what");
+  out.set_subject(what == "int8"      ? v1::EVAL_SUBJECT_INT8
+                  : what == "ternary" ? v1::EVAL_SUBJECT_TERNARY
+                                      : v1::EVAL_SUBJECT_TRAINED);
   out.set_duration_ms(Number(body, "duration_ms"));
   return out;
 }
@@ -119,6 +122,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   if (const auto step = job.progress.find("latest_step"); step != job.progress.end()) *out.mutable_latest_step() = StepOf(*step);
   if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end()) *out.mutable_latest_eval() = EvalOf(*eval);
   if (const auto eval = job.progress.find("int8_eval"); eval != job.progress.end()) *out.mutable_int8_eval() = EvalOf(*eval);
+  if (const auto eval = job.progress.find("ternary_eval"); eval != job.progress.end()) *out.mutable_ternary_eval() = EvalOf(*eval);
   out.set_output_model(job.spec.output_model);
   if (job.error.has_value()) {
     *out.mutable_error() = ToRpcStatus(StatusOf(*job.error));
@@ -176,6 +180,26 @@ v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
     out.mutable_warning()->set_message(Text(body, "message"));
   } else {
     out.mutable_log()->set_text(Text(body, "message"));
+  }
+  return out;
+}
+
+v1::PlanJobResponse ToProto(const plan::JobPlan& plan) {
+  v1::PlanJobResponse out;
+  for (const plan::MemoryItem& item : plan.memory) {
+    v1::MemoryItem& made = *out.add_memory();
+    made.set_pool(item.pool);
+    made.set_bytes(item.bytes);
+  }
+  out.set_memory_total_bytes(plan.memory_bytes());
+  out.set_max_steps(plan.max_steps);
+  out.set_tokens(plan.tokens);
+  out.set_trainable_tokens(plan.trained_tokens);
+  out.set_trainable_parameters(plan.trained_parameters);
+  for (const plan::PlanWarning& warning : plan.warnings) {
+    v1::Warning& made = *out.add_warnings();
+    made.set_reason(warning.reason);
+    made.set_message(warning.message);
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include "absl/status/statusor.h"
 #include "nibble/v1/fine_tune_service.pb.h"
 #include "server/jobs/records.h"
+#include "server/plan/plan_job.h"
 #include "server/store/checkpoints.h"
 
 namespace nibble::rpc {
@@ -16,6 +17,7 @@ absl::StatusOr<jobs::JobState> FromProto(v1::JobState state);
 
 v1::Job ToProto(const jobs::JobRecord& job);
 v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event);
+v1::PlanJobResponse ToProto(const plan::JobPlan& plan);  // without spec, available memory and eta
 v1::Checkpoint ToProto(const jobs::JobRecord& job, const store::CheckpointInfo& checkpoint);
 
 }  // namespace nibble::rpc

@@ -13,6 +13,65 @@ namespace {
 using base::FieldError;
 using base::StrCat;
 
+absl::Status TakeDtype(std::string_view field, v1::ComputeDtype in, std::string& out) {
+  switch (in) {
+    case v1::COMPUTE_DTYPE_UNSPECIFIED: return absl::OkStatus();
+    case v1::COMPUTE_DTYPE_BF16: out = "bf16"; return absl::OkStatus();
+    case v1::COMPUTE_DTYPE_F32: out = "fp32"; return absl::OkStatus();
+    default: return FieldError(field, "wanted BF16 or F32");
+  }
+}
+v1::ComputeDtype DtypeOf(const std::string& name) {
+  return name == "fp32" ? v1::COMPUTE_DTYPE_F32 : v1::COMPUTE_DTYPE_BF16;
+}
+
+absl::Status TakeBitNet(const v1::BitNetQatMethod& in, jobs::BitNetQatMethod& out) {
+  if (in.preset() == "hf") return NotBuilt("BitNetQatMethod.preset hf");
+  if (in.warmup_lambda().steps() > 0) return NotBuilt("BitNetQatMethod.warmup_lambda");
+  for (const std::string& module : in.modules_to_not_convert()) {
+    if (module != "lm_head") return NotBuilt(StrCat("BitNetQatMethod.modules_to_not_convert ", module.substr(0, 64)));
+  }
+  if (in.master_dtype() == v1::COMPUTE_DTYPE_BF16) return NotBuilt("BitNetQatMethod.master_dtype BF16");
+  if (in.has_preset()) out.preset = in.preset();
+  if (in.has_act_bits()) out.act_bits = in.act_bits();
+  if (in.has_scale_grad()) out.scale_grad = in.scale_grad();
+  switch (in.act_scale()) {
+    case v1::ACTIVATION_SCALE_UNSPECIFIED: break;
+    case v1::ACTIVATION_SCALE_PER_TOKEN: out.act_scale = "per_token"; break;
+    case v1::ACTIVATION_SCALE_PER_TENSOR: out.act_scale = "per_tensor"; break;
+    default: return FieldError("bitnet_qat.act_scale", "wanted PER_TOKEN or PER_TENSOR");
+  }
+  switch (in.ste()) {
+    case v1::STE_MODE_UNSPECIFIED: break;
+    case v1::STE_MODE_IDENTITY: out.ste = "identity"; break;
+    case v1::STE_MODE_ROUND_ONLY: out.ste = "round_only"; break;
+    case v1::STE_MODE_CLIPPED: out.ste = "clipped"; break;
+    default: return FieldError("bitnet_qat.ste", "wanted IDENTITY, ROUND_ONLY or CLIPPED");
+  }
+  switch (in.init()) {
+    case v1::WEIGHT_INIT_UNSPECIFIED: break;
+    case v1::WEIGHT_INIT_PRETRAINED: out.init = "pretrained"; break;
+    case v1::WEIGHT_INIT_RANDOM: out.init = "random"; break;
+    default: return FieldError("bitnet_qat.init", "wanted PRETRAINED or RANDOM");
+  }
+  return TakeDtype("bitnet_qat.compute_dtype", in.compute_dtype(), out.compute_dtype);
+}
+
+void PutBitNet(const jobs::BitNetQatMethod& in, v1::BitNetQatMethod& out) {
+  out.set_preset(in.preset);
+  out.set_weight_scale(v1::WEIGHT_SCALE_ABSMEAN_TENSOR);
+  out.set_act_scale(in.act_scale == "per_tensor" ? v1::ACTIVATION_SCALE_PER_TENSOR : v1::ACTIVATION_SCALE_PER_TOKEN);
+  out.set_act_bits(static_cast<std::int32_t>(in.act_bits));
+  out.set_ste(in.ste == "round_only" ? v1::STE_MODE_ROUND_ONLY
+              : in.ste == "clipped"  ? v1::STE_MODE_CLIPPED
+                                     : v1::STE_MODE_IDENTITY);
+  out.set_scale_grad(in.scale_grad);
+  out.set_init(in.init == "random" ? v1::WEIGHT_INIT_RANDOM : v1::WEIGHT_INIT_PRETRAINED);
+  out.add_modules_to_not_convert("lm_head");
+  out.set_master_dtype(v1::COMPUTE_DTYPE_F32);
+  out.set_compute_dtype(DtypeOf(in.compute_dtype));
+}
+
 absl::Status TakeQLora(const v1::QLoraMethod& in, jobs::QLoraMethod& out) {
   if (in.has_nf4_block() && in.nf4_block() != 64) return NotBuilt("QLoraMethod.nf4_block");
   if (in.has_merge_aware_int8() && in.merge_aware_int8()) return NotBuilt("QLoraMethod.merge_aware_int8");
@@ -23,13 +82,7 @@ absl::Status TakeQLora(const v1::QLoraMethod& in, jobs::QLoraMethod& out) {
   if (in.has_use_rslora()) out.use_rslora = in.use_rslora();
   if (in.has_seed()) out.seed = in.seed();
   if (in.has_double_quant()) out.double_quant = in.double_quant();
-  switch (in.compute_dtype()) {
-    case v1::COMPUTE_DTYPE_UNSPECIFIED: break;
-    case v1::COMPUTE_DTYPE_BF16: out.compute_dtype = "bf16"; break;
-    case v1::COMPUTE_DTYPE_F32: out.compute_dtype = "fp32"; break;
-    default: return FieldError("qlora.compute_dtype", "wanted BF16 or F32");
-  }
-  return absl::OkStatus();
+  return TakeDtype("qlora.compute_dtype", in.compute_dtype(), out.compute_dtype);
 }
 
 absl::Status TakeOptim(const v1::OptimConfig& in, jobs::OptimConfig& out) {
@@ -79,9 +132,9 @@ absl::Status TakeRun(const v1::RunConfig& in, jobs::RunConfig& out) {
 
 absl::Status CheckBuilt(const v1::JobSpec& spec) {
   switch (spec.method_case()) {
-    case v1::JobSpec::kQlora: break;
-    case v1::JobSpec::METHOD_NOT_SET: return FieldError("method", "is not set, wanted qlora");
-    case v1::JobSpec::kBitnetQat: return NotBuilt("JobSpec.bitnet_qat");
+    case v1::JobSpec::kQlora:
+    case v1::JobSpec::kBitnetQat: break;
+    case v1::JobSpec::METHOD_NOT_SET: return FieldError("method", "is not set, wanted qlora or bitnet_qat");
     case v1::JobSpec::kInt8Mixed: return NotBuilt("JobSpec.int8_mixed");
     case v1::JobSpec::kInt8Qt: return NotBuilt("JobSpec.int8_qt");
     case v1::JobSpec::kAqt: return NotBuilt("JobSpec.aqt");
@@ -103,7 +156,7 @@ absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(CheckBuilt(spec));
   jobs::JobSpec out;
   out.display_name = spec.display_name();
-  out.method = jobs::kMethodQLora;
+  out.method = spec.has_bitnet_qat() ? jobs::kMethodBitNetQat : jobs::kMethodQLora;
   out.base_model = spec.base_model();
   out.train_dataset = spec.train_dataset();
   out.eval_dataset = spec.eval_dataset();
@@ -117,6 +170,7 @@ absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec) {
   }
   NIBBLE_ASSIGN_OR_RETURN(out.data, FromProto(spec.data()));
   NIBBLE_RETURN_IF_ERROR(TakeQLora(spec.qlora(), out.qlora));
+  NIBBLE_RETURN_IF_ERROR(TakeBitNet(spec.bitnet_qat(), out.bitnet_qat));
   NIBBLE_RETURN_IF_ERROR(TakeOptim(spec.optim(), out.optim));
   NIBBLE_RETURN_IF_ERROR(TakeRun(spec.run(), out.run));
   if (!spec.data().has_shuffle_seed()) out.data.shuffle_seed = out.run.seed;
@@ -125,6 +179,18 @@ absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec) {
 }
 
 namespace {
+
+void PutQLora(const jobs::QLoraMethod& in, v1::QLoraMethod& out) {
+  out.set_r(static_cast<std::int32_t>(in.r));
+  out.set_alpha(in.alpha);
+  out.set_dropout(in.dropout);
+  for (const std::string& module : in.target_modules) out.add_target_modules(module);
+  out.set_use_rslora(in.use_rslora);
+  out.set_seed(in.seed);
+  out.set_nf4_block(64);
+  out.set_double_quant(in.double_quant);
+  out.set_compute_dtype(DtypeOf(in.compute_dtype));
+}
 
 void PutData(const jobs::DataConfig& in, v1::DataConfig& out) {
   if (const auto format = data::ParseFormat(in.format.value_or("")); format.ok()) out.set_format(ToProto(*format));
@@ -159,16 +225,11 @@ v1::JobSpec ToProto(const jobs::JobSpec& spec) {
   v1::JobSpec out;
   out.set_display_name(spec.display_name);
   out.set_base_model(spec.base_model);
-  auto* qlora = out.mutable_qlora();
-  qlora->set_r(static_cast<std::int32_t>(spec.qlora.r));
-  qlora->set_alpha(spec.qlora.alpha);
-  qlora->set_dropout(spec.qlora.dropout);
-  for (const std::string& module : spec.qlora.target_modules) qlora->add_target_modules(module);
-  qlora->set_use_rslora(spec.qlora.use_rslora);
-  qlora->set_seed(spec.qlora.seed);
-  qlora->set_nf4_block(64);
-  qlora->set_double_quant(spec.qlora.double_quant);
-  qlora->set_compute_dtype(spec.qlora.compute_dtype == "fp32" ? v1::COMPUTE_DTYPE_F32 : v1::COMPUTE_DTYPE_BF16);
+  if (spec.method == jobs::kMethodBitNetQat) {
+    PutBitNet(spec.bitnet_qat, *out.mutable_bitnet_qat());
+  } else {
+    PutQLora(spec.qlora, *out.mutable_qlora());
+  }
   if (spec.device.rfind("cuda:", 0) == 0) {
     out.mutable_device()->set_kind(v1::DEVICE_KIND_CUDA);
     out.mutable_device()->set_ordinal(std::atoi(spec.device.c_str() + 5));

@@ -10,7 +10,7 @@ inline constexpr const char* kServices[] = {"nibble.v1.DatasetService",   "nibbl
 
 // What answers UNIMPLEMENTED: methods, then fields of requests.
 inline constexpr const char* kUnbuilt[] = {
-    "nibble.v1.FineTuneService/PlanJob", "nibble.v1.InferenceService/Embed",
+    "nibble.v1.InferenceService/Embed",
     "nibble.v1.ServerService/SetResourcePolicy", "GenerateRequest.json_schema", "GenerateRequest.regex",
     "GenerateRequest.choice", "ConvertModelRequest.checkpoint", "ConvertModelRequest.calibration_dataset",
     "UploadDatasetHeader.field_map"};

@@ -173,9 +173,9 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   return absl::OkStatus();
 }
 
-// Of an int8 or ternary artifact: the trainer's record where it foretold these very weights, else one made now.
+// Of a promised artifact: the trainer's record where it foretold these very weights, else one made now.
 absl::Status ModelLibrary::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info) {
-  const std::string foretold = base::JoinPath(source, model::kInt8RecordFile);
+  const std::string foretold = base::JoinPath(source, model::ForetoldRecordFile(info.format));
   if (state_.files.Exists(foretold)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, state_.files.Read(foretold, 256u << 20));
     NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ParseRecord(bytes));

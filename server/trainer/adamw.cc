@@ -3,9 +3,14 @@
 #include <cmath>
 
 namespace nibble::trainer {
+namespace {
+
+constexpr std::int64_t kGrain = 1 << 16;  // elements that are worth a thread
+
+}  // namespace
 
 void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::span<float> parameter,
-               std::span<const float> gradient, Moments& moments) {
+               std::span<const float> gradient, Moments& moments, const kernels::Stream& stream) {
   const double bias1 = 1.0 - std::pow(config.beta1, static_cast<double>(step));
   const double bias2 = 1.0 - std::pow(config.beta2, static_cast<double>(step));
   const auto keep = static_cast<float>(1.0 - lr * config.weight_decay);
@@ -15,22 +20,28 @@ void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::spa
   const auto root_bias2 = static_cast<float>(std::sqrt(bias2));
   const auto eps = static_cast<float>(config.eps);
   const auto step_size = static_cast<float>(lr / bias1);
-  for (std::size_t i = 0; i < parameter.size(); ++i) {
-    const float g = gradient[i];
-    float& m = moments.m[i];
-    float& v = moments.v[i];
-    m = m + (g - m) * one_minus_beta1;
-    v = v * beta2 + (g * g) * one_minus_beta2;
-    const float denominator = std::sqrt(v) / root_bias2 + eps;
-    parameter[i] = parameter[i] * keep - step_size * (m / denominator);
-  }
+  stream.ParallelFor(static_cast<std::int64_t>(parameter.size()), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      const float g = gradient[i];
+      float& m = moments.m[i];
+      float& v = moments.v[i];
+      m = m + (g - m) * one_minus_beta1;
+      v = v * beta2 + (g * g) * one_minus_beta2;
+      const float denominator = std::sqrt(v) / root_bias2 + eps;
+      parameter[i] = parameter[i] * keep - step_size * (m / denominator);
+    }
+  });
 }
 
-double GlobalNorm(const std::vector<std::span<const float>>& gradients) {
+double GlobalNorm(const std::vector<std::span<const float>>& gradients, const kernels::Stream& stream) {
+  std::vector<double> sums(gradients.size(), 0.0);
+  stream.ParallelFor(static_cast<std::int64_t>(gradients.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+      for (const float g : gradients[i]) sums[i] += static_cast<double>(g) * static_cast<double>(g);
+    }
+  });
   double sum = 0;
-  for (const auto& gradient : gradients) {
-    for (const float g : gradient) sum += static_cast<double>(g) * static_cast<double>(g);
-  }
+  for (const double one : sums) sum += one;
   return std::sqrt(sum);
 }
 

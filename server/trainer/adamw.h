@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "kernels/stream.h"
+
 namespace nibble::trainer {
 
 struct AdamWConfig {
@@ -21,10 +23,11 @@ struct Moments {
 
 // One step (numbered from 1) of decoupled weight decay: p -= lr * wd * p, then p -= lr / bc1 * m / (sqrt(v) / sqrt(bc2) + eps),
 // as torch.optim.AdamW orders it. Source: arXiv:1711.05101.
+// Elements do not depend on each other: `stream` splits them among its threads.
 void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::span<float> parameter,
-               std::span<const float> gradient, Moments& moments);
+               std::span<const float> gradient, Moments& moments, const kernels::Stream& stream = {});
 
-// L2 norm over all spans, summed in f64 in order.
-double GlobalNorm(const std::vector<std::span<const float>>& gradients);
+// L2 norm over all spans in f64: each span in order by itself, then their sums in order.
+double GlobalNorm(const std::vector<std::span<const float>>& gradients, const kernels::Stream& stream = {});
 
 }  // namespace nibble::trainer

@@ -18,6 +18,7 @@
 #include "server/model/text_assets.h"
 #include "server/store/published_directory.h"
 #include "server/trainer/checkpoint.h"
+#include "server/trainer/recipe.h"
 #include "server/trainer/schedule.h"
 
 namespace nibble::trainer {
@@ -25,14 +26,12 @@ namespace {
 
 using base::Json;
 
-
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Data and models that the attempt reads.
+// Data that the attempt reads.
 struct Inputs {
-  std::shared_ptr<const model::LoadedModel> base;  // nf4
   data::Dataset train;
   data::Dataset eval;
   bool has_eval = false;
@@ -44,8 +43,8 @@ class AttemptRun {
   explicit AttemptRun(const AttemptContext& context) : context_(context), spec_(context.order.spec) {}
 
   absl::StatusOr<jobs::Outcome> Run() {
-    NIBBLE_RETURN_IF_ERROR(LoadInputs());
     NIBBLE_RETURN_IF_ERROR(MakeModel());
+    NIBBLE_RETURN_IF_ERROR(LoadInputs());
     NIBBLE_RETURN_IF_ERROR(Resume());
     NIBBLE_RETURN_IF_ERROR(Write("state", {{"state", "RUNNING"}, {"step", progress_.step}, {"max_steps", max_steps_}}));
     absl::StatusOr<jobs::Outcome> outcome = Train();
@@ -94,33 +93,37 @@ class AttemptRun {
 
   absl::StatusOr<data::Dataset> LoadData(const std::string& path, const model::TextAssets& text) {
     NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(spec_.data.format.value_or("text")));
-    return data::LoadDataset(path, format, text, inputs_.base->config(),
+    return data::LoadDataset(path, format, text, recipe_->config(),
                              {.max_seq_len = spec_.data.max_seq_len,
                               .overlong = data::ParseOverlong(spec_.data.overlong.value_or("truncate")),
                               .train_on_prompt = spec_.data.train_on_prompt});
   }
 
+  absl::Status MakeModel() {
+    const RecipeContext context = {.order = context_.order,
+                                   .directory = context_.directory,
+                                   .files = context_.files,
+                                   .stream = context_.stream,
+                                   .log = [this](const std::string& message) { return Log(message); },
+                                   .warn = [this](const std::string& reason, const std::string& message) {
+                                     return Write("warning", {{"reason", reason}, {"message", message}});
+                                   }};
+    NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, context_.order.base_model_directory).status());
+    NIBBLE_ASSIGN_OR_RETURN(recipe_, MakeRecipe(context));
+    model_ = &recipe_->model();
+    for (const Parameter& parameter : model_->parameters()) {
+      moments_.push_back({std::vector<float>(parameter.value.size()), std::vector<float>(parameter.value.size())});
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status LoadInputs() {
     const jobs::AttemptOrder& order = context_.order;
-    NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, order.base_model_directory).status());
-    NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(order.base_model_directory));
-    std::string nf4_directory = order.base_model_directory;
-    if (source->info().format != model::Format::kNf4) {
-      // A name that start-up collects: it is made again by every attempt, the same bytes each time.
-      nf4_directory = base::JoinPath(context_.directory, "base.tmp.nf4");
-      NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(nf4_directory));
-      const double began = Seconds();
-      NIBBLE_RETURN_IF_ERROR(
-          convert::ConvertModel(context_.files, *source, nf4_directory, {.to = model::Format::kNf4}, context_.stream).status());
-      NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("base quantised to nf4 in ", Seconds() - began, " s")));
-    }
-    NIBBLE_ASSIGN_OR_RETURN(inputs_.base,
-                            model::LoadedModel::Load(nf4_directory, {.max_positions = spec_.data.max_seq_len}, context_.stream));
-    if (inputs_.base->max_positions() < spec_.data.max_seq_len) {
+    if (recipe_->max_positions() < spec_.data.max_seq_len) {
       return base::FieldError("data.max_seq_len", base::StrCat("is ", spec_.data.max_seq_len, ", the model takes ",
-                                                               inputs_.base->max_positions()));
+                                                               recipe_->max_positions()));
     }
-    NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(nf4_directory));
+    NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(recipe_->text_directory()));
     NIBBLE_ASSIGN_OR_RETURN(inputs_.train, LoadData(order.train_data_path, text));
     inputs_.has_eval = !order.eval_data_path.empty();
     if (inputs_.has_eval) {
@@ -132,39 +135,11 @@ class AttemptRun {
                                             " truncated, ", inputs_.train.num_dropped, " dropped")));
     NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path));
     inputs_.identity = {.spec_digest = base::Sha256Hex(base::Dump(jobs::ToJson(spec_))),
-                        .base_digest = inputs_.base->info().weights_digest,
+                        .base_digest = recipe_->base_digest(),
                         .data_digest = data_file.sha256,
                         .isa = kernels::Name(context_.stream.isa),
                         .threads = order.threads,
                         .version = order.nibble_version};
-    return absl::OkStatus();
-  }
-
-  absl::Status MakeModel() {
-    if (!spec_.qlora.double_quant) {
-      return absl::UnimplementedError("qlora.double_quant: false is not built, nf4 bases are always double quantised");
-    }
-    QLoraOptions options;
-    options.adapter.rank = spec_.qlora.r;
-    options.adapter.alpha = spec_.qlora.alpha;
-    options.adapter.dropout = spec_.qlora.dropout;
-    options.adapter.rslora = spec_.qlora.use_rslora;
-    options.adapter.base_model_name_or_path = spec_.base_model;
-    for (int k = 0; k < model::kNumLinearKinds; ++k) {
-      const auto kind = static_cast<model::LinearKind>(k);
-      for (const std::string& name : spec_.qlora.target_modules) {
-        if (name == model::ShortName(kind)) options.adapter.targets.push_back(kind);
-      }
-    }
-    options.init_seed = static_cast<std::uint64_t>(spec_.qlora.seed);
-    options.dropout_seed = static_cast<std::uint64_t>(spec_.run.seed);
-    options.bf16_compute = spec_.qlora.compute_dtype == "bf16";
-    options.activation_checkpointing = spec_.run.activation_checkpointing;
-    adapter_ = options.adapter;
-    NIBBLE_ASSIGN_OR_RETURN(model_, QLoraModel::Create(inputs_.base, options, context_.stream));
-    for (const Parameter& parameter : model_->parameters()) {
-      moments_.push_back({std::vector<float>(parameter.value.size()), std::vector<float>(parameter.value.size())});
-    }
     loader_ = std::make_unique<data::Loader>(
         inputs_.train.examples, spec_.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
         spec_.data.max_seq_len, static_cast<std::uint64_t>(spec_.data.shuffle_seed));
@@ -190,6 +165,7 @@ class AttemptRun {
                                                {"message", base::StrCat(difference, ": the bits may differ from those of an "
                                                                                     "undisturbed run")}}));
     }
+    NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     return Log(base::StrCat("resumed at step ", progress_.step));
   }
 
@@ -222,7 +198,7 @@ class AttemptRun {
     const double loss = loss_sum / static_cast<double>(trained);
     std::vector<std::span<const float>> gradients;
     for (const Parameter& parameter : model_->parameters()) gradients.emplace_back(parameter.grad);
-    const double grad_norm = GlobalNorm(gradients);
+    const double grad_norm = GlobalNorm(gradients, context_.stream);
     if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
       return base::WithReason(absl::InvalidArgumentError(base::StrCat("step ", progress_.step + 1, ": loss ", loss,
                                                                       ", gradient norm ", grad_norm)),
@@ -238,8 +214,9 @@ class AttemptRun {
     const AdamWConfig adamw = {spec_.optim.beta1, spec_.optim.beta2, spec_.optim.eps, spec_.optim.weight_decay};
     auto& parameters = model_->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      AdamWStep(adamw, progress_.step + 1, lr, parameters[i].value, parameters[i].grad, moments_[i]);
+      AdamWStep(adamw, progress_.step + 1, lr, parameters[i].value, parameters[i].grad, moments_[i], context_.stream);
     }
+    NIBBLE_RETURN_IF_ERROR(model_->Refresh());
     ++progress_.step;
     progress_.micro_batches += static_cast<std::int64_t>(batches.size());
     progress_.tokens += tokens;
@@ -272,26 +249,35 @@ class AttemptRun {
     return launches;
   }
 
-  absl::StatusOr<double> EvaluationLoss(const model::DecoderWeights& weights) {
+  // Writes the event too; `what` is "" for the model as it is trained.
+  absl::StatusOr<double> EvaluateAs(const std::string& what, const model::DecoderWeights& weights) {
+    const double began = Seconds();
     NIBBLE_ASSIGN_OR_RETURN(const data::Evaluation result,
-                            data::Evaluate(inputs_.base->config(), weights, inputs_.eval.examples, {}, context_.stream,
+                            data::Evaluate(recipe_->config(), weights, inputs_.eval.examples, {}, context_.stream,
                                            [&](std::int64_t) { return !Stopping(); }));
+    Json event = {{"step", progress_.step},
+                  {"eval_loss", result.loss},
+                  {"tokens", result.tokens},
+                  {"duration_ms", (Seconds() - began) * 1000.0},
+                  {"launches", TakeLaunches()}};
+    if (!what.empty()) event["what"] = what;
+    NIBBLE_RETURN_IF_ERROR(Write("eval", event));
     return result.loss;
   }
 
   absl::Status EvaluateNow() {
     if (!inputs_.has_eval) return absl::OkStatus();
-    NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluationLoss(model_->ServingWeights()));
-    last_eval_loss_ = progress_.metrics["eval_loss"] = loss;
+    NIBBLE_ASSIGN_OR_RETURN(last_eval_loss_, EvaluateAs("", model_->ServingWeights()));
+    progress_.metrics["eval_loss"] = *last_eval_loss_;
     progress_.evaluated_step = progress_.step;
-    return Write("eval", {{"step", progress_.step}, {"eval_loss", loss}, {"launches", TakeLaunches()}});
+    return absl::OkStatus();
   }
 
   absl::Status Save() {
     const double began = Seconds();
     NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo saved,
                             SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity,
-                                           model_->parameters(), moments_, adapter_));
+                                           model_->parameters(), moments_, recipe_->adapter()));
     const std::string relative = saved.directory.substr(context_.directory.size() + 1);
     NIBBLE_RETURN_IF_ERROR(Write("checkpoint", {{"step", saved.step},
                                                 {"directory", relative},
@@ -320,7 +306,7 @@ class AttemptRun {
     return outcome;
   }
 
-  // The lora artifact, and beside it what it will answer as int8: the loss that will be served, and the record of the logits
+  // The trained model, and beside it what it will answer as it will be served: the loss that will be served, and the record of the logits
   // that nibbled must give again after `models convert` (numerics.md, Decided 10).
   // How the evaluation set was cut: a conversion evaluates the same tokens again.
   Json EvalData() const {
@@ -330,11 +316,9 @@ class AttemptRun {
   }
 
   absl::StatusOr<jobs::Outcome> Publish() {
+    moments_.clear();  // no step comes any more, and what follows has files of the whole model in memory
     NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
                             store::PendingDirectory::Create(context_.files, context_.order.output_directory));
-    NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(inputs_.base->directory()));
-    std::vector<std::vector<float>> values;
-    for (const Parameter& parameter : model_->parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
     const Json provenance = {{"job_id", context_.order.job_id},
                              {"base_model", spec_.base_model},
                              {"dataset_digest", inputs_.identity.data_digest},
@@ -344,17 +328,16 @@ class AttemptRun {
                              {"isa", inputs_.identity.isa},
                              {"threads", inputs_.identity.threads},
                              {"code_version", context_.order.nibble_version}};
-    NIBBLE_ASSIGN_OR_RETURN(model::ArtifactInfo info, convert::MakeLoraModel(context_.files, *base, adapter_, values,
-                                                                             provenance, output.path()));
+    NIBBLE_ASSIGN_OR_RETURN(model::ArtifactInfo info, recipe_->Write(provenance, output.path()));
     jobs::Outcome outcome;
     Json final = {{"step", progress_.step},
                   {"tokens", progress_.tokens},
                   {"peak_memory_bytes", base::PeakResidentBytes()},
                   {"digest", info.weights_digest}};
     if (last_eval_loss_.has_value()) final["eval_loss"] = *last_eval_loss_;
-    NIBBLE_RETURN_IF_ERROR(EvaluateInt8(output.path(), info, final));
+    NIBBLE_RETURN_IF_ERROR(EvaluateServed(output.path(), info, final));
     NIBBLE_RETURN_IF_ERROR(output.Commit().status());
-    NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(base::JoinPath(context_.directory, "base.tmp.nf4")));
+    NIBBLE_RETURN_IF_ERROR(recipe_->Clean());
     outcome.kind = jobs::Outcome::Kind::kOk;
     outcome.exit_code = jobs::kExitOk;
     outcome.output_directory = context_.order.output_directory;
@@ -362,32 +345,34 @@ class AttemptRun {
     return outcome;
   }
 
-  absl::Status EvaluateInt8(const std::string& lora_directory, model::ArtifactInfo info, Json& final) {
-    const std::string directory = base::JoinPath(context_.directory, "int8.tmp.eval");
+  absl::Status EvaluateServed(const std::string& trained_directory, model::ArtifactInfo info, Json& final) {
+    const std::string name = model::Name(recipe_->served_format());  // "int8"
+    const std::string directory = base::JoinPath(context_.directory, base::StrCat(name, ".tmp.eval"));
     NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(directory));
-    NIBBLE_ASSIGN_OR_RETURN(const auto lora, model::Artifact::Open(lora_directory));
+    NIBBLE_ASSIGN_OR_RETURN(const auto trained, model::Artifact::Open(trained_directory));
     NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
-                            convert::ConvertModel(context_.files, *lora, directory, {.to = model::Format::kInt8}, context_.stream));
-    NIBBLE_ASSIGN_OR_RETURN(const auto int8, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len},
-                                                                      context_.stream));
+                            convert::ConvertModel(context_.files, *trained, directory, {.to = recipe_->served_format()},
+                                                  context_.stream));
+    NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len},
+                                                                        context_.stream));
     if (inputs_.has_eval) {
-      NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluationLoss(int8->weights()));
-      final["eval_loss_int8"] = loss;
-      NIBBLE_RETURN_IF_ERROR(Write("eval", {{"step", progress_.step}, {"eval_loss", loss}, {"what", "int8"}}));
+      NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluateAs(name, served->weights()));
+      final[base::StrCat("eval_loss_", name)] = loss;
     }
-    final["int8_digest"] = report.info.weights_digest;
+    final[base::StrCat(name, "_digest")] = report.info.weights_digest;
     const std::vector<data::Example>& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
     std::vector<std::vector<std::int32_t>> sequences;
     for (std::size_t i = 0; i < examples.size() && i < 2; ++i) {
       const auto& tokens = examples[i].tokens;
       sequences.emplace_back(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(tokens.size(), 64)));
     }
-    NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::MakeRecord(*int8, sequences, context_.stream));
-    NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(context_.files, base::JoinPath(lora_directory, model::kInt8RecordFile),
-                                                     model::SerializeRecord(record)));
-    info.provenance["int8_digest"] = report.info.weights_digest;
-    NIBBLE_RETURN_IF_ERROR(model::WriteArtifactInfo(context_.files, lora_directory, info));
-    NIBBLE_RETURN_IF_ERROR(Write("log", {{"message", base::StrCat("made the int8 form: weights ", report.info.weights_digest)},
+    NIBBLE_ASSIGN_OR_RETURN(const model::Record record, recipe_->MakeRecord(*served, sequences));
+    NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
+        context_.files, base::JoinPath(trained_directory, model::ForetoldRecordFile(recipe_->served_format())),
+        model::SerializeRecord(record)));
+    info.provenance[base::StrCat(name, "_digest")] = report.info.weights_digest;
+    NIBBLE_RETURN_IF_ERROR(model::WriteArtifactInfo(context_.files, trained_directory, info));
+    NIBBLE_RETURN_IF_ERROR(Write("log", {{"message", base::StrCat("made the ", name, " form: weights ", report.info.weights_digest)},
                                          {"launches", TakeLaunches()}}));
     return context_.files.RemoveAll(directory);
   }
@@ -395,8 +380,8 @@ class AttemptRun {
   const AttemptContext& context_;
   const jobs::JobSpec& spec_;
   Inputs inputs_;
-  model::AdapterConfig adapter_;
-  std::unique_ptr<QLoraModel> model_;
+  std::unique_ptr<Recipe> recipe_;
+  TrainingModel* model_ = nullptr;  // the recipe's
   std::vector<Moments> moments_;
   std::unique_ptr<data::Loader> loader_;
   TrainingProgress progress_;

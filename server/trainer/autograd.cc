@@ -10,6 +10,8 @@
 
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/dequantize_nf4.h"
+#include "kernels/ops/relu2_mul.h"
+#include "kernels/ops/relu2_mul_backward.h"
 #include "kernels/ops/rms_norm.h"
 #include "kernels/ops/rms_norm_backward.h"
 #include "kernels/ops/rope.h"
@@ -26,14 +28,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
 
-// Rows of logits that exist at a time.
-constexpr std::int64_t kLossChunk = 128;
-
-// Kernel errors cross torch as exceptions; QLoraModel turns them into a Status again.
-void Check(const absl::Status& status) {
-  if (!status.ok()) throw std::runtime_error(std::string(status.message()));
-}
-
 Context& ContextOf(AutogradContext* ctx) { return *reinterpret_cast<Context*>(ctx->saved_data["context"].toInt()); }
 void Remember(AutogradContext* ctx, Context& context) {
   ctx->saved_data["context"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&context));
@@ -41,7 +35,7 @@ void Remember(AutogradContext* ctx, Context& context) {
 
 Tensor Dequantise(const kernels::Nf4Weight& weight, Context& context) {
   Tensor out = context.scratch.narrow(0, 0, weight.rows * weight.cols).view({weight.rows, weight.cols});
-  Check(kernels::DequantizeNf4({.w = weight, .out = ViewOf(out)}, context.stream));
+  ThrowIfError(kernels::DequantizeNf4({.w = weight, .out = ViewOf(out)}, context.stream));
   return out;
 }
 
@@ -106,33 +100,24 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
 };
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const float* weight, double eps, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps, Context* context) {
     Remember(ctx, *context);
-    ctx->saved_data["weight"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(weight));
     Tensor y = torch::empty_like(x);
     Tensor rstd = torch::empty({x.size(0)}, torch::kFloat32);
-    Check(kernels::RmsNorm({.x = ViewOf(x),
-                            .weight = weight,
-                            .eps = static_cast<float>(eps),
-                            .y = ViewOf(y),
-                            .rstd = rstd.data_ptr<float>()},
-                           context->stream));
-    ctx->save_for_backward({x, rstd});
+    ThrowIfError(kernels::RmsNorm({.x = ViewOf(x),
+                                   .weight = weight.data_ptr<float>(),
+                                   .eps = static_cast<float>(eps),
+                                   .y = ViewOf(y),
+                                   .rstd = rstd.data_ptr<float>()},
+                                  context->stream));
+    ctx->save_for_backward({x, weight, rstd});
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    Context& context = ContextOf(ctx);
     const variable_list saved = ctx->get_saved_variables();
-    const Tensor g = grads[0].contiguous();
-    Tensor grad_x = torch::empty_like(saved[0]);
-    Check(kernels::RmsNormBackward({.x = ViewOf(saved[0]),
-                                    .grad_y = ViewOf(g),
-                                    .weight = reinterpret_cast<const float*>(ctx->saved_data["weight"].toInt()),
-                                    .rstd = saved[1].data_ptr<float>(),
-                                    .grad_x = ViewOf(grad_x)},
-                                   context.stream));
-    return {grad_x, Tensor(), Tensor(), Tensor()};
+    const auto [grad_x, grad_weight] = RmsNormGradients(saved[0], saved[1], saved[2], grads[0].contiguous(), ContextOf(ctx));
+    return {grad_x, grad_weight, Tensor(), Tensor()};
   }
 };
 
@@ -157,7 +142,7 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   }
 
   static void Rotate(const Tensor& x, AutogradContext* ctx, Context& context, bool backward) {
-    Check(kernels::Rope({.x = ViewOf(x),
+    ThrowIfError(kernels::Rope({.x = ViewOf(x),
                          .num_heads = ctx->saved_data["heads"].toInt(),
                          .position = reinterpret_cast<const std::int32_t*>(ctx->saved_data["position"].toInt()),
                          .cos = reinterpret_cast<const float*>(ctx->saved_data["cos"].toInt()),
@@ -168,27 +153,33 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   }
 };
 
-struct SiluMulFunction : torch::autograd::Function<SiluMulFunction> {
+// act(gate) * up; relu^2 where kRelu2, else silu.
+template <bool kRelu2>
+struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
   static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up, Context* context) {
     Remember(ctx, *context);
     Tensor y = torch::empty_like(gate);
-    Check(kernels::SiluMul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
+    if constexpr (kRelu2) {
+      ThrowIfError(kernels::Relu2Mul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
+    } else {
+      ThrowIfError(kernels::SiluMul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
+    }
     ctx->save_for_backward({gate, up});
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    Context& context = ContextOf(ctx);
+    const kernels::Stream& stream = ContextOf(ctx).stream;
     const variable_list saved = ctx->get_saved_variables();
     const Tensor g = grads[0].contiguous();
     Tensor grad_gate = torch::empty_like(g);
     Tensor grad_up = torch::empty_like(g);
-    Check(kernels::SiluMulBackward({.gate = ViewOf(saved[0]),
-                                    .up = ViewOf(saved[1]),
-                                    .grad_y = ViewOf(g),
-                                    .grad_gate = ViewOf(grad_gate),
-                                    .grad_up = ViewOf(grad_up)},
-                                   context.stream));
+    const auto run = [&](auto op, auto args) { ThrowIfError(op(args, stream)); };
+    if constexpr (kRelu2) {
+      run(kernels::Relu2MulBackward, kernels::Relu2MulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
+    } else {
+      run(kernels::SiluMulBackward, kernels::SiluMulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
+    }
     return {grad_gate, grad_up, Tensor()};
   }
 };
@@ -196,27 +187,17 @@ struct SiluMulFunction : torch::autograd::Function<SiluMulFunction> {
 struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
-    // Rows without a target take no part: with completion-only loss that is most of the work saved.
-    std::vector<std::int64_t> rows;
-    std::vector<std::int32_t> wanted;
-    for (std::size_t t = 0; t < targets->size(); ++t) {
-      if ((*targets)[t] < 0) continue;
-      rows.push_back(static_cast<std::int64_t>(t));
-      wanted.push_back((*targets)[t]);
-    }
+    const LossRows rows = RowsWithTarget(*targets);
     Tensor gradient = torch::zeros_like(hidden);
     *loss_sum = 0;
-    const auto total = static_cast<std::int64_t>(rows.size());
-    const Tensor index = torch::from_blob(rows.data(), {total}, torch::kInt64);
-    for (std::int64_t begin = 0; begin < total; begin += kLossChunk) {
-      const std::int64_t count = std::min(kLossChunk, total - begin);
-      const Tensor chunk_index = index.narrow(0, begin, count);
-      Tensor chunk = torch::zeros({PadRows(count), hidden.size(1)}, hidden.options());
-      chunk.narrow(0, 0, count).copy_(hidden.index_select(0, chunk_index));
+    for (std::int64_t begin = 0; begin < rows.count(); begin += kLossChunk) {
+      const std::int64_t count = std::min(kLossChunk, rows.count() - begin);
+      const Tensor chunk_index = torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64);
+      const Tensor chunk = PadTo(hidden.index_select(0, chunk_index), hidden.scalar_type());
       Tensor logits = torch::mm(chunk, head.t());
       std::vector<float> losses(static_cast<std::size_t>(count));
-      Check(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
-                                   .target = wanted.data() + begin,
+      ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
+                                   .target = rows.target.data() + begin,
                                    .grad_scale = static_cast<float>(scale),
                                    .loss = losses.data()},
                                   context->stream));
@@ -239,8 +220,42 @@ Tensor ApplyNf4Linear(const Tensor& x, const Nf4Linear& linear, DropoutKey key, 
   return Nf4LinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
 }
 
-Tensor ApplyRmsNorm(const Tensor& x, const float* weight, double eps, Context& context) {
+Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& context) {
   return RmsNormFunction::apply(x, weight, eps, &context);
+}
+
+std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& grad_y,
+                                           Context& context) {
+  Tensor grad_x = torch::empty_like(x);
+  ThrowIfError(kernels::RmsNormBackward({.x = ViewOf(x),
+                                         .grad_y = ViewOf(grad_y),
+                                         .weight = weight.data_ptr<float>(),
+                                         .rstd = rstd.data_ptr<float>(),
+                                         .grad_x = ViewOf(grad_x)},
+                                        context.stream));
+  Tensor grad_weight;
+  if (weight.requires_grad()) {
+    const Tensor rows = x.to(torch::kFloat32).view({-1, x.size(-1)}) * rstd.unsqueeze(1);
+    grad_weight = (rows * grad_y.to(torch::kFloat32).view(rows.sizes())).sum(0);
+  }
+  return {grad_x, grad_weight};
+}
+
+LossRows RowsWithTarget(const std::vector<std::int32_t>& targets) {
+  LossRows rows;
+  for (std::size_t t = 0; t < targets.size(); ++t) {
+    if (targets[t] < 0) continue;
+    rows.row.push_back(static_cast<std::int64_t>(t));
+    rows.target.push_back(targets[t]);
+  }
+  return rows;
+}
+
+Tensor PadTo(const Tensor& x, torch::ScalarType type) {
+  if (type == torch::kFloat32) return x.to(type);
+  Tensor out = torch::zeros({PadRows(x.size(0)), x.size(1)}, type);
+  out.narrow(0, 0, x.size(0)).copy_(x);
+  return out;
 }
 
 Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos, const float* sin,
@@ -249,7 +264,11 @@ Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* po
 }
 
 Tensor ApplySiluMul(const Tensor& gate, const Tensor& up, Context& context) {
-  return SiluMulFunction::apply(gate, up, &context);
+  return GatedFunction<false>::apply(gate, up, &context);
+}
+
+Tensor ApplyRelu2Mul(const Tensor& gate, const Tensor& up, Context& context) {
+  return GatedFunction<true>::apply(gate, up, &context);
 }
 
 AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std::vector<std::int64_t>& rows,

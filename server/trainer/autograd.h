@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/formats/nf4.h"
@@ -34,11 +35,17 @@ struct DropoutKey {
 };
 
 torch::Tensor ApplyNf4Linear(const torch::Tensor& x, const Nf4Linear& linear, DropoutKey key, AutogradContext& context);
-torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const float* weight, double eps, AutogradContext& context);
+// weight [K] f32; its gradient is made where it wants one.
+torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double eps, AutogradContext& context);
+// Gradients to x and weight (undefined where that wants none) of rows whose 1/rms is rstd.
+std::pair<torch::Tensor, torch::Tensor> RmsNormGradients(const torch::Tensor& x, const torch::Tensor& weight,
+                                                         const torch::Tensor& rstd, const torch::Tensor& grad_y,
+                                                         AutogradContext& context);
 // Rotates in place; x must be fresh.
 torch::Tensor ApplyRope(const torch::Tensor& x, std::int64_t num_heads, const std::int32_t* position, const float* cos,
                         const float* sin, std::int64_t table_positions, AutogradContext& context);
 torch::Tensor ApplySiluMul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context);
+torch::Tensor ApplyRelu2Mul(const torch::Tensor& gate, const torch::Tensor& up, AutogradContext& context);
 // Rows of a product are padded to a multiple of this. oneDNN, under torch's bf16 products, builds and keeps a primitive for every
 // shape that it meets: ragged batches made new ones each step, slowly, and memory grew by some 25 MiB a step.
 inline constexpr std::int64_t kRowQuantum = 64;
@@ -59,6 +66,18 @@ AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std
 // Causal attention within each segment; q [T, H*d], k and v [T, KV*d].
 torch::Tensor ApplyAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v, const AttentionPlan& plan,
                              std::int64_t num_heads, std::int64_t num_kv_heads);
+// Rows of logits that exist at a time.
+inline constexpr std::int64_t kLossChunk = 128;
+// Rows without a target take no part in a loss: with completion-only loss that is most of the work saved.
+struct LossRows {
+  std::vector<std::int64_t> row;
+  std::vector<std::int32_t> target;
+  std::int64_t count() const { return static_cast<std::int64_t>(row.size()); }
+};
+LossRows RowsWithTarget(const std::vector<std::int32_t>& targets);
+// [PadRows(T), C] of another type, zero past T; f32 products need no padding and get [T, C].
+torch::Tensor PadTo(const torch::Tensor& x, torch::ScalarType type);
+
 // scale * sum of the losses of rows whose target is not -1, through a frozen head [V, K] of hidden's type, in chunks of
 // rows: tokens x vocabulary never exists. The unscaled sum goes to *loss_sum.
 torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const torch::Tensor& head,

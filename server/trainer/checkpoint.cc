@@ -31,7 +31,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
                                                      const std::vector<Moments>& moments,
-                                                     const model::AdapterConfig& adapter) {
+                                                     const model::AdapterConfig* adapter) {
   NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory pending,
                           store::BeginCheckpoint(files, attempt_directory, progress.step));
   std::vector<model::TensorPlan> plan;
@@ -58,8 +58,10 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                             {"identity", ToJson(identity)}};
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(files, base::JoinPath(pending.path(), kStateFile), base::Dump(state, 2)));
-  NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, base::JoinPath(pending.path(), model::kAdapterConfigFile),
-                                                   base::Dump(model::ToPeftConfig(adapter), 2)));
+  if (adapter != nullptr) {
+    NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, base::JoinPath(pending.path(), model::kAdapterConfigFile),
+                                                     base::Dump(model::ToPeftConfig(*adapter), 2)));
+  }
   NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, base::JoinPath(pending.path(), store::kCheckpointMetricsFile),
                                                    base::Dump(base::Json(progress.metrics))));
   NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, pending.Commit());

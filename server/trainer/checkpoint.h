@@ -12,7 +12,7 @@
 #include "server/model/adapter.h"
 #include "server/store/checkpoints.h"
 #include "server/trainer/adamw.h"
-#include "server/trainer/qlora_model.h"
+#include "server/trainer/training_model.h"
 
 namespace nibble::trainer {
 
@@ -39,12 +39,13 @@ struct RunIdentity {
   std::string version;
 };
 
-// With the adapter's config beside it the checkpoint is servable as it is (convert/checkpoint_model.h).
+// With the adapter's config beside it the checkpoint is servable as it is (convert/checkpoint_model.h); null: of a method that
+// trains no adapter.
 absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
                                                      const std::vector<Moments>& moments,
-                                                     const model::AdapterConfig& adapter);
+                                                     const model::AdapterConfig* adapter);
 
 // Fills parameters and moments. DataLoss when a tensor is missing or of another shape; FailedPrecondition naming the digest
 // that differs.

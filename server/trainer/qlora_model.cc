@@ -12,6 +12,7 @@
 #include "server/base/strings.h"
 #include "server/model/decoder.h"
 #include "server/trainer/autograd.h"
+#include "server/trainer/recomputed_layer.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -76,7 +77,7 @@ class TrainingOps {
   }
   Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) {
     const double eps = norm >= model::Norm::kBeforeQ ? state_.config->linear_norm_eps : state_.config->rms_norm_eps;
-    return ApplyRmsNorm(x, state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), eps, state_.context);
+    return ApplyRmsNorm(x, Frozen(state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), x.size(1)), eps, state_.context);
   }
   Tensor NormHeads(const Tensor& x, std::int64_t layer, model::Norm norm, std::int64_t num_heads) {
     return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
@@ -91,47 +92,19 @@ class TrainingOps {
   Tensor Gated(const Tensor& gate, const Tensor& up) { return ApplySiluMul(gate, up, state_.context); }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) {
-    return ApplyRmsNorm(h, state_.weights->final_norm, state_.config->rms_norm_eps, state_.context);
+    return ApplyRmsNorm(h, Frozen(state_.weights->final_norm, h.size(1)), state_.config->rms_norm_eps, state_.context);
   }
 
  private:
+  static Tensor Frozen(const float* weight, std::int64_t size) { return torch::from_blob(const_cast<float*>(weight), {size}); }
+
   TrainingState& state_;
   const Pass& pass_;
 };
 
-// Keeps only a layer's input; backward runs the layer again with gradients and goes on from there. `needs_grad` makes a node
-// even where the input itself needs no gradient (the first layer).
-struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
-  using Body = std::function<Tensor(Tensor)>;
-  static Tensor forward(torch::autograd::AutogradContext* ctx, const Tensor& h, const Tensor& needs_grad,
-                        std::shared_ptr<Body> body) {
-    (void)needs_grad;
-    ctx->save_for_backward({h});
-    ctx->saved_data["body"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(new std::shared_ptr<Body>(body)));
-    const torch::NoGradGuard no_grad;
-    return (*body)(h);
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 torch::autograd::variable_list grads) {
-    const std::unique_ptr<std::shared_ptr<Body>> body(
-        reinterpret_cast<std::shared_ptr<Body>*>(ctx->saved_data["body"].toInt()));
-    Tensor input = ctx->get_saved_variables()[0].detach();
-    input.requires_grad_(true);
-    Tensor output;
-    {
-      const torch::AutoGradMode grad_mode(true);
-      output = (**body)(input);
-    }
-    torch::autograd::backward({output}, {grads[0]});
-    return {input.grad(), Tensor(), Tensor()};
-  }
-};
-
 template <typename Body>
 Tensor TrainingOps::RunLayer(std::int64_t, Tensor h, Body body) {
-  if (!state_.checkpointing) return body(std::move(h));
-  const Tensor needs_grad = torch::empty({0}, torch::requires_grad());
-  return RecomputedLayer::apply(h, needs_grad, std::make_shared<RecomputedLayer::Body>(body));
+  return state_.checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
 }
 
 class TorchQLoraModel : public QLoraModel {
@@ -164,10 +137,6 @@ class TorchQLoraModel : public QLoraModel {
 
   std::vector<Parameter>& parameters() override { return parameters_; }
 
-  void ZeroGrad() override {
-    for (Parameter& parameter : parameters_) std::fill(parameter.grad.begin(), parameter.grad.end(), 0.0f);
-  }
-
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
     Pass pass = {batch.tokens, {}, draw, {}};
     const std::int64_t num_tokens = PadRows(static_cast<std::int64_t>(batch.tokens.size()));
@@ -195,13 +164,15 @@ class TorchQLoraModel : public QLoraModel {
     }
   }
 
-  const model::DecoderWeights& ServingWeights() override {
+  absl::Status Refresh() override {
     for (ServedAdapter& served : served_) {
       served.Pack();
       serving_.layers[served.layer].linears[served.kind].lora = served.weight;
     }
-    return serving_;
+    return absl::OkStatus();
   }
+
+  const model::DecoderWeights& ServingWeights() const override { return serving_; }
 
  private:
   // An adapter as serving reads it; made anew from the parameters whenever it is asked for.
@@ -289,7 +260,9 @@ absl::StatusOr<std::unique_ptr<QLoraModel>> QLoraModel::Create(std::shared_ptr<c
     return absl::InvalidArgumentError("qlora wants a float head in its base");
   }
   try {
-    return std::unique_ptr<QLoraModel>(std::make_unique<TorchQLoraModel>(std::move(base), options, stream));
+    auto made = std::make_unique<TorchQLoraModel>(std::move(base), options, stream);
+    NIBBLE_RETURN_IF_ERROR(made->Refresh());
+    return std::unique_ptr<QLoraModel>(std::move(made));
   } catch (const std::exception& error) {
     return absl::InternalError(error.what());
   }

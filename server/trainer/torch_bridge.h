@@ -4,7 +4,10 @@
 #include <torch/types.h>
 
 #include <memory>
+#include <stdexcept>
+#include <string>
 
+#include "absl/status/status.h"
 #include "kernels/matrix.h"
 #include "kernels/ops/matmul_library.h"
 #include "kernels/thread_pool.h"
@@ -16,5 +19,10 @@ kernels::Matrix ViewOf(const torch::Tensor& tensor);
 // The same memory as a tensor.
 torch::Tensor TensorOf(const kernels::ConstMatrix& matrix);
 torch::ScalarType ToTorch(kernels::DType dtype);
+
+// Errors of kernels cross torch as exceptions; the models turn them into a Status again.
+inline void ThrowIfError(const absl::Status& status) {
+  if (!status.ok()) throw std::runtime_error(std::string(status.message()));
+}
 
 }  // namespace nibble::trainer

@@ -105,7 +105,7 @@ TEST(JobSpecTest, AllViolationsAreToldAtOnce) {
 }
 
 TEST(JobSpecTest, MethodsToComeAreUnimplementedAndNamed) {
-  for (const char* method : {"bitnet_qat", "int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
+  for (const char* method : {"int8_mixed", "int8_qt", "aqt", "lora", "full"}) {
     JobSpec spec = Good();
     spec.method = method;
     const absl::Status status = Validate(spec);
@@ -114,6 +114,38 @@ TEST(JobSpecTest, MethodsToComeAreUnimplementedAndNamed) {
   }
   EXPECT_EQ(Parse(R"({"resume_from":"x"})").status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(Parse(R"({"run":{"keep_best":1}})").status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST(JobSpecTest, BitNetFieldsAreCheckedByName) {
+  const auto violation = [](const char* json) {
+    JobSpec spec = Good();
+    spec.method = kMethodBitNetQat;
+    const auto parsed = Parse(json);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    spec.bitnet_qat = parsed->bitnet_qat;
+    return base::ReasonMetadata(Validate(spec))["field"];
+  };
+  EXPECT_EQ(violation(R"({"bitnet_qat":{"preset":"bitnet-2b4t","act_bits":16,"ste":"clipped","scale_grad":true,"init":"random"}})"), "");
+  EXPECT_EQ(violation(R"({"bitnet_qat":{"preset":"tips"}})"), "bitnet_qat.preset");
+  EXPECT_EQ(violation(R"({"bitnet_qat":{"act_scale":"per_row"}})"), "bitnet_qat.act_scale");
+  EXPECT_EQ(violation(R"({"bitnet_qat":{"act_bits":5}})"), "bitnet_qat.act_bits");
+  EXPECT_EQ(violation(R"({"bitnet_qat":{"ste":"none"}})"), "bitnet_qat.ste");
+  EXPECT_EQ(violation(R"({"bitnet_qat":{"scale_grad":true}})"), "bitnet_qat.scale_grad");
+  EXPECT_EQ(violation(R"({"bitnet_qat":{"init":"zeros"}})"), "bitnet_qat.init");
+  EXPECT_EQ(violation(R"({"bitnet_qat":{"compute_dtype":"fp16"}})"), "bitnet_qat.compute_dtype");
+  EXPECT_EQ(Parse(R"({"bitnet_qat":{"warmup_lambda":{}}})").status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(Parse(R"({"bitnet_qat":{"bits":1}})").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(JobSpecTest, BitNetJsonThereAndBackIsTheSame) {
+  JobSpec spec = Good();
+  spec.method = kMethodBitNetQat;
+  spec.bitnet_qat = {.preset = "bitnet-tips", .act_scale = "per_tensor", .act_bits = 4, .ste = "round_only", .scale_grad = true,
+                     .init = "random", .compute_dtype = "fp32"};
+  const auto again = ParseJobSpec(ToJson(spec));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(base::Dump(ToJson(*again)), base::Dump(ToJson(spec)));
+  EXPECT_EQ(ToJson(spec).count("qlora"), 0u);
 }
 
 TEST(JobSpecTest, JsonThereAndBackIsTheSame) {

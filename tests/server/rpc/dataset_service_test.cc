@@ -118,6 +118,46 @@ TEST_F(DatasetServiceTest, PreviewShowsWhichTokensAreTrained) {
   EXPECT_EQ(ReasonOf(datasets_->PreviewDataset(&context3, request, &response)), "MODEL");
 }
 
+TEST_F(DatasetServiceTest, PreviewCountsWhatIsCutOffDroppedAndSplit) {
+  Import("tiny");
+  v1::Dataset dataset;
+  ASSERT_TRUE(Upload("mixed", "{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"prompt\": \"a b c d\", \"completion\": \" e f g h i j k l\"}\n",
+                     v1::DATASET_FORMAT_UNSPECIFIED, &dataset).ok());
+  ASSERT_TRUE(Upload("text", "{\"text\": \"a b c d e f g h i j k l\"}\n", v1::DATASET_FORMAT_TEXT, &dataset).ok());
+  const auto preview = [&](const std::string& name, v1::OverlongPolicy overlong, std::int32_t length) {
+    v1::PreviewDatasetRequest request;
+    request.set_dataset(name);
+    request.set_model("tiny");
+    request.mutable_data()->set_max_seq_len(length);
+    if (overlong != v1::OVERLONG_POLICY_UNSPECIFIED) request.mutable_data()->set_overlong(overlong);
+    v1::PreviewDatasetResponse response;
+    grpc::ClientContext context;
+    const auto status = datasets_->PreviewDataset(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  const auto whole = preview("mixed", v1::OVERLONG_POLICY_TRUNCATE, 64);
+  ASSERT_EQ(whole.rows_size(), 2);
+  EXPECT_EQ(whole.truncated_rows(), 0);
+  EXPECT_EQ(whole.rows(1).truncated_tokens(), 0);
+  const std::int32_t tokens = whole.rows(1).token_ids_size();
+  // A row that fits to the last token is not cut.
+  EXPECT_EQ(preview("mixed", v1::OVERLONG_POLICY_TRUNCATE, tokens).truncated_rows(), 0);
+  const auto cut = preview("mixed", v1::OVERLONG_POLICY_TRUNCATE, tokens - 2);
+  EXPECT_EQ(cut.truncated_rows(), 1);
+  EXPECT_EQ(cut.rows(1).truncated_tokens(), 2);
+  EXPECT_EQ(cut.rows(1).token_ids_size(), tokens - 2);
+  const auto dropped = preview("mixed", v1::OVERLONG_POLICY_DROP, tokens - 2);
+  EXPECT_EQ(dropped.dropped_rows(), 1);
+  EXPECT_EQ(dropped.rows_size(), 1);
+  EXPECT_EQ(dropped.total_rows(), 2);
+  const auto split = preview("text", v1::OVERLONG_POLICY_UNSPECIFIED, 4);
+  EXPECT_EQ(split.split_rows(), 1);
+  ASSERT_GT(split.rows_size(), 1);
+  EXPECT_EQ(split.rows(1).part(), 1);
+  EXPECT_EQ(split.rows(1).row(), 1);
+}
+
 TEST_F(DatasetServiceTest, EveryChunkIsBounded) {
   v1::Dataset dataset;
   EXPECT_EQ(FieldOf(Upload("big", std::string((1 << 20) + 1, 'x'), v1::DATASET_FORMAT_TEXT, &dataset)), "chunk");

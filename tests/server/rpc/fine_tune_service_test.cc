@@ -103,22 +103,68 @@ TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenIsRefused) {
 
 TEST_F(FineTuneServiceTest, MethodsAndFieldsThatAreNotBuiltAreNamed) {
   v1::CreateJobRequest request = Request();
-  request.mutable_spec()->mutable_bitnet_qat();
+  request.mutable_spec()->mutable_int8_mixed();
   v1::Job job;
   auto status = Create(request, &job);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("bitnet_qat"));
+  EXPECT_THAT(status.error_message(), HasSubstr("int8_mixed"));
+  request = Request();
+  request.mutable_spec()->mutable_bitnet_qat()->set_preset("hf");
+  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("BitNetQatMethod.preset hf"));
+  request.mutable_spec()->mutable_bitnet_qat()->set_preset("native");
+  request.mutable_spec()->mutable_bitnet_qat()->add_modules_to_not_convert("q_proj");
+  EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("modules_to_not_convert q_proj"));
   request = Request();
   request.mutable_spec()->set_warm_start_from("x/1");
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("JobSpec.warm_start_from"));
   request = Request();
   request.mutable_spec()->mutable_run()->mutable_early_stop();
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("RunConfig.early_stop"));
-  grpc::ClientContext context;
+}
+
+TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
+  v1::PlanJobRequest request;
+  *request.mutable_spec() = Request().spec();
+  request.mutable_spec()->mutable_run()->set_max_steps(3);
   v1::PlanJobResponse plan;
-  status = jobs_->PlanJob(&context, {}, &plan);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(status.error_message(), HasSubstr("PlanJob"));
+  grpc::ClientContext context;
+  auto status = jobs_->PlanJob(&context, request, &plan);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(plan.max_steps(), 3);
+  EXPECT_GT(plan.tokens(), plan.trainable_tokens());
+  EXPECT_GT(plan.trainable_tokens(), 0);
+  EXPECT_GT(plan.trainable_parameters(), 0);
+  EXPECT_FALSE(plan.has_eta());  // nothing has run here yet
+  std::int64_t sum = 0;
+  for (const auto& item : plan.memory()) sum += item.bytes();
+  EXPECT_EQ(plan.memory_total_bytes(), sum);
+  EXPECT_EQ(plan.spec().device().kind(), v1::DEVICE_KIND_CPU);  // resolved
+  v1::ListJobsResponse list;
+  grpc::ClientContext context2;
+  ASSERT_TRUE(jobs_->ListJobs(&context2, {}, &list).ok());
+  EXPECT_EQ(list.jobs_size(), 0);
+  // What CreateJob would refuse, a plan refuses.
+  request.mutable_spec()->set_train_dataset("nothing");
+  grpc::ClientContext context3;
+  EXPECT_EQ(ReasonOf(jobs_->PlanJob(&context3, request, &plan)), "DATASET");
+  request.mutable_spec()->mutable_qlora()->set_r(0);
+  grpc::ClientContext context4;
+  EXPECT_EQ(ReasonOf(jobs_->PlanJob(&context4, request, &plan)), "FIELD_VIOLATION");
+}
+
+TEST_F(FineTuneServiceTest, BitNetIsResolvedToItsLastField) {
+  v1::CreateJobRequest request = Request();
+  request.mutable_spec()->mutable_bitnet_qat()->set_ste(v1::STE_MODE_CLIPPED);
+  v1::Job job;
+  const auto status = Create(request, &job);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  const v1::BitNetQatMethod& method = job.spec().bitnet_qat();
+  EXPECT_EQ(method.preset(), "native");
+  EXPECT_EQ(method.act_scale(), v1::ACTIVATION_SCALE_PER_TOKEN);
+  EXPECT_EQ(method.act_bits(), 8);
+  EXPECT_EQ(method.ste(), v1::STE_MODE_CLIPPED);
+  EXPECT_EQ(method.init(), v1::WEIGHT_INIT_PRETRAINED);
+  EXPECT_EQ(method.compute_dtype(), v1::COMPUTE_DTYPE_BF16);
 }
 
 TEST_F(FineTuneServiceTest, TheAnsweredSpecHasNoFieldLeftToChoose) {

@@ -40,7 +40,7 @@ class CheckpointTest : public ::testing::Test {
   }
   std::string Save() {
     const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments,
-                                      {.rank = 3, .alpha = 6.0, .targets = {model::LinearKind::kQ}, .base_model_name_or_path = {}});
+                                      &adapter_);
     EXPECT_TRUE(saved.ok()) << saved.status();
     return saved.ok() ? saved->directory : "";
   }
@@ -48,6 +48,7 @@ class CheckpointTest : public ::testing::Test {
     return LoadCheckpoint(base::RealFileSystem(), directory, identity, into.parameters, into.moments);
   }
 
+  const model::AdapterConfig adapter_ = {.rank = 3, .alpha = 6.0, .targets = {model::LinearKind::kQ}, .base_model_name_or_path = {}};
   testing::TempDirectory directory_;
   State state_{1};
   TrainingProgress progress_;
@@ -133,6 +134,16 @@ TEST_F(CheckpointTest, AnotherIdentityIsRefusedByName) {
     EXPECT_EQ(progress.status().code(), absl::StatusCode::kFailedPrecondition) << name;
     EXPECT_NE(std::string(progress.status().message()).find(name), std::string::npos) << progress.status();
   }
+}
+
+TEST_F(CheckpointTest, WithoutAnAdapterThereIsNoConfigOfOne) {
+  EXPECT_TRUE(base::RealFileSystem().Exists(Save() + "/" + model::kAdapterConfigFile));
+  ++progress_.step;
+  const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments, nullptr);
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  EXPECT_FALSE(base::RealFileSystem().Exists(saved->directory + "/" + model::kAdapterConfigFile));
+  State loaded(2);
+  EXPECT_TRUE(Load(saved->directory, identity_, loaded).ok());
 }
 
 TEST_F(CheckpointTest, AFlippedByteIsDataLoss) {

@@ -1,0 +1,13 @@
+#pragma once
+#include <string_view>
+
+#include "server/model/model_config.h"
+
+namespace nibble::model {
+
+// What a preset of BitNet training makes of a base's architecture: "native" leaves it as it is; "bitnet-tips" puts a norm before
+// every linear in place of those before the blocks; "bitnet-2b4t" adds norms before o_proj and down_proj and takes relu^2 for
+// the activation (numerics.md, 3.1).
+ModelConfig BitNetShape(ModelConfig base, std::string_view preset);
+
+}  // namespace nibble::model

@@ -1,0 +1,117 @@
+#include "server/plan/memory_plan.h"
+
+#include <algorithm>
+
+#include "server/model/tensor_table.h"
+
+namespace nibble::plan {
+namespace {
+
+using model::LinearKind;
+using model::ModelConfig;
+
+// A trainer before it has a model: torch, gRPC and their libraries.
+constexpr std::int64_t kProcessBytes = std::int64_t{250} << 20;
+// Primitives that oneDNN keeps, heaps that have grown round what they hold.
+constexpr double kSlack = 1.08;
+constexpr std::int64_t kLossChunk = 128;  // rows of logits that exist at a time (server/trainer/autograd.h)
+constexpr std::int64_t kRowQuantum = 64;
+
+std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+struct Sizes {
+  explicit Sizes(const ModelConfig& config) {
+    for (int k = 0; k < model::kNumLinearKinds; ++k) {
+      const auto kind = static_cast<LinearKind>(k);
+      const std::int64_t elements = model::OutFeatures(config, kind) * model::InFeatures(config, kind);
+      linears += elements * config.num_layers;
+      largest = std::max(largest, elements);
+    }
+    embedding = config.vocab_size * config.hidden_size;
+    heads = config.tied_embeddings ? 1 : 2;
+    for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
+      std::int64_t elements = 1;
+      for (const std::int64_t size : tensor.shape) elements *= size;
+      all += elements;
+    }
+  }
+  std::int64_t linears = 0;    // elements of all linears but the head
+  std::int64_t largest = 0;    // of the largest of them
+  std::int64_t embedding = 0;  // of the embedding
+  std::int64_t heads = 1;      // embedding and head together, in embeddings
+  std::int64_t all = 0;        // parameters
+};
+
+std::int64_t AdapterParameters(const jobs::JobSpec& spec, const ModelConfig& config) {
+  std::int64_t parameters = 0;
+  for (int k = 0; k < model::kNumLinearKinds; ++k) {
+    const auto kind = static_cast<LinearKind>(k);
+    const auto& targets = spec.qlora.target_modules;
+    if (std::find(targets.begin(), targets.end(), model::ShortName(kind)) == targets.end()) continue;
+    parameters += spec.qlora.r * (model::OutFeatures(config, kind) + model::InFeatures(config, kind)) * config.num_layers;
+  }
+  return parameters;
+}
+
+// Bytes that one token keeps in one layer until its backward pass.
+std::int64_t QLoraTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t element) {
+  // Two norms' inputs and outputs; attention's q, k and v (one a query head), output as it came, in rows, and as o_proj reads it;
+  // gate, up and their product; what each adapter keeps of rank r.
+  const std::int64_t values = 4 * c.hidden_size + 6 * c.q_size() + 3 * c.ffn_size +
+                              static_cast<std::int64_t>(spec.qlora.target_modules.size()) * spec.qlora.r;
+  return values * element;
+}
+std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
+  const std::int64_t code = spec.bitnet_qat.act_bits == 16 ? 2 : 1;
+  // f32: two norms' inputs, q, gate and up; bf16: k and v; codes that linears read.
+  return 4 * (2 * c.hidden_size + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() +
+         code * (2 * c.hidden_size + c.q_size() + c.ffn_size);
+}
+
+}  // namespace
+
+std::int64_t TrainedParameters(const jobs::JobSpec& spec, const ModelConfig& config) {
+  return spec.method == jobs::kMethodQLora ? AdapterParameters(spec, config) : Sizes(config).all;
+}
+
+std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes,
+                                   const BatchShape& batch) {
+  const Sizes sizes(config);
+  const bool qlora = spec.method == jobs::kMethodQLora;
+  const std::int64_t trained = TrainedParameters(spec, config);
+  const std::string& dtype = qlora ? spec.qlora.compute_dtype : spec.bitnet_qat.compute_dtype;
+  const std::int64_t element = dtype == "bf16" ? 2 : 4;
+  const std::int64_t tokens = RoundUp(batch.tokens, kRowQuantum);
+  const std::int64_t token_bytes = qlora ? QLoraTokenBytes(spec, config, element) : BitNetTokenBytes(spec, config);
+  // Checkpointing keeps a layer's input, and one layer whole while it is run again.
+  std::int64_t activation = spec.run.activation_checkpointing
+                                ? tokens * (config.num_layers * config.hidden_size * (qlora ? element : 4) + token_bytes)
+                                : tokens * config.num_layers * token_bytes;
+  if (batch.ragged) activation += batch.rows * batch.row_tokens * batch.row_tokens * (qlora ? 4 + element : 8);
+
+  std::int64_t weights = 0, adapter = 0, workspace = kProcessBytes;
+  const std::int64_t logits = kLossChunk * config.vocab_size;
+  if (qlora) {
+    // Codes and f32 block scales; embedding and head as stored, the head once more where it is multiplied in another type.
+    weights = sizes.linears / 2 + sizes.linears / 64 * 4 + sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
+    if (element != base_bytes) weights += sizes.embedding * element;
+    adapter = trained * 4 * 3;  // values, gradients, and as the evaluation reads them
+    workspace += sizes.largest * element + logits * 2 * element + 4 * tokens * config.ffn_size * element;
+  } else {
+    // Masters and gradients; packed codes; embedding and head as they are served, the head in panels too.
+    weights = sizes.all * 8 + sizes.linears / 4 + sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;
+    // The head's and the embedding's gradient of one micro-batch, their sum; backward products.
+    workspace += 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) + logits * (4 + element) +
+                 4 * tokens * config.ffn_size * 4;
+  }
+  workspace += batch.dataset_tokens * 5 + batch.examples * 64;
+  const auto slack = [](std::int64_t bytes) { return static_cast<std::int64_t>(static_cast<double>(bytes) * kSlack); };
+  std::vector<MemoryItem> items = {{"weights", weights}};
+  if (qlora) items.push_back({"adapter", adapter});
+  items.push_back({"optimizer", trained * 8});
+  items.push_back({"activation", slack(activation)});
+  items.push_back({"workspace", slack(workspace)});
+  return items;
+}
+
+}  // namespace nibble::plan

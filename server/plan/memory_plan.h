@@ -1,0 +1,29 @@
+// The trainer's memory by purpose. The formulas follow what server/trainer allocates; constants that no formula gives were measured
+// (tests/e2e/test_plan.py holds plan against run). Included by server/plan/*.cc only.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "server/jobs/job_spec.h"
+#include "server/model/model_config.h"
+#include "server/plan/plan_job.h"
+
+namespace nibble::plan {
+
+// What of the data memory depends on.
+struct BatchShape {
+  std::int64_t tokens = 0;       // of the largest micro-batch
+  std::int64_t row_tokens = 0;   // of its longest row
+  std::int64_t rows = 0;
+  bool ragged = false;           // rows of different lengths, or several examples in one: attention has a mask
+  std::int64_t dataset_tokens = 0;
+  std::int64_t examples = 0;
+};
+
+std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config);
+
+// `base_bytes`: of an element of the stored base (2: bf16; 4: f32; 0: nf4).
+std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
+                                   const BatchShape& batch);
+
+}  // namespace nibble::plan

@@ -1,0 +1,104 @@
+#include "server/plan/plan_job.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/data/loader.h"
+#include "server/plan/memory_plan.h"
+
+namespace nibble::plan {
+namespace {
+
+using base::StrCat;
+
+// One epoch of micro-batches as the trainer will draw them.
+struct Epoch {
+  std::int64_t micro_batches = 0;
+  std::int64_t tokens = 0;
+  std::int64_t trained = 0;
+  BatchShape batch;
+};
+
+Epoch WalkEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
+  Epoch epoch;
+  data::Loader loader(train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
+                      spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
+  const std::int64_t rows_in_epoch = loader.RowsInEpoch(0);
+  loader.Seek({});
+  for (std::int64_t rows = 0; rows < rows_in_epoch;) {
+    const data::MicroBatch micro = loader.Next(spec.run.micro_batch);
+    rows += micro.num_rows;
+    ++epoch.micro_batches;
+    const auto tokens = static_cast<std::int64_t>(micro.tokens.size());
+    epoch.tokens += tokens;
+    epoch.trained += micro.num_trained;
+    epoch.batch.tokens = std::max(epoch.batch.tokens, tokens);
+    epoch.batch.rows = std::max(epoch.batch.rows, micro.num_rows);
+    std::int64_t longest = 0;
+    for (std::size_t r = 0; r + 1 < micro.rows.size(); ++r) longest = std::max(longest, micro.rows[r + 1] - micro.rows[r]);
+    epoch.batch.row_tokens = std::max(epoch.batch.row_tokens, longest);
+    if (micro.segments.size() != micro.rows.size() || longest * micro.num_rows != tokens) epoch.batch.ragged = true;
+  }
+  epoch.batch.dataset_tokens = train.num_tokens;
+  epoch.batch.examples = static_cast<std::int64_t>(train.examples.size());
+  return epoch;
+}
+
+void Warn(JobPlan& plan, std::string reason, std::string message) { plan.warnings.push_back({std::move(reason), std::move(message)}); }
+
+void AddWarnings(const jobs::JobSpec& spec, const data::Dataset& train, const Epoch& epoch, JobPlan& plan) {
+  if (train.num_truncated > 0) {
+    Warn(plan, "ROWS_TRUNCATED", StrCat(train.num_truncated, " of ", train.num_rows, " rows are longer than data.max_seq_len ",
+                                        spec.data.max_seq_len, " and lose their end"));
+  }
+  if (train.num_dropped > 0) {
+    Warn(plan, "ROWS_DROPPED", StrCat(train.num_dropped, " of ", train.num_rows, " rows are longer than data.max_seq_len ",
+                                      spec.data.max_seq_len, " and are left out"));
+  }
+  const double epochs = static_cast<double>(plan.max_steps * spec.run.grad_accum) / static_cast<double>(epoch.micro_batches);
+  if (epochs > 20) Warn(plan, "MANY_EPOCHS", StrCat("the data is gone through ", static_cast<std::int64_t>(epochs), " times"));
+  if (spec.run.save_every == 0 && plan.max_steps > 100) {
+    Warn(plan, "NO_CHECKPOINTS", "run.save_every is 0: a trainer that is lost starts over");
+  }
+  if (spec.eval_dataset.empty()) Warn(plan, "NO_EVALUATION", "there is no eval_dataset: the training loss alone will be known");
+  if (spec.method == jobs::kMethodBitNetQat && spec.bitnet_qat.act_scale == "per_tensor") {
+    Warn(plan, "PER_TENSOR_ACTIVATIONS", "bitnet_qat.act_scale: rows share a scale in training; what is served has one a token");
+  }
+}
+
+}  // namespace
+
+std::int64_t JobPlan::memory_bytes() const {
+  std::int64_t sum = 0;
+  for (const MemoryItem& item : memory) sum += item.bytes;
+  return sum;
+}
+
+absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
+  NIBBLE_ASSIGN_OR_RETURN(const CheckedData data, CheckJob(spec, inputs));
+  const Epoch epoch = WalkEpoch(spec, data.train);
+  JobPlan plan;
+  plan.max_steps = spec.run.max_steps.value_or(0);
+  if (!spec.run.max_steps.has_value()) {
+    plan.max_steps = std::max<std::int64_t>(
+        1, static_cast<std::int64_t>(std::ceil(spec.run.epochs.value_or(1.0) * static_cast<double>(epoch.micro_batches) /
+                                               static_cast<double>(spec.run.grad_accum))));
+  }
+  // Micro-batches of an epoch are alike: what all steps take is in proportion.
+  const double share = static_cast<double>(plan.max_steps * spec.run.grad_accum) / static_cast<double>(epoch.micro_batches);
+  plan.tokens = std::llround(share * static_cast<double>(epoch.tokens));
+  plan.trained_tokens = std::llround(share * static_cast<double>(epoch.trained));
+  const model::ModelConfig config = TrainedConfig(spec, inputs.config);
+  plan.trained_parameters = TrainedParameters(spec, config);
+  const std::int64_t base_bytes = inputs.base_format == "bf16" ? 2 : inputs.base_format == "f32" ? 4 : 0;
+  BatchShape batch = epoch.batch;
+  batch.dataset_tokens += data.eval.num_tokens;
+  batch.examples += static_cast<std::int64_t>(data.eval.examples.size());
+  plan.memory = PlanMemory(spec, config, base_bytes, batch);
+  AddWarnings(spec, data.train, epoch, plan);
+  return plan;
+}
+
+}  // namespace nibble::plan

@@ -1,0 +1,36 @@
+// What a job will need and how long it is, told before it runs.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/plan/check_job.h"
+
+namespace nibble::plan {
+
+struct MemoryItem {
+  const char* pool;  // "weights", "adapter", "optimizer", "activation", "workspace"
+  std::int64_t bytes = 0;
+};
+
+struct PlanWarning {
+  std::string reason;   // "LONG_ROWS_TRUNCATED"
+  std::string message;
+};
+
+struct JobPlan {
+  std::vector<MemoryItem> memory;  // of the trainer at its peak; what VmHWM will show is their sum
+  std::int64_t max_steps = 0;
+  std::int64_t tokens = 0;            // through the model in all steps
+  std::int64_t trained_tokens = 0;    // of these, with a loss
+  std::int64_t trained_parameters = 0;
+  std::vector<PlanWarning> warnings;
+
+  std::int64_t memory_bytes() const;
+};
+
+// Of a resolved spec. Checks as CheckJob does, with its errors; reads and tokenises all data.
+absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs);
+
+}  // namespace nibble::plan

@@ -1,0 +1,361 @@
+#include "server/trainer/bitnet_model.h"
+
+#include <torch/torch.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <numbers>
+
+#include "kernels/ops/relu2_mul.h"
+#include "kernels/ops/rope.h"
+#include "kernels/philox.h"
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/convert.h"
+#include "server/model/decoder.h"
+#include "server/trainer/bit_linear.h"
+#include "server/trainer/fixed_order.h"
+#include "server/trainer/recomputed_layer.h"
+#include "server/trainer/torch_bridge.h"
+
+namespace nibble::trainer {
+namespace {
+
+using model::LinearKind;
+using model::Norm;
+using torch::Tensor;
+
+constexpr double kInitDeviation = 0.02;  // Llama's and BitNet's initializer_range
+constexpr std::int64_t kLogitsChunk = 64;
+
+struct Layer {
+  std::array<Tensor, model::kNumNorms> norms;
+  std::array<BitWeight, model::kNumLinearKinds> linears;
+};
+
+struct State {
+  model::ModelConfig config;
+  std::vector<Layer> layers;
+  Tensor final_norm;
+  Tensor embedding;        // [V, K] f32 parameter
+  Tensor embedding_served; // [V, K] bf16
+  DenseHead head;
+  BitLinearOptions options;
+  AutogradContext context;
+  std::vector<float> rope_cos, rope_sin;
+  std::int64_t positions = 0;
+  bool checkpointing = false;
+};
+
+// The decoder's operations with gradients (model/decoder.h), in the arithmetic of the ternary artifact.
+class BitNetOps {
+ public:
+  using Tensor = torch::Tensor;
+  using Input = BitInput;
+
+  BitNetOps(State& state, const std::vector<std::int32_t>& tokens, const PagedSegments& segments)
+      : state_(state), tokens_(tokens), segments_(segments) {}
+
+  Tensor Embed() { return ApplyEmbedding(tokens_, state_.embedding_served, state_.embedding, state_.context); }
+  template <typename Body>
+  Tensor RunLayer(std::int64_t, Tensor h, Body body) {
+    return state_.checkpointing ? RunRecomputed(std::move(h), body) : body(std::move(h));
+  }
+  void BeginLayer(std::int64_t) {}
+  Input NormInput(const Tensor& x, std::int64_t layer, Norm norm, LinearKind) {
+    return NormBitInput(x, Weight(layer, norm), Eps(norm), state_.options, state_.context);
+  }
+  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return {std::move(x), nullptr}; }
+  Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
+    return ApplyBitLinear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
+                          state_.options, state_.context);
+  }
+  Tensor NormRows(const Tensor& x, std::int64_t layer, Norm norm) {
+    return ApplyRmsNorm(x, Weight(layer, norm), Eps(norm), state_.context);
+  }
+  Tensor NormHeads(const Tensor& x, std::int64_t layer, Norm norm, std::int64_t num_heads) {
+    return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
+  }
+  Tensor Rope(const Tensor& x, std::int64_t num_heads) {
+    return ApplyRope(x, num_heads, segments_.position(), state_.rope_cos.data(), state_.rope_sin.data(), state_.positions,
+                     state_.context);
+  }
+  Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
+    return ApplyPagedAttention(q, k, v, segments_, state_.config.num_heads, state_.config.num_kv_heads, state_.context);
+  }
+  Tensor Gated(const Tensor& gate, const Tensor& up) {
+    return state_.config.activation == model::Activation::kRelu2 ? ApplyRelu2Mul(gate, up, state_.context)
+                                                                  : ApplySiluMul(gate, up, state_.context);
+  }
+  Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
+  Tensor FinalNorm(const Tensor& h) { return ApplyRmsNorm(h, state_.final_norm, state_.config.rms_norm_eps, state_.context); }
+
+ private:
+  const Tensor& Weight(std::int64_t layer, Norm norm) const {
+    return state_.layers[static_cast<std::size_t>(layer)].norms[static_cast<std::size_t>(norm)];
+  }
+  double Eps(Norm norm) const { return norm >= Norm::kBeforeQ ? state_.config.linear_norm_eps : state_.config.rms_norm_eps; }
+
+  State& state_;
+  const std::vector<std::int32_t>& tokens_;
+  const PagedSegments& segments_;
+};
+
+// The norm of the block that a linear belongs to: what a norm before that linear starts as.
+std::optional<Norm> BlockNormOf(LinearKind kind) {
+  switch (kind) {
+    case LinearKind::kQ: case LinearKind::kK: case LinearKind::kV: return Norm::kInput;
+    case LinearKind::kGate: case LinearKind::kUp: return Norm::kPostAttention;
+    default: return std::nullopt;
+  }
+}
+
+class TorchBitNetModel : public BitNetModel {
+ public:
+  TorchBitNetModel(const model::Artifact& base, const model::ModelConfig& config, const BitNetOptions& options,
+                   const kernels::Stream& stream)
+      : base_(&base), options_(options) {
+    state_.config = config;
+    state_.context.stream = stream;
+    state_.options.activations.bits = options.act_bits;
+    state_.options.activations.per_tensor = options.act_per_tensor;
+    state_.options.ste = options.ste;
+    state_.options.scale_grad = options.scale_grad;
+    state_.checkpointing = options.activation_checkpointing;
+    MakeRopeTable();
+    state_.embedding = Make(model::kEmbeddingName, {config.vocab_size, config.hidden_size});
+    std::int64_t largest = 0;
+    for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+      state_.layers.push_back(MakeLayer(layer));
+      for (const BitWeight& linear : state_.layers.back().linears) largest = std::max(largest, linear.master.numel());
+    }
+    state_.final_norm = Make(model::kFinalNormName, {config.hidden_size});
+    state_.head.master = config.tied_embeddings ? state_.embedding
+                                                : Make(model::kHeadName, {config.vocab_size, config.hidden_size});
+    state_.context.scratch = torch::empty({largest}, options.bf16_backward ? torch::kBFloat16 : torch::kFloat32);
+    base_ = nullptr;  // only read while it was made
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      // Gradients live in one place for the whole run, so that spans to them stay good.
+      Tensor& tensor = tensors_[i];
+      tensor.mutable_grad() = torch::zeros_like(tensor);
+      parameters_[i].value = {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+      parameters_[i].grad = {tensor.grad().data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
+    }
+  }
+
+  std::vector<Parameter>& parameters() override { return parameters_; }
+
+  absl::Status Refresh() override {
+    return Guarded([&]() -> absl::Status {
+      const torch::NoGradGuard no_grad;
+      for (Layer& layer : state_.layers) {
+        for (BitWeight& linear : layer.linears) linear.Ternarise(state_.context.stream);
+      }
+      state_.embedding_served = state_.embedding.to(torch::kBFloat16);
+      state_.head.served = state_.config.tied_embeddings ? state_.embedding_served : state_.head.master.to(torch::kBFloat16);
+      const std::int64_t rows = state_.head.served.size(0);
+      const std::int64_t cols = state_.head.served.size(1);
+      if (!state_.head.panels.defined()) {
+        state_.head.panels = torch::empty({kernels::PackedDenseElements(rows, cols)}, torch::kBFloat16);
+      }
+      kernels::PackDenseWeight(state_.head.served.data_ptr(), kernels::DType::kBF16, rows, cols, state_.head.panels.data_ptr());
+      MakeServingWeights();
+      return absl::OkStatus();
+    });
+  }
+
+  absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t) override {
+    double loss_sum = 0;
+    NIBBLE_RETURN_IF_ERROR(Guarded([&]() -> absl::Status {
+      NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(state_.config, kKvType, batch.segments, batch.rows));
+      BitNetOps ops(state_, batch.tokens, *segments);
+      const Tensor hidden = model::RunDecoder(ops, state_.config);
+      ApplyDenseLoss(hidden, state_.head, batch.targets, scale, &loss_sum, state_.context).backward();
+      return absl::OkStatus();
+    }));
+    return loss_sum;
+  }
+
+  const model::DecoderWeights& ServingWeights() const override { return serving_; }
+
+  absl::Status ForEachTrainingLogits(
+      std::span<const std::int32_t> tokens,
+      const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) override {
+    return Guarded([&]() -> absl::Status {
+      const torch::AutoGradMode with_gradients(true);
+      const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
+      const std::vector<std::int64_t> whole = {0, static_cast<std::int64_t>(ids.size())};
+      NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(state_.config, kKvType, whole, whole));
+      BitNetOps ops(state_, ids, *segments);
+      const Tensor hidden = model::RunDecoder(ops, state_.config).detach();
+      for (std::int64_t begin = 0; begin < hidden.size(0); begin += kLogitsChunk) {
+        const std::int64_t count = std::min(kLogitsChunk, hidden.size(0) - begin);
+        NIBBLE_RETURN_IF_ERROR(visit(begin, ViewOf(DenseLogits(hidden.narrow(0, begin, count), state_.head, state_.context))));
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  absl::StatusOr<model::ArtifactInfo> Write(base::FileSystem& files, const std::string& companions_from,
+                                            const base::Json& provenance, const std::string& directory) const override {
+    std::vector<std::span<const float>> values;
+    for (const model::TensorSpec& tensor : model::RequiredTensors(state_.config)) {
+      const auto found = std::find_if(parameters_.begin(), parameters_.end(), [&](const Parameter& p) { return p.name == tensor.name; });
+      if (found == parameters_.end()) return absl::InternalError("no master of " + tensor.name);
+      values.push_back(found->value);
+    }
+    return convert::MakeMasterModel(files, state_.config, {.act_bits = options_.act_bits, .head_dtype = kHeadType}, kKvType, values,
+                                    companions_from, provenance, directory);
+  }
+
+ private:
+  static constexpr kernels::DType kKvType = kernels::DType::kBF16;
+  static constexpr kernels::DType kHeadType = kernels::DType::kBF16;
+
+  template <typename Body>
+  static absl::Status Guarded(Body body) {
+    try {
+      return body();
+    } catch (const c10::OutOfMemoryError& error) {
+      return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
+    } catch (const c10::Error& error) {
+      return absl::InternalError(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      return absl::InternalError(error.what());
+    }
+  }
+
+  void MakeRopeTable() {
+    state_.positions = std::min(options_.max_positions, state_.config.context_limit());
+    const std::int64_t half = state_.config.head_dim / 2;
+    const std::vector<float> frequencies = model::RopeInverseFrequencies(state_.config);
+    state_.rope_cos.resize(static_cast<std::size_t>(state_.positions * half));
+    state_.rope_sin.resize(state_.rope_cos.size());
+    kernels::FillRopeTable(frequencies.data(), half, 0, state_.positions, state_.rope_cos.data(), state_.rope_sin.data());
+  }
+
+  // A parameter from the base's tensor `from` (its own name unless given), or drawn, or 1 for a vector that is new.
+  Tensor Make(const std::string& name, std::vector<std::int64_t> shape, const std::string& from = "") {
+    Tensor tensor = torch::ones(shape, torch::kFloat32);
+    const auto found = base_->tensors().find(from.empty() ? name : from);
+    const bool bias = name.ends_with(".bias");
+    if (options_.random_init) {
+      if (shape.size() == 2) Draw(tensor, tensors_.size());
+      if (bias) tensor.zero_();
+    } else if (found != base_->tensors().end()) {
+      const Tensor source = torch::from_blob(const_cast<std::byte*>(reinterpret_cast<const std::byte*>(found->second.bytes.data())),
+                                             shape, ToTorch(found->second.dtype));
+      tensor.copy_(source);
+    } else if (shape.size() == 2 || bias) {
+      throw std::runtime_error("the base has no tensor " + name);
+    }
+    tensor.requires_grad_(true);
+    tensors_.push_back(tensor);
+    parameters_.push_back({name, std::move(shape), {}, {}});
+    return tensor;
+  }
+
+  // N(0, 0.02) by Box and Muller, drawn by the tensor's number and the element.
+  void Draw(const Tensor& tensor, std::uint64_t stream) const {
+    float* values = tensor.data_ptr<float>();
+    state_.context.stream.ParallelFor(tensor.numel(), 1 << 16, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        const auto place = static_cast<std::uint64_t>(i);
+        const double u = 1.0 - kernels::PhiloxUniform(options_.init_seed, 2 * place, stream);  // (0, 1]
+        const double v = kernels::PhiloxUniform(options_.init_seed, 2 * place + 1, stream);
+        values[i] = static_cast<float>(kInitDeviation * std::sqrt(-2.0 * std::log(u)) * std::cos(2.0 * std::numbers::pi * v));
+      }
+    });
+  }
+
+  Layer MakeLayer(std::int64_t layer) {
+    Layer made;
+    for (int n = 0; n < model::kNumNorms; ++n) {
+      const auto norm = static_cast<Norm>(n);
+      if (!model::HasNorm(state_.config, norm)) continue;
+      std::string from = model::NormName(layer, norm);
+      if (norm >= Norm::kBeforeQ && !base_->tensors().contains(from)) {
+        const auto kind = static_cast<LinearKind>(n - static_cast<int>(Norm::kBeforeQ));
+        // Where the block's norm stays as well, the new one must not apply its weight twice.
+        const auto block = BlockNormOf(kind);
+        if (block.has_value() && !model::HasNorm(state_.config, *block)) from = model::NormName(layer, *block);
+      }
+      made.norms[static_cast<std::size_t>(n)] =
+          Make(model::NormName(layer, norm), {model::NormSize(state_.config, norm)}, from);
+    }
+    for (int k = 0; k < model::kNumLinearKinds; ++k) {
+      const auto kind = static_cast<LinearKind>(k);
+      const std::string path = model::ModulePath(layer, kind);
+      BitWeight& linear = made.linears[static_cast<std::size_t>(k)];
+      const std::int64_t out = model::OutFeatures(state_.config, kind);
+      linear.master = Make(path + ".weight", {out, model::InFeatures(state_.config, kind)});
+      if (HasBias(kind)) linear.bias = Make(path + ".bias", {out});
+    }
+    return made;
+  }
+
+  bool HasBias(LinearKind kind) const {
+    switch (kind) {
+      case LinearKind::kQ: case LinearKind::kK: case LinearKind::kV: return state_.config.qkv_bias;
+      case LinearKind::kO: return state_.config.o_bias;
+      default: return state_.config.mlp_bias;
+    }
+  }
+
+  void MakeServingWeights() {
+    model::DecoderWeights& weights = serving_;
+    weights.embedding = ViewOf(state_.embedding_served);
+    weights.final_norm = state_.final_norm.data_ptr<float>();
+    weights.head.kind = model::LinearWeight::Kind::kDense;
+    weights.head.dense = state_.head.packed();
+    weights.rope_cos = state_.rope_cos.data();
+    weights.rope_sin = state_.rope_sin.data();
+    weights.rope_positions = state_.positions;
+    weights.kv_dtype = kKvType;
+    weights.act_quantize = state_.options.activations;
+    weights.act_quantize.per_tensor = false;  // rows are served alone
+    weights.layers.resize(state_.layers.size());
+    for (std::size_t l = 0; l < state_.layers.size(); ++l) {
+      const Layer& layer = state_.layers[l];
+      for (std::size_t n = 0; n < layer.norms.size(); ++n) {
+        weights.layers[l].norms[n] = layer.norms[n].defined() ? layer.norms[n].data_ptr<float>() : nullptr;
+      }
+      for (std::size_t k = 0; k < layer.linears.size(); ++k) {
+        model::LinearWeight& linear = weights.layers[l].linears[k];
+        linear.kind = model::LinearWeight::Kind::kTernary;
+        linear.ternary = layer.linears[k].packed();
+        linear.bias = layer.linears[k].bias.defined() ? layer.linears[k].bias.data_ptr<float>() : nullptr;
+      }
+    }
+  }
+
+  const model::Artifact* base_;
+  const BitNetOptions options_;
+  State state_;
+  model::DecoderWeights serving_;
+  std::vector<Tensor> tensors_;
+  std::vector<Parameter> parameters_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BitNetModel>> BitNetModel::Create(const model::Artifact& base, const model::ModelConfig& config,
+                                                                 const BitNetOptions& options, const kernels::Stream& stream) {
+  if (base.info().format != model::Format::kF32 && base.info().format != model::Format::kBF16) {
+    return absl::InvalidArgumentError(
+        base::StrCat("bitnet_qat trains on a base in f32 or bf16, got ", model::Name(base.info().format)));
+  }
+  try {
+    auto made = std::make_unique<TorchBitNetModel>(base, config, options, stream);
+    NIBBLE_RETURN_IF_ERROR(made->Refresh());
+    return std::unique_ptr<BitNetModel>(std::move(made));
+  } catch (const c10::OutOfMemoryError& error) {
+    return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+}  // namespace nibble::trainer

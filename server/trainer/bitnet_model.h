@@ -1,0 +1,46 @@
+// The BitNet model in training: float masters, ternary products. No torch in this header.
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "kernels/matrix.h"
+#include "kernels/ste.h"
+#include "kernels/stream.h"
+#include "server/base/files.h"
+#include "server/model/artifact.h"
+#include "server/trainer/training_model.h"
+
+namespace nibble::trainer {
+
+struct BitNetOptions {
+  int act_bits = 8;              // 4, 8 or 16
+  bool act_per_tensor = false;   // one scale for all rows of a micro-batch
+  kernels::Ste ste = kernels::Ste::kIdentity;
+  bool scale_grad = false;
+  bool random_init = false;      // weights from N(0, 0.02), norms 1; else the base's
+  std::uint64_t init_seed = 0;
+  bool bf16_backward = true;     // products of the backward pass; the forward pass has no choice
+  bool activation_checkpointing = false;
+  std::int64_t max_positions = 0;
+};
+
+class BitNetModel : public TrainingModel {
+ public:
+  // `base` is f32 or bf16. Tensors that `config` has and the base has not: a norm before a linear starts as the norm of its
+  // block, others as 1. Errors: InvalidArgument (format), ResourceExhausted, Internal.
+  static absl::StatusOr<std::unique_ptr<BitNetModel>> Create(const model::Artifact& base, const model::ModelConfig& config,
+                                                             const BitNetOptions& options, const kernels::Stream& stream);
+
+  // The masters as a float artifact (convert::MakeMasterModel).
+  virtual absl::StatusOr<model::ArtifactInfo> Write(base::FileSystem& files, const std::string& companions_from,
+                                                    const base::Json& provenance, const std::string& directory) const = 0;
+
+  // Logits of every row by the instantiation that trains, autograd on; in chunks as model::ForEachLogits gives them.
+  virtual absl::Status ForEachTrainingLogits(
+      std::span<const std::int32_t> tokens,
+      const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) = 0;
+};
+
+}  // namespace nibble::trainer

@@ -1,0 +1,103 @@
+// QLoRA: an adapter on an nf4 base, served merged as int8.
+#include "server/base/clock.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/convert.h"
+#include "server/model/replay.h"
+#include "server/trainer/qlora_model.h"
+#include "server/trainer/recipe.h"
+
+namespace nibble::trainer {
+namespace {
+
+class QLoraRecipe : public Recipe {
+ public:
+  explicit QLoraRecipe(const RecipeContext& context) : context_(context), spec_(context.order.spec) {}
+
+  absl::Status Prepare() {
+    if (!spec_.qlora.double_quant) {
+      return absl::UnimplementedError("qlora.double_quant: false is not built, nf4 bases are always double quantised");
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(context_.order.base_model_directory));
+    std::string directory = context_.order.base_model_directory;
+    if (source->info().format != model::Format::kNf4) {
+      // A name that start-up collects: it is made again by every attempt, the same bytes each time.
+      directory = scratch_ = base::JoinPath(context_.directory, "base.tmp.nf4");
+      NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(directory));
+      const absl::Duration began = base::RealClock().Monotonic();
+      NIBBLE_RETURN_IF_ERROR(
+          convert::ConvertModel(context_.files, *source, directory, {.to = model::Format::kNf4}, context_.stream).status());
+      NIBBLE_RETURN_IF_ERROR(context_.log(
+          base::StrCat("base quantised to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s")));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(base_, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len}, context_.stream));
+    QLoraOptions options;
+    options.adapter.rank = spec_.qlora.r;
+    options.adapter.alpha = spec_.qlora.alpha;
+    options.adapter.dropout = spec_.qlora.dropout;
+    options.adapter.rslora = spec_.qlora.use_rslora;
+    options.adapter.base_model_name_or_path = spec_.base_model;
+    for (int k = 0; k < model::kNumLinearKinds; ++k) {
+      const auto kind = static_cast<model::LinearKind>(k);
+      for (const std::string& name : spec_.qlora.target_modules) {
+        if (name == model::ShortName(kind)) options.adapter.targets.push_back(kind);
+      }
+    }
+    options.init_seed = static_cast<std::uint64_t>(spec_.qlora.seed);
+    options.dropout_seed = static_cast<std::uint64_t>(spec_.run.seed);
+    options.bf16_compute = spec_.qlora.compute_dtype == "bf16";
+    options.activation_checkpointing = spec_.run.activation_checkpointing;
+    adapter_ = options.adapter;
+    NIBBLE_ASSIGN_OR_RETURN(model_, QLoraModel::Create(base_, options, context_.stream));
+    return absl::OkStatus();
+  }
+
+  TrainingModel& model() override { return *model_; }
+  const model::ModelConfig& config() const override { return base_->config(); }
+  std::int64_t max_positions() const override { return base_->max_positions(); }
+  const std::string& text_directory() const override { return base_->directory(); }
+  const std::string& base_digest() const override { return base_->info().weights_digest; }
+
+  const model::AdapterConfig* adapter() const override { return &adapter_; }
+
+  absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
+    NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(base_->directory()));
+    std::vector<std::vector<float>> values;
+    for (const Parameter& parameter : model_->parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
+    return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory);
+  }
+
+  model::Format served_format() const override { return model::Format::kInt8; }
+  // Merged int8 is another model than nf4 with its adapter: the record is what the serving instantiation answers.
+  absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
+                                           const std::vector<std::vector<std::int32_t>>& sequences) override {
+    return model::MakeRecord(served, sequences, context_.stream);
+  }
+
+  absl::Status Clean() override { return scratch_.empty() ? absl::OkStatus() : context_.files.RemoveAll(scratch_); }
+
+ private:
+  const RecipeContext context_;
+  const jobs::JobSpec& spec_;
+  std::string scratch_;
+  std::shared_ptr<const model::LoadedModel> base_;
+  model::AdapterConfig adapter_;
+  std::unique_ptr<QLoraModel> model_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& context) {
+  auto recipe = std::make_unique<QLoraRecipe>(context);
+  NIBBLE_RETURN_IF_ERROR(recipe->Prepare());
+  return std::unique_ptr<Recipe>(std::move(recipe));
+}
+
+absl::StatusOr<std::unique_ptr<Recipe>> MakeRecipe(const RecipeContext& context) {
+  const std::string& method = context.order.spec.method;
+  if (method == jobs::kMethodQLora) return MakeQLoraRecipe(context);
+  if (method == jobs::kMethodBitNetQat) return MakeBitNetRecipe(context);
+  return absl::UnimplementedError(base::StrCat("method: this trainer has none named ", method));
+}
+
+}  // namespace nibble::trainer

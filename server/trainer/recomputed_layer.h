@@ -1,0 +1,42 @@
+// Activation checkpointing: only a layer's input is kept; the backward pass runs the layer again. Included by models' .cc only.
+#pragma once
+#include <torch/autograd.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+
+namespace nibble::trainer {
+
+struct RecomputedLayer : torch::autograd::Function<RecomputedLayer> {
+  using Body = std::function<torch::Tensor(torch::Tensor)>;
+  // `needs_grad` makes a node even where the input itself needs no gradient (the first layer).
+  static torch::Tensor forward(torch::autograd::AutogradContext* ctx, const torch::Tensor& h, const torch::Tensor& needs_grad,
+                               std::shared_ptr<Body> body) {
+    (void)needs_grad;
+    ctx->save_for_backward({h});
+    ctx->saved_data["body"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(new std::shared_ptr<Body>(body)));
+    const torch::NoGradGuard no_grad;
+    return (*body)(h);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grads) {
+    const std::unique_ptr<std::shared_ptr<Body>> body(
+        reinterpret_cast<std::shared_ptr<Body>*>(ctx->saved_data["body"].toInt()));
+    torch::Tensor input = ctx->get_saved_variables()[0].detach();
+    input.requires_grad_(true);
+    torch::Tensor output;
+    {
+      const torch::AutoGradMode grad_mode(true);
+      output = (**body)(input);
+    }
+    torch::autograd::backward({output}, {grads[0]});
+    return {input.grad(), torch::Tensor(), torch::Tensor()};
+  }
+};
+
+inline torch::Tensor RunRecomputed(torch::Tensor h, RecomputedLayer::Body body) {
+  return RecomputedLayer::apply(h, torch::empty({0}, torch::requires_grad()), std::make_shared<RecomputedLayer::Body>(std::move(body)));
+}
+
+}  // namespace nibble::trainer

@@ -1,0 +1,41 @@
+// What is trained, as the training loop sees it: no torch in this header.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/data/loader.h"
+#include "server/model/decoder_weights.h"
+
+namespace nibble::trainer {
+
+// One trained tensor; memory is the model's.
+struct Parameter {
+  std::string name;  // as the result names it: "base_model.model.<path>.lora_A.weight" as PEFT does, or the model's own
+  std::vector<std::int64_t> shape;
+  std::span<float> value;
+  std::span<float> grad;
+};
+
+// One thread.
+class TrainingModel {
+ public:
+  virtual ~TrainingModel() = default;
+
+  virtual std::vector<Parameter>& parameters() = 0;
+  void ZeroGrad() {
+    for (Parameter& parameter : parameters()) std::fill(parameter.grad.begin(), parameter.grad.end(), 0.0f);
+  }
+  // Makes anew what is derived from the parameters: to be called after every change of theirs, before the calls below.
+  virtual absl::Status Refresh() = 0;
+  // Adds the gradient of scale * (sum of the losses of the batch) to every grad; returns that sum. `draw` numbers the
+  // micro-batch in the whole run: dropout is drawn by it. Errors: Internal, ResourceExhausted (out of memory).
+  virtual absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) = 0;
+  // The serving form of the parameters as they are now. Good until the next Refresh.
+  virtual const model::DecoderWeights& ServingWeights() const = 0;
+};
+
+}  // namespace nibble::trainer

@@ -1,0 +1,145 @@
+"""BitNet QAT: train, convert once, verify, serve; from a model's weights and from random ones."""
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT, Server
+
+SEQ = 96
+TEXT = ("The keeper of the light walked down to the harbour every morning before the tide turned. He counted the boats, wrote "
+        "the number in his book, and climbed back up the hill to wind the clockwork of the lamp. Seven gulls watched him go. "
+        "By noon the fog had come in from the west, and the bell on the rocks began to speak.")
+
+
+def create(server, path, method, **parts):
+    """A job by --spec; the events of its watch."""
+    spec = {"base_model": "small", "bitnet_qat": method, "optim": {"lr": 5e-3, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0}}
+    for key, value in parts.items():
+        if isinstance(value, dict) and key in spec:
+            spec[key].update(value)
+        else:
+            spec[key] = value
+    path.write_text(json.dumps(spec))
+    return server.lines("jobs", "create", "--spec", path, "--watch", timeout=600)
+
+
+@pytest.fixture(scope="module")
+def trained(shared, tmp_path_factory):
+    events = shared.lines("jobs", "create", "--method", "bitnet_qat", "--base", "small", "--dataset", "page", "--eval-dataset", "page",
+                          "--output", "masters", "--max-steps", 12, "--micro-batch", 2, "--seq-len", SEQ, "--lr", "5e-3", "--seed", 3,
+                          "--save-every", 6, "--eval-every", 6, "--watch")
+    shared.run("models", "convert", "masters", "--to", "ternary", "--name", "ternary")
+    return shared, events
+
+
+def test_losses_fall_and_the_served_form_is_the_trained_one(trained):
+    server, events = trained
+    steps = [event for event in events if event.get("type") == "step"]
+    assert len(steps) == 12 and steps[-1]["loss"] < steps[0]["loss"]
+    losses = {event["subject"]: event["eval_loss"] for event in events if event.get("type") == "eval"}  # the last of each
+    first = next(event["eval_loss"] for event in events if event.get("type") == "eval")
+    assert losses["trained"] < first
+    assert losses["ternary"] == losses["trained"]
+    kernels = {launch["kernel"] for step in steps for launch in step["launches"]}
+    assert {"ternarise", "matmul_ternary", "rms_norm_quantize", "matmul_dense", "attention"} <= kernels
+
+
+def test_the_ternary_model_answers_what_the_training_instantiation_recorded(trained):
+    server, events = trained
+    model = server.json("models", "get", "ternary")
+    assert model["format"] == "ternary"
+    verdict = server.json("models", "verify", "ternary")
+    assert verdict["equal"] is True and verdict["rows"] >= 64 and verdict["recorded_by"] == "trainer"
+    report = model["conversion"]
+    assert report["eval_loss_after"] == [event["eval_loss"] for event in events if event.get("type") == "eval"][-1]
+    answer = server.json("generate", "ternary", "--prompt", "The keeper of", "--max-tokens", 8, "--ignore-eos")
+    assert len(answer["token_ids"]) == 8
+
+
+def test_codes_are_made_once(trained):
+    server, _ = trained
+    refused = server.run("models", "convert", "ternary", "--to", "ternary", "--name", "twice", check=False)
+    assert refused.returncode != 0 and "ternary" in refused.stderr
+
+
+@pytest.mark.parametrize("preset", ["bitnet-tips", "bitnet-2b4t"])
+def test_random_weights_learn_a_page_by_heart_and_recite_it_as_ternary(shared, tmp_path, preset):
+    (tmp_path / "page.jsonl").write_text(json.dumps({"text": TEXT}) + "\n")
+    name = preset.replace("-", "_")
+    shared.run("datasets", "upload", tmp_path / "page.jsonl", "--name", f"one-{name}")
+    events = create(shared, tmp_path / "spec.json", {"preset": preset, "init": "WEIGHT_INIT_RANDOM"}, train_dataset=f"one-{name}",
+                    data={"max_seq_len": 512}, run={"max_steps": 200, "micro_batch": 1, "save_every": 0, "seed": 1},
+                    publish={"output_model": f"page-{name}"})
+    losses = [event["loss"] for event in events if event.get("type") == "step"]
+    assert losses[0] > 4 and losses[-1] < 0.1, losses[-1]
+    shared.run("models", "convert", f"page-{name}", "--to", "ternary", "--name", f"recite-{name}")
+    assert shared.json("models", "verify", f"recite-{name}")["equal"] is True
+    answer = shared.json("generate", f"recite-{name}", "--prompt", TEXT[:24], "--max-tokens", len(TEXT) - 24)
+    assert TEXT[:24] + answer["text"] == TEXT
+
+
+def test_settings_reach_the_trainer(shared, tmp_path):
+    """Forward bits do not depend on the estimator: the first losses are equal, the next are not."""
+    losses = {}
+    for name, method in {"identity": {}, "round_only": {"ste": "STE_MODE_ROUND_ONLY"},
+                         "scaled": {"ste": "STE_MODE_ROUND_ONLY", "scale_grad": True}, "clipped": {"ste": "STE_MODE_CLIPPED"},
+                         "bits": {"act_bits": 4}, "wide": {"act_bits": 16}, "tensor": {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}}.items():
+        events = create(shared, tmp_path / f"{name}.json", method, train_dataset="page", data={"max_seq_len": SEQ},
+                        run={"max_steps": 2, "micro_batch": 2, "save_every": 0}, publish={"output_model": f"setting-{name}"})
+        losses[name] = [event["loss"] for event in events if event.get("type") == "step"]
+        if name == "tensor":
+            assert any(event.get("type") == "warning" for event in events)
+    assert len({losses[name][0] for name in ("identity", "round_only", "scaled", "clipped")}) == 1
+    assert len({losses[name][1] for name in ("identity", "round_only", "scaled", "clipped")}) == 4
+    assert len({losses[name][0] for name in ("identity", "bits", "wide", "tensor")}) == 4
+
+
+@pytest.mark.parametrize("method, field", [({"act_bits": 5}, "act_bits"), ({"preset": "small"}, "preset"),
+                                           ({"scale_grad": True}, "scale_grad")])
+def test_bad_settings_are_named(shared, tmp_path, method, field):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"base_model": "small", "train_dataset": "page", "bitnet_qat": method}))
+    refused = shared.run("jobs", "create", "--spec", path, check=False)
+    assert refused.returncode != 0 and f"bitnet_qat.{field}" in refused.stderr
+
+
+def test_a_quantised_base_is_refused(shared, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"base_model": "small-int8", "train_dataset": "page", "bitnet_qat": {}}))
+    refused = shared.run("jobs", "create", "--spec", path, check=False)
+    assert refused.returncode != 0 and "base_model" in refused.stderr and "int8" in refused.stderr
+
+
+@pytest.mark.full
+def test_a_real_model_learns_the_quickstarts_text(tmp_path):
+    """SmolLM2-135M, 200 steps on WordNet's glosses; as ternary it gives the bits that training instantiated."""
+    if not (ROOT / "build/deps/paths.cmake").exists():
+        pytest.skip("no SmolLM2: run deploy/setup.sh")
+    paths = (ROOT / "build/deps/paths.cmake").read_text()
+    gguf = re.search(r'NIBBLE_SMOLLM2_GGUF\D*?"([^"]+)"', paths).group(1).replace("${CMAKE_CURRENT_LIST_DIR}", str(ROOT / "build/deps"))
+    subprocess.run([sys.executable, ROOT / "deploy/wordnet_dataset.py", tmp_path / "data"], check=True)
+    server = Server(tmp_path / "state").start()
+    try:
+        server.run("models", "import", gguf, "--name", "smollm2", "--dtype", "bf16")
+        for part in ("train", "eval"):
+            server.run("datasets", "upload", tmp_path / f"data/{part}.jsonl", "--name", part)
+        events = server.lines("jobs", "create", "--method", "bitnet_qat", "--base", "smollm2", "--dataset", "train", "--eval-dataset",
+                              "eval", "--output", "masters", "--max-steps", 200, "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-3",
+                              "--save-every", 0, "--eval-every", 50, "--watch", timeout=7200)
+        losses = [event["loss"] for event in events if event.get("type") == "step"]
+        evals = [event["eval_loss"] for event in events if event.get("type") == "eval" and event["subject"] == "trained"]
+        steps = [event for event in events if event.get("type") == "step"]
+        print(f"training loss {sum(losses[:10]) / 10:.3f} (first ten) to {sum(losses[-10:]) / 10:.3f} (last ten); evaluation {evals}; "
+              f"{sorted(step['tokens_per_s'] for step in steps)[len(steps) // 2]:.0f} tokens/s, peak {steps[-1]['peak_memory_bytes'] >> 20} MiB, "
+              f"{steps[-1]['kernel_launches']} launches a step")
+        assert len(losses) == 200 and sum(losses[-10:]) < 0.8 * sum(losses[:10])
+        assert evals[-1] < evals[1] < evals[0]
+        server.run("models", "convert", "masters", "--to", "ternary", "--name", "ternary", timeout=1800)
+        verdict = server.json("models", "verify", "ternary")
+        assert verdict["equal"] is True and verdict["recorded_by"] == "trainer"
+        print(server.json("chat", "ternary", "--message", "Define: lighthouse", "--max-tokens", 32)["text"])
+    finally:
+        server.stop()

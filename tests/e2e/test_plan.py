@@ -1,0 +1,73 @@
+"""What `jobs plan` says beside what the run then shows."""
+import json
+import pathlib
+import re
+
+import pytest
+
+from conftest import ROOT, Server
+
+METHODS = {"qlora": ["--method", "qlora", "--rank", 16], "bitnet_qat": ["--method", "bitnet_qat"]}
+
+
+def plan_and_run(server, name, base, dataset, method, *flags):
+    flags = [*METHODS[method], "--base", base, "--dataset", dataset, *flags]
+    plan = server.json("jobs", "plan", *flags)
+    events = server.lines("jobs", "create", *flags, "--output", name, "--watch", timeout=1800)
+    steps = [event for event in events if event.get("type") == "step"]
+    job = server.json("jobs", "get", events[-1]["id"])
+    assert job["state"] == "SUCCEEDED", job
+    peak = max(job["progress"]["peak_memory_bytes"], max(step["peak_memory_bytes"] for step in steps))
+    print(f"{method}: planned {plan['memory_total_bytes'] / 2**20:.0f} MiB ({ {k: v >> 20 for k, v in plan['memory'].items()} }), peak "
+          f"{peak / 2**20:.0f} MiB: {plan['memory_total_bytes'] / peak - 1:+.1%}; planned {plan['tokens']} tokens, "
+          f"took {sum(step['tokens'] for step in steps)}")
+    return plan, steps, peak
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_plan_tells_memory_steps_and_tokens(shared, method):
+    plan, steps, peak = plan_and_run(shared, f"planned-{method}", "small", "page", method, "--micro-batch", 4, "--seq-len", 128,
+                                     "--max-steps", 3, "--save-every", 0)
+    assert abs(plan["memory_total_bytes"] - peak) <= 0.25 * peak
+    assert sum(plan["memory"].values()) == plan["memory_total_bytes"]
+    assert plan["max_steps"] == len(steps) == 3
+    assert abs(plan["tokens"] - sum(step["tokens"] for step in steps)) <= 0.25 * plan["tokens"]
+    assert {warning["reason"] for warning in plan["warnings"]} >= {"NO_EVALUATION"}
+    again = shared.json("jobs", "plan", *METHODS[method], "--base", "small", "--dataset", "page", "--max-steps", 3)
+    assert again["eta_s"] > 0  # such a job has run now
+
+
+def test_an_epoch_has_the_steps_that_were_planned(shared):
+    flags = ["--base", "small", "--dataset", "page", "--micro-batch", 16, "--seq-len", 256, "--save-every", 0]
+    plan = shared.json("jobs", "plan", *METHODS["qlora"], *flags)
+    events = shared.lines("jobs", "create", *METHODS["qlora"], *flags, "--output", "epoch", "--watch")
+    steps = [event for event in events if event.get("type") == "step"]
+    assert plan["max_steps"] == len(steps)
+    assert plan["tokens"] == sum(step["tokens"] for step in steps)
+    assert plan["trainable_tokens"] == sum(step["trainable_tokens"] for step in steps)
+
+
+def test_a_plan_refuses_what_a_job_would_be_refused_for(shared):
+    refused = shared.run("jobs", "plan", "--method", "bitnet_qat", "--base", "small-int8", "--dataset", "page", check=False)
+    assert refused.returncode != 0 and "base_model" in refused.stderr
+    assert shared.run("jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "none", check=False).returncode != 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", METHODS)
+def test_the_plan_of_a_real_model(tmp_path, method):
+    """SmolLM2-135M on ragged rows: short and long paragraphs, packed."""
+    text = (ROOT / "build/deps/paths.cmake").read_text()
+    gguf = re.search(r'NIBBLE_SMOLLM2_GGUF\D*?"([^"]+)"', text).group(1).replace("${CMAKE_CURRENT_LIST_DIR}", str(ROOT / "build/deps"))
+    server = Server(tmp_path / "state").start()
+    try:
+        server.run("models", "import", gguf, "--name", "smollm2", "--dtype", "bf16")
+        prose = pathlib.Path("/usr/share/common-licenses/GPL-3").read_text()
+        rows = [part.strip() for part in prose.split("\n\n") if len(part.strip()) > 40]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+        server.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "rows")
+        plan, _, peak = plan_and_run(server, "planned", "smollm2", "rows", method, "--micro-batch", 4, "--seq-len", 256, "--max-steps", 8,
+                                     "--save-every", 0)
+        assert abs(plan["memory_total_bytes"] - peak) <= 0.25 * peak
+    finally:
+        server.stop()

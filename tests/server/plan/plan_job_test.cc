@@ -1,0 +1,153 @@
+#include "server/plan/plan_job.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+
+#include "server/base/error.h"
+#include "server/model/adapter.h"
+#include "server/model/import.h"
+#include "tests/server/model/files.h"
+
+namespace nibble::plan {
+namespace {
+
+class PlanJobTest : public ::testing::Test {
+ protected:
+  PlanJobTest() {
+    std::filesystem::copy(model::Golden("families/llama"), directory_.Path("hf"));
+    std::filesystem::copy(model::Golden("families/tokenizer.json"), directory_.Path("hf/tokenizer.json"));
+    EXPECT_TRUE(model::ImportModel(base::RealFileSystem(), directory_.Path("hf"), directory_.Path("model"), kernels::DType::kF32).ok());
+    const auto artifact = model::Artifact::Open(directory_.Path("model"));
+    EXPECT_TRUE(artifact.ok()) << artifact.status();
+    inputs_.config = (*artifact)->config();
+    inputs_.text = *model::LoadTextAssets(directory_.Path("model"));
+    inputs_.base_format = "f32";
+    inputs_.train_format = "text";
+    inputs_.devices = {"cpu"};
+    inputs_.train_path = Data("train.jsonl", 10, 40);
+    spec_.base_model = "model";
+    spec_.train_dataset = "train";
+    spec_.data.max_seq_len = 32;
+    spec_ = jobs::Resolve(spec_, "job-1", "text", "cpu");
+  }
+
+  // Rows of `bytes` letters; returns the file.
+  std::string Data(const std::string& name, int rows, int bytes) {
+    std::string text;
+    for (int i = 0; i < rows; ++i) text += "{\"text\": \"" + std::string(static_cast<std::size_t>(bytes), static_cast<char>('a' + i % 26)) + "\"}\n";
+    model::WriteBytes(directory_.Path(name), text);
+    return directory_.Path(name);
+  }
+
+  JobPlan Plan() {
+    const auto plan = PlanJob(spec_, inputs_);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? *plan : JobPlan();
+  }
+  static std::map<std::string, std::int64_t> Pools(const JobPlan& plan) {
+    std::map<std::string, std::int64_t> pools;
+    for (const MemoryItem& item : plan.memory) pools[item.pool] += item.bytes;
+    return pools;
+  }
+  static bool Warns(const JobPlan& plan, const std::string& reason) {
+    for (const PlanWarning& warning : plan.warnings) {
+      if (warning.reason == reason) return true;
+    }
+    return false;
+  }
+
+  model::TempDirectory directory_;
+  JobInputs inputs_;
+  jobs::JobSpec spec_;
+};
+
+TEST_F(PlanJobTest, StepsAndTokensOfOneEpochAreThoseOfTheData) {
+  const auto data = CheckJob(spec_, inputs_);
+  ASSERT_TRUE(data.ok()) << data.status();
+  const JobPlan plan = Plan();
+  EXPECT_EQ(plan.tokens, data->train.num_tokens);
+  EXPECT_EQ(plan.trained_tokens, data->train.num_trained);
+  EXPECT_GT(plan.max_steps, 0);
+  spec_.run.grad_accum = 2;
+  EXPECT_EQ(Plan().max_steps, (plan.max_steps + 1) / 2);
+  spec_.run.epochs = 3;
+  spec_.run.grad_accum = 1;
+  EXPECT_EQ(Plan().max_steps, 3 * plan.max_steps);
+  EXPECT_EQ(Plan().tokens, 3 * plan.tokens);
+  spec_.run.epochs.reset();
+  spec_.run.max_steps = 7;
+  EXPECT_EQ(Plan().max_steps, 7);
+  EXPECT_NEAR(static_cast<double>(Plan().tokens), 7.0 * static_cast<double>(plan.tokens) / static_cast<double>(plan.max_steps), 1.0);
+}
+
+TEST_F(PlanJobTest, TrainedParametersAreTheAdaptersOrAll) {
+  model::AdapterConfig adapter;
+  adapter.rank = spec_.qlora.r;
+  for (int k = 0; k < model::kNumLinearKinds; ++k) adapter.targets.push_back(static_cast<model::LinearKind>(k));
+  std::int64_t want = 0;
+  for (const auto& tensor : model::AdapterTensors(inputs_.config, adapter)) want += tensor.shape[0] * tensor.shape[1];
+  EXPECT_EQ(Plan().trained_parameters, want);
+  spec_.method = jobs::kMethodBitNetQat;
+  spec_.bitnet_qat.preset = "bitnet-tips";
+  std::int64_t all = 0;
+  for (const auto& tensor : model::RequiredTensors(TrainedConfig(spec_, inputs_.config))) {
+    std::int64_t elements = 1;
+    for (const std::int64_t size : tensor.shape) elements *= size;
+    all += elements;
+  }
+  EXPECT_EQ(Plan().trained_parameters, all);
+  EXPECT_EQ(Pools(Plan())["optimizer"], 8 * all);
+}
+
+TEST_F(PlanJobTest, MemoryFollowsWhatDrivesIt) {
+  const auto before = Pools(Plan());
+  spec_.run.micro_batch *= 2;
+  spec_.data.packing = "none";
+  inputs_.train_path = Data("long.jsonl", 200, 31);
+  const auto wide = Pools(Plan());
+  EXPECT_EQ(wide.at("weights"), before.at("weights"));
+  EXPECT_GT(wide.at("activation"), before.at("activation"));
+  spec_.run.activation_checkpointing = true;
+  EXPECT_LT(Pools(Plan()).at("activation"), wide.at("activation"));
+  spec_.qlora.r *= 2;
+  EXPECT_EQ(Pools(Plan()).at("optimizer"), 2 * before.at("optimizer"));
+  EXPECT_EQ(Pools(Plan()).at("adapter"), 2 * before.at("adapter"));
+}
+
+TEST_F(PlanJobTest, WarnsOfWhatTheUserMayNotWant) {
+  EXPECT_TRUE(Warns(Plan(), "NO_EVALUATION"));
+  EXPECT_FALSE(Warns(Plan(), "MANY_EPOCHS"));
+  spec_.run.epochs.reset();
+  spec_.run.max_steps = 500;
+  spec_.run.save_every = 0;
+  EXPECT_TRUE(Warns(Plan(), "MANY_EPOCHS"));
+  EXPECT_TRUE(Warns(Plan(), "NO_CHECKPOINTS"));
+  inputs_.train_format = "prompt_completion";
+  spec_.data.format = "prompt_completion";
+  spec_.data.overlong = "truncate";
+  model::WriteBytes(directory_.Path("pairs.jsonl"), "{\"prompt\": \"ab\", \"completion\": \"" + std::string(90, 'c') + "\"}\n");
+  inputs_.train_path = directory_.Path("pairs.jsonl");
+  EXPECT_TRUE(Warns(Plan(), "ROWS_TRUNCATED"));
+  spec_.method = jobs::kMethodBitNetQat;
+  spec_.bitnet_qat.act_scale = "per_tensor";
+  EXPECT_TRUE(Warns(Plan(), "PER_TENSOR_ACTIVATIONS"));
+}
+
+TEST_F(PlanJobTest, RefusesWhatTheJobWouldBeRefusedFor) {
+  inputs_.base_format = "int8";
+  EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);
+  inputs_.base_format = "nf4";
+  EXPECT_TRUE(PlanJob(spec_, inputs_).ok());
+  spec_.method = jobs::kMethodBitNetQat;  // all weights are trained: they must be floats
+  const auto refused = PlanJob(spec_, inputs_);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(refused.status().message()).find("base_model"), std::string::npos);
+  inputs_.base_format = "bf16";
+  spec_.device = "cuda:0";
+  EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace nibble::plan

@@ -1,0 +1,354 @@
+// BitLinear against an eager PyTorch module: tests/golden/trainer/make_bit_linear_golden.py.
+#include "server/trainer/bit_linear.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "kernels/ops/dequantize_ternary.h"
+#include "server/base/files.h"
+#include "server/model/safetensors.h"
+#include "server/model/safetensors_writer.h"
+#include "server/trainer/torch_bridge.h"
+#include "tests/support/golden.h"
+#include "tests/support/numeric.h"
+#include "tests/support/temp_directory.h"
+#include "tests/support/torch_memory.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+
+const support::Golden& Values() {
+  static const support::Golden golden("tests/golden/trainer/bit_linear.txt");
+  return golden;
+}
+
+Tensor Golden(const std::string& name, std::vector<std::int64_t> shape, torch::ScalarType type = torch::kFloat32) {
+  const std::vector<std::uint8_t>& bytes = Values().Bytes(name);
+  Tensor tensor = torch::empty(shape, type);
+  EXPECT_EQ(tensor.nbytes(), bytes.size()) << name;
+  std::memcpy(tensor.data_ptr(), bytes.data(), std::min(tensor.nbytes(), bytes.size()));
+  return tensor;
+}
+
+// One layer of the golden file, as the trainer has it.
+struct Case {
+  std::string name;
+  std::vector<std::int64_t> shape = {5, 40};
+  std::int64_t n = 12;
+  torch::ScalarType type = torch::kFloat32;
+  bool bias = true;
+  bool norm = false;
+  BitLinearOptions options = {};
+
+  std::int64_t k() const { return shape.back(); }
+  std::int64_t rows() const {
+    std::int64_t rows = 1;
+    for (std::size_t i = 0; i + 1 < shape.size(); ++i) rows *= shape[i];
+    return rows;
+  }
+};
+
+class BitLinearTest : public ::testing::Test {
+ protected:
+  BitLinearTest() { context_.scratch = torch::empty({1 << 16}); }
+
+  struct Run {
+    Tensor x, norm, y, g;
+    BitWeight weight;
+    BitInput input;
+    Tensor grad_x, grad_weight, grad_bias, grad_norm;
+  };
+
+  Run Forward(const Case& c) {
+    Run run;
+    run.x = Golden(c.name + ".x", c.shape, c.type).requires_grad_();
+    run.weight.master = Golden(c.name + ".weight", {c.n, c.k()}).requires_grad_();
+    if (c.bias) run.weight.bias = Golden(c.name + ".bias", {c.n}).requires_grad_();
+    if (c.norm) run.norm = Golden(c.name + ".norm", {c.k()}).requires_grad_();
+    run.weight.Ternarise(context_.stream);
+    run.input = c.norm ? NormBitInput(run.x, run.norm, 1e-5, c.options, context_) : BitInput{run.x, nullptr};
+    run.y = ApplyBitLinear(run.input, run.weight, c.options, context_);
+    return run;
+  }
+
+  Run Backward(const Case& c) {
+    Run run = Forward(c);
+    std::vector<std::int64_t> out = c.shape;
+    out.back() = c.n;
+    run.g = Golden(c.name + ".g", out);
+    (run.y * run.g.to(c.type)).sum().backward();
+    run.grad_x = run.x.grad();
+    run.grad_weight = run.weight.master.grad();
+    if (c.bias) run.grad_bias = run.weight.bias.grad();
+    if (c.norm) run.grad_norm = run.norm.grad();
+    return run;
+  }
+
+  // Codes and scale of the weight are the eager ones, all bits; they are all -1, 0 or 1.
+  void ExpectTernary(const Case& c, const Run& run) {
+    const Tensor codes = torch::empty({c.n, c.k()}, torch::kFloat32);
+    kernels::PackedTernaryWeight packed = run.weight.packed();
+    packed.scale = nullptr;
+    ASSERT_TRUE(kernels::DequantizeTernary({.w = packed, .out = ViewOf(codes)}, context_.stream).ok());
+    EXPECT_TRUE(torch::equal(codes.to(torch::kInt8), Golden(c.name + ".codes_w", {c.n, c.k()}, torch::kInt8)));
+    EXPECT_TRUE(torch::equal(run.weight.scale[0], Golden(c.name + ".scale_w", {1})[0]));
+  }
+
+  // Rows of integers and their scales are the eager ones, all bits.
+  void ExpectRows(const Case& c, const BitRows& rows) {
+    const bool wide = c.options.activations.bits == 16;
+    const Tensor want = Golden(c.name + ".codes_x", {c.rows(), c.k()}, wide ? torch::kInt16 : torch::kInt8);
+    EXPECT_TRUE(torch::equal(rows.codes.narrow(1, 0, c.k()), want));
+    EXPECT_TRUE(torch::equal(rows.scale, Golden(c.name + ".scale_x", {c.rows()})));
+    const float top = kernels::MaxCode(c.options.activations.bits);
+    EXPECT_LE(rows.codes.to(torch::kInt32).abs().max().item<int>(), static_cast<int>(top));
+  }
+
+  // Equal to the eager module on codes bit for bit; near the one that dequantises first, by the roundings of our epilogue.
+  void ExpectOutput(const Case& c, const Run& run) {
+    std::vector<std::int64_t> out = c.shape;
+    out.back() = c.n;
+    EXPECT_EQ(run.y.sizes().vec(), out);
+    if (c.options.activations.bits < 16) {
+      const Tensor want = Golden(c.name + ".y_codes", out, c.type);
+      EXPECT_TRUE(torch::equal(run.y.detach(), want)) << (run.y.detach().to(torch::kFloat32) - want.to(torch::kFloat32)).abs().max();
+    }
+    const Tensor exact = Golden(c.name + ".y_dequantised", out, torch::kFloat64);
+    // Three roundings in f32 of the product, one of the sum with the bias, one to the output's type.
+    const double unit = c.type == torch::kBFloat16 ? support::kEpsBF16 : support::kEpsF32;
+    const double largest = exact.abs().max().item<double>() + (c.bias ? run.weight.bias.detach().abs().max().item<double>() : 0.0);
+    EXPECT_LE((run.y.detach().to(torch::kFloat64) - exact).abs().max().item<double>(),
+              2 * (support::Gamma(5) + unit) * largest);
+  }
+
+  // Relative to the largest element: products of f32 in another order than torch's.
+  static void ExpectNear(const Tensor& got, const Tensor& want, double bound = 5e-6) {
+    ASSERT_TRUE(got.defined());
+    const double largest = want.to(torch::kFloat64).abs().max().item<double>();
+    EXPECT_LE((got.to(torch::kFloat64) - want.to(torch::kFloat64)).abs().max().item<double>(), bound * largest);
+  }
+
+  void ExpectGradients(const Case& c) {
+    const Run run = Backward(c);
+    ExpectNear(run.grad_x, Golden(c.name + ".grad_x", c.shape, c.type), c.type == torch::kBFloat16 ? 0x1p-8 : 5e-6);
+    ExpectNear(run.grad_weight, Golden(c.name + ".grad_weight", {c.n, c.k()}), c.type == torch::kBFloat16 ? 0x1p-7 : 5e-6);
+    if (c.bias) ExpectNear(run.grad_bias, Golden(c.name + ".grad_bias", {c.n}), c.type == torch::kBFloat16 ? 0x1p-7 : 5e-6);
+    if (c.norm) ExpectNear(run.grad_norm, Golden(c.name + ".grad_norm", {c.k()}));
+  }
+
+  void ExpectAll(const Case& c) {
+    const Run run = Forward(c);
+    ExpectTernary(c, run);
+    ExpectOutput(c, run);
+    if (run.input.rows != nullptr) ExpectRows(c, *run.input.rows);
+    ExpectGradients(c);
+  }
+
+  static BitLinearOptions With(kernels::Ste ste, bool scale_grad) {
+    BitLinearOptions options;
+    options.ste = ste;
+    options.scale_grad = scale_grad;
+    return options;
+  }
+
+  AutogradContext context_;
+};
+
+TEST_F(BitLinearTest, RmsNorm) { ExpectAll({.name = "norm", .norm = true}); }
+
+TEST_F(BitLinearTest, WeightCodesAreAllTernary) {
+  for (const char* name : {"bias_f32", "plain_f32", "norm"}) {
+    const Case c = {.name = name, .bias = std::string(name) != "plain_f32", .norm = std::string(name) == "norm"};
+    ExpectTernary(c, Forward(c));
+  }
+}
+
+TEST_F(BitLinearTest, ActivationCodesLieWithin127) {
+  const Case c = {.name = "norm", .norm = true};
+  const Run run = Forward(c);
+  ExpectRows(c, *run.input.rows);
+  EXPECT_EQ(run.input.rows->codes.to(torch::kInt32).abs().amax(1).min().item<int>(), 127);  // each row uses its range
+}
+
+TEST_F(BitLinearTest, ForwardWithBiasF32) { ExpectAll({.name = "bias_f32"}); }
+TEST_F(BitLinearTest, ForwardWithoutBiasF32) { ExpectAll({.name = "plain_f32", .bias = false}); }
+TEST_F(BitLinearTest, ForwardWithBiasBf16) { ExpectAll({.name = "bias_bf16", .type = torch::kBFloat16}); }
+TEST_F(BitLinearTest, ForwardWithoutBiasBf16) { ExpectAll({.name = "plain_bf16", .type = torch::kBFloat16, .bias = false}); }
+TEST_F(BitLinearTest, Shape7x13) { ExpectAll({.name = "shape_7x13", .shape = {5, 13}, .n = 7}); }
+TEST_F(BitLinearTest, ThreeDimensionalInput) { ExpectAll({.name = "three_dimensions", .shape = {2, 3, 64}, .n = 16}); }
+TEST_F(BitLinearTest, OneRow) { ExpectAll({.name = "one_row", .shape = {1, 48}, .n = 8}); }
+
+TEST_F(BitLinearTest, Activations4Bits) {
+  Case c = {.name = "bits_4"};
+  c.options.activations.bits = 4;
+  ExpectAll(c);
+}
+
+TEST_F(BitLinearTest, Activations16Bits) {
+  Case c = {.name = "bits_16"};
+  c.options.activations.bits = 16;
+  ExpectAll(c);
+}
+
+TEST_F(BitLinearTest, ActivationsPerTensorShareOneScale) {
+  Case c = {.name = "per_tensor"};
+  c.options.activations.per_tensor = true;
+  ExpectAll(c);
+}
+
+// dW is g^T x_q, untouched by rounding or saturation.
+TEST_F(BitLinearTest, IdentityEstimatorOnWeights) {
+  const Case c = {.name = "bias_f32"};
+  const Run run = Backward(c);
+  const Tensor x_q = Golden(c.name + ".codes_x", c.shape, torch::kInt8).to(torch::kFloat64) *
+                     Golden(c.name + ".scale_x", {5}).to(torch::kFloat64).unsqueeze(1);
+  ExpectNear(run.grad_weight, run.g.to(torch::kFloat64).t().mm(x_q));
+}
+
+// dx is g W_q.
+TEST_F(BitLinearTest, IdentityEstimatorOnActivations) {
+  const Case c = {.name = "bias_f32"};
+  const Run run = Backward(c);
+  const Tensor w_q = Golden(c.name + ".codes_w", {12, 40}, torch::kInt8).to(torch::kFloat64) *
+                     Golden(c.name + ".scale_w", {1}).to(torch::kFloat64);
+  ExpectNear(run.grad_x, run.g.to(torch::kFloat64).mm(w_q));
+}
+
+TEST_F(BitLinearTest, NoGradientWhereSaturated) {
+  const Case c = {.name = "round_only_detached", .norm = true, .options = With(kernels::Ste::kRoundOnly, false)};
+  const Run run = Backward(c);
+  const Tensor saturated = (run.weight.master.detach() / run.weight.scale[0]).round().abs() > 1;
+  EXPECT_GT(saturated.sum().item<int>(), 0);
+  EXPECT_EQ(run.grad_weight.masked_select(saturated).abs().max().item<float>(), 0.0f);
+  EXPECT_GT(run.grad_weight.masked_select(saturated.logical_not()).abs().min().item<float>(), 0.0f);
+}
+
+TEST_F(BitLinearTest, RoundOnlyAndClippedHaveTheGradientsOfAutograd) {
+  for (const bool scale_grad : {false, true}) {
+    const std::string scale = scale_grad ? "scaled" : "detached";
+    ExpectAll({.name = "round_only_" + scale, .norm = true, .options = With(kernels::Ste::kRoundOnly, scale_grad)});
+    ExpectAll({.name = "clipped_" + scale, .norm = true, .options = With(kernels::Ste::kClipped, scale_grad)});
+  }
+  ExpectAll({.name = "rows_scaled", .options = With(kernels::Ste::kRoundOnly, true)});
+}
+
+TEST_F(BitLinearTest, GradientsOfIdentityAndRoundOnlyPointTheSameWay) {
+  const auto weight_gradient = [&](const char* name, kernels::Ste ste) {
+    const Tensor g = Backward({.name = name, .shape = {16, 64}, .n = 32, .bias = false, .options = With(ste, ste != kernels::Ste::kIdentity)}).grad_weight;
+    return std::vector<float>(g.data_ptr<float>(), g.data_ptr<float>() + g.numel());
+  };
+  const double cosine = support::Cosine(weight_gradient("cosine_identity", kernels::Ste::kIdentity),
+                                        weight_gradient("cosine_round_only", kernels::Ste::kRoundOnly));
+  EXPECT_GT(cosine, 0.80);
+  EXPECT_LT(cosine, 1.0 - 1e-3);  // they are not the same
+}
+
+TEST_F(BitLinearTest, GradientToWeight) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_weight, Golden("norm.grad_weight", {12, 40})); }
+TEST_F(BitLinearTest, GradientToBias) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_bias, Golden("norm.grad_bias", {12})); }
+TEST_F(BitLinearTest, GradientToNormWeight) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_norm, Golden("norm.grad_norm", {40})); }
+
+// The eager module's state dict, written by safetensors, is ours; and ours, written, is the eager module's.
+TEST_F(BitLinearTest, StateDictLoadsBothWays) {
+  const auto theirs = model::OpenSafetensors(NIBBLE_SOURCE_DIR "/tests/golden/trainer/bit_linear_state.safetensors");
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  const Case c = {.name = "state", .shape = {4, 32}, .n = 8, .norm = true};
+  Run run = Forward(c);
+  const std::map<std::string, Tensor> ours = {{"bias", run.weight.bias}, {"norm", run.norm}, {"weight", run.weight.master}};
+  ASSERT_EQ(theirs->tensors.size(), ours.size());
+  const testing::TempDirectory directory;
+  std::vector<model::TensorPlan> plan;
+  for (const auto& [name, tensor] : ours) plan.push_back({name, kernels::DType::kF32, tensor.sizes().vec()});
+  auto writer = model::SafetensorsWriter::Create(base::RealFileSystem(), directory / "state.safetensors", plan);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  for (const auto& [name, tensor] : ours) {
+    const auto& loaded = theirs->tensors.at(name);
+    ASSERT_EQ(loaded.shape, tensor.sizes().vec()) << name;
+    ASSERT_EQ(loaded.bytes.size(), tensor.nbytes()) << name;
+    EXPECT_EQ(std::memcmp(loaded.bytes.data(), tensor.data_ptr(), tensor.nbytes()), 0) << name;
+    ASSERT_TRUE((*writer)->Put(name, {static_cast<const char*>(tensor.data_ptr()), tensor.nbytes()}).ok());
+  }
+  ASSERT_TRUE((*writer)->Finish().ok());
+  const auto written = model::OpenSafetensors(directory / "state.safetensors");
+  ASSERT_TRUE(written.ok()) << written.status();
+  for (const auto& [name, tensor] : theirs->tensors) {
+    const auto& mine = written->tensors.at(name);
+    EXPECT_EQ(mine.shape, tensor.shape);
+    EXPECT_TRUE(support::BytesEqual(mine.bytes.data(), tensor.bytes.data(), tensor.bytes.size()));
+  }
+  ExpectAll(c);
+}
+
+TEST_F(BitLinearTest, NormedLinearsBehindOneInputAreOneNodeEach) {
+  const Tensor x = torch::randn({6, 64}).requires_grad_(), norm = torch::ones({64}).requires_grad_();
+  std::vector<BitWeight> weights(3);
+  const BitLinearOptions options;
+  const BitInput input = NormBitInput(x, norm, 1e-5, options, context_);
+  std::vector<Tensor> out;
+  for (BitWeight& weight : weights) {
+    weight.master = torch::randn({32, 64}).requires_grad_();
+    weight.Ternarise(context_.stream);
+    out.push_back(ApplyBitLinear(input, weight, options, context_));
+  }
+  std::map<std::string, int> count;
+  std::set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open;
+  for (const Tensor& y : out) open.push_back(y.grad_fn().get());
+  while (!open.empty()) {
+    torch::autograd::Node* node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    const std::string name = node->name();
+    ++count[name.find("BitLinearFunction") != std::string::npos  ? "linear"
+            : name.find("NormRowsFunction") != std::string::npos ? "norm"
+            : name.find("AccumulateGrad") != std::string::npos   ? "leaf"
+                                                                 : name];
+    for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
+  }
+  EXPECT_EQ(count, (std::map<std::string, int>{{"leaf", 5}, {"linear", 3}, {"norm", 1}}));
+}
+
+// With gradients a layer keeps integer rows and their scales, one byte an activation; its packed weight is there anyway.
+TEST_F(BitLinearTest, GradientsKeepIntegerRowsAlone) {
+  constexpr std::int64_t kSize = 256, kTokens = 64, kLayers = 32;
+  BitWeight weight;
+  weight.master = torch::randn({kSize, kSize}).requires_grad_();
+  weight.Ternarise(context_.stream);
+  const BitLinearOptions options;
+  const auto peak = [&](bool gradients) {
+    support::TorchMemory memory;
+    const torch::AutoGradMode mode(gradients);
+    Tensor y = torch::ones({kTokens, kSize});
+    for (std::int64_t i = 0; i < kLayers; ++i) y = ApplyBitLinear({y, nullptr}, weight, options, context_);
+    return memory.peak_bytes();
+  };
+  const std::int64_t extra = peak(true) - peak(false);
+  const std::int64_t rows = kTokens * (kSize + 4);  // i8 codes and an f32 scale
+  EXPECT_GE(extra, (kLayers - 2) * rows);
+  EXPECT_LE(extra, kLayers * rows + 4096);
+}
+
+TEST_F(BitLinearTest, TernarisedTwiceIsTheSameAndFollowsTheMaster) {
+  BitWeight weight;
+  weight.master = torch::randn({16, 32}).requires_grad_();
+  weight.Ternarise(context_.stream);
+  const Tensor tiles = weight.tiles.clone(), scale = weight.scale.clone();
+  weight.Ternarise(context_.stream);
+  EXPECT_TRUE(torch::equal(tiles, weight.tiles) && torch::equal(scale, weight.scale));
+  {
+    const torch::NoGradGuard no_grad;
+    weight.master.neg_();
+  }
+  weight.Ternarise(context_.stream);
+  EXPECT_FALSE(torch::equal(tiles, weight.tiles));
+  EXPECT_TRUE(torch::equal(scale, weight.scale));
+}
+
+}  // namespace
+}  // namespace nibble::trainer

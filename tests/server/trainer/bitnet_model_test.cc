@@ -1,0 +1,290 @@
+// The BitNet model in training: what it answers is what its ternary form will be served as.
+#include "server/trainer/bitnet_model.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "server/convert/convert.h"
+#include "server/model/bitnet_shape.h"
+#include "server/model/forward.h"
+#include "server/model/import.h"
+#include "server/model/record.h"
+#include "server/model/replay.h"
+#include "server/trainer/adamw.h"
+#include "tests/server/model/files.h"
+#include "tests/support/isas.h"
+#include "tests/support/numeric.h"
+#include "tests/support/random.h"
+
+namespace nibble::trainer {
+namespace {
+
+using kernels::Isa;
+using model::Norm;
+
+// A model of the golden files, by its folder.
+std::unique_ptr<model::Artifact> Base(const model::TempDirectory& directory, const std::string& golden) {
+  const std::string source = directory.Path("hf");
+  std::filesystem::copy(model::Golden(golden), source);
+  if (!std::filesystem::exists(source + "/tokenizer.json")) {
+    std::filesystem::copy(model::Golden("families/tokenizer.json"), source + "/tokenizer.json");
+  }
+  const auto made = model::ImportModel(base::RealFileSystem(), source, directory.Path("base"), kernels::DType::kF32);
+  EXPECT_TRUE(made.ok()) << made.status();
+  auto artifact = model::Artifact::Open(directory.Path("base"));
+  EXPECT_TRUE(artifact.ok()) << artifact.status();
+  return *std::move(artifact);
+}
+
+class BitNetModelTest : public ::testing::Test {
+ protected:
+  void Make(const std::string& golden, const std::string& preset, BitNetOptions options = {}) {
+    if (base_ == nullptr) base_ = Base(directory_, golden);
+    config_ = model::BitNetShape(base_->config(), preset);
+    options.max_positions = 64;
+    auto made = BitNetModel::Create(*base_, config_, options, stream_);
+    ASSERT_TRUE(made.ok()) << made.status();
+    model_ = *std::move(made);
+  }
+
+  std::vector<std::int32_t> Tokens(std::uint64_t seed, std::int64_t n) const {
+    std::vector<std::int32_t> tokens;
+    for (std::int64_t i = 0; i < n; ++i) {
+      tokens.push_back(static_cast<std::int32_t>(support::UniformInt(seed, static_cast<std::uint64_t>(i), config_.vocab_size)));
+    }
+    return tokens;
+  }
+
+  // Examples as the loader lays them out; `per_row` of them in a row.
+  data::MicroBatch Batch(const std::vector<std::vector<std::int32_t>>& examples, std::size_t per_row = 1) const {
+    data::MicroBatch batch;
+    batch.segments = {0};
+    batch.rows = {0};
+    for (std::size_t e = 0; e < examples.size(); ++e) {
+      for (std::size_t i = 0; i < examples[e].size(); ++i) {
+        batch.tokens.push_back(examples[e][i]);
+        batch.targets.push_back(i + 1 < examples[e].size() ? examples[e][i + 1] : -1);
+        batch.num_trained += i + 1 < examples[e].size() ? 1 : 0;
+      }
+      batch.segments.push_back(static_cast<std::int64_t>(batch.tokens.size()));
+      if ((e + 1) % per_row == 0 || e + 1 == examples.size()) batch.rows.push_back(batch.segments.back());
+    }
+    batch.num_rows = static_cast<std::int64_t>(batch.rows.size()) - 1;
+    return batch;
+  }
+
+  double Loss(const data::MicroBatch& batch) {
+    model_->ZeroGrad();
+    const auto sum = model_->ForwardBackward(batch, 1.0 / static_cast<double>(batch.num_trained), 0);
+    EXPECT_TRUE(sum.ok()) << sum.status();
+    return sum.ok() ? *sum / static_cast<double>(batch.num_trained) : NAN;
+  }
+
+  double Step(const data::MicroBatch& batch, double lr) {
+    const double loss = Loss(batch);
+    auto& parameters = model_->parameters();
+    if (moments_.empty()) {
+      for (const Parameter& p : parameters) moments_.push_back({std::vector<float>(p.value.size()), std::vector<float>(p.value.size())});
+    }
+    ++step_;
+    for (std::size_t i = 0; i < parameters.size(); ++i) AdamWStep({}, step_, lr, parameters[i].value, parameters[i].grad, moments_[i]);
+    EXPECT_TRUE(model_->Refresh().ok());
+    return loss;
+  }
+
+  std::vector<std::string> TrainingDigests(const std::vector<std::int32_t>& tokens) {
+    std::vector<std::string> digests;
+    const absl::Status status = model_->ForEachTrainingLogits(tokens, [&](std::int64_t, const kernels::Matrix& logits) {
+      for (std::int64_t r = 0; r < logits.rows; ++r) digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return digests;
+  }
+
+  std::vector<std::string> ServingDigests(const std::vector<std::int32_t>& tokens, std::int64_t chunk, const kernels::Stream& stream) {
+    std::vector<std::string> digests;
+    const absl::Status status = model::ForEachLogits(config_, model_->ServingWeights(), tokens, chunk, stream,
+                                                     [&](std::int64_t, const kernels::Matrix& logits) {
+      for (std::int64_t r = 0; r < logits.rows; ++r) digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return digests;
+  }
+
+  const Parameter& Named(const std::string& name) {
+    for (const Parameter& parameter : model_->parameters()) {
+      if (parameter.name == name) return parameter;
+    }
+    ADD_FAILURE() << "no parameter " << name;
+    return model_->parameters().front();
+  }
+  std::vector<float> Values(const std::string& name) {
+    const Parameter& parameter = Named(name);
+    return {parameter.value.begin(), parameter.value.end()};
+  }
+
+  model::TempDirectory directory_;
+  kernels::Stream stream_ = {.isa = kernels::DetectIsa()};
+  std::unique_ptr<model::Artifact> base_;
+  model::ModelConfig config_;
+  std::unique_ptr<BitNetModel> model_;
+  std::vector<Moments> moments_;
+  std::int64_t step_ = 0;
+};
+
+// numerics.md, Decided 10: the instantiation that trains and the one that serves, bit for bit, before and after steps; for any
+// chunking and on every instruction set.
+class TrainIsServeTest : public BitNetModelTest, public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {};
+
+TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
+  const auto [golden, preset, bits] = GetParam();
+  BitNetOptions options;
+  options.act_bits = bits;
+  options.ste = kernels::Ste::kRoundOnly;
+  Make(golden, preset, options);
+  const auto tokens = Tokens(5, 33);
+  for (int round = 0; round < 2; ++round) {
+    const auto trained = TrainingDigests(tokens);
+    ASSERT_EQ(trained.size(), 33u);
+    for (const Isa isa : support::Isas()) {
+      for (const std::int64_t chunk : {33, 7, 1}) {
+        EXPECT_EQ(ServingDigests(tokens, chunk, {.isa = isa}), trained) << "isa " << kernels::Name(isa) << ", chunks of " << chunk;
+      }
+    }
+    const auto before = trained;
+    for (int step = 0; step < 3; ++step) Step(Batch({Tokens(7, 20), Tokens(8, 31)}), 1e-3);
+    EXPECT_NE(TrainingDigests(tokens), before);  // and it did learn something
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, TrainIsServeTest,
+                         ::testing::Values(std::tuple("hf_sharded_f32", "native", 8), std::tuple("hf_sharded_f32", "bitnet-tips", 8),
+                                           std::tuple("hf_sharded_f32", "bitnet-2b4t", 8), std::tuple("hf_sharded_f32", "native", 4),
+                                           std::tuple("hf_sharded_f32", "bitnet-tips", 16), std::tuple("families/qwen2", "native", 8),
+                                           std::tuple("families/qwen3", "native", 8), std::tuple("families/bitnet", "native", 8)));
+
+TEST_F(BitNetModelTest, PackingChangesNoLoss) {
+  Make("hf_sharded_f32", "native");
+  const auto a = Tokens(1, 9), b = Tokens(2, 17), c = Tokens(3, 5);
+  const auto together = Batch({a, b, c}, 2);
+  double apart = 0;
+  for (const auto& one : {a, b, c}) {
+    const auto batch = Batch({one});
+    apart += Loss(batch) * static_cast<double>(batch.num_trained);
+  }
+  EXPECT_NEAR(Loss(together) * static_cast<double>(together.num_trained), apart, 1e-5 * apart);
+}
+
+TEST_F(BitNetModelTest, RecomputedLayersHaveTheSameGradients) {
+  const auto gradients = [&](bool checkpointing) {
+    BitNetOptions options;
+    options.activation_checkpointing = checkpointing;
+    Make("hf_sharded_f32", "bitnet-2b4t", options);
+    Loss(Batch({Tokens(1, 9), Tokens(2, 17)}));
+    std::map<std::string, std::vector<float>> all;
+    for (const Parameter& p : model_->parameters()) all[p.name] = {p.grad.begin(), p.grad.end()};
+    return all;
+  };
+  EXPECT_EQ(gradients(true), gradients(false));
+}
+
+TEST_F(BitNetModelTest, EveryParameterGetsAGradient) {
+  Make("families/qwen2", "bitnet-2b4t", {.ste = kernels::Ste::kRoundOnly, .scale_grad = true, .bf16_backward = false});
+  Loss(Batch({Tokens(1, 9), Tokens(2, 17)}));
+  for (const Parameter& p : model_->parameters()) {
+    double sum = 0;
+    for (const float g : p.grad) sum += std::fabs(static_cast<double>(g));
+    EXPECT_TRUE(std::isfinite(sum) && sum > 0) << p.name;
+  }
+}
+
+TEST_F(BitNetModelTest, LearnsALineByHeart) {
+  Make("hf_sharded_f32", "bitnet-tips", {.random_init = true});
+  const auto batch = Batch({Tokens(11, 24)});
+  const double first = Step(batch, 1e-2);
+  double last = first;
+  for (int step = 0; step < 80; ++step) last = Step(batch, 1e-2);
+  EXPECT_LT(last, 0.1 * first);
+}
+
+// A finite difference of the loss along the gradient of the norms, which no rounding but that of the codes disturbs.
+TEST_F(BitNetModelTest, FinalNormHasTheSlopeOfTheLoss) {
+  Make("hf_sharded_f32", "native", {.bf16_backward = false});
+  const auto batch = Batch({Tokens(1, 30)});
+  Loss(batch);
+  const Parameter& norm = Named(model::kFinalNormName);
+  const std::vector<float> gradient(norm.grad.begin(), norm.grad.end());
+  double slope = 0;
+  for (const float g : gradient) slope += static_cast<double>(g) * g;
+  const auto at = [&](float distance) {
+    for (std::size_t i = 0; i < gradient.size(); ++i) norm.value[i] += distance * gradient[i];
+    EXPECT_TRUE(model_->Refresh().ok());
+    const double loss = Loss(batch);
+    for (std::size_t i = 0; i < gradient.size(); ++i) norm.value[i] -= distance * gradient[i];
+    return loss;
+  };
+  const float h = static_cast<float>(1e-2 / std::sqrt(slope));
+  EXPECT_NEAR((at(h) - at(-h)) / (2.0 * h), slope, 2e-2 * slope);
+}
+
+TEST_F(BitNetModelTest, RandomWeightsAreDrawnBySeed) {
+  const auto query = [&](std::uint64_t seed) {
+    Make("hf_sharded_f32", "native", {.random_init = true, .init_seed = seed});
+    return Values(model::ModulePath(0, model::LinearKind::kQ) + ".weight");
+  };
+  const auto one = query(1);
+  EXPECT_EQ(query(1), one);
+  EXPECT_NE(query(2), one);
+  double sum = 0, squares = 0;
+  for (const float w : one) {
+    sum += w;
+    squares += static_cast<double>(w) * w;
+  }
+  const auto n = static_cast<double>(one.size());
+  EXPECT_NEAR(sum / n, 0.0, 5 * 0.02 / std::sqrt(n));
+  EXPECT_NEAR(std::sqrt(squares / n), 0.02, 5 * 0.02 / std::sqrt(2 * n));
+  for (const float w : Values(model::kFinalNormName)) EXPECT_EQ(w, 1.0f);
+}
+
+TEST_F(BitNetModelTest, NormsBeforeLinearsStartAsThoseOfTheirBlock) {
+  Make("hf_sharded_f32", "native");
+  const auto input = Values(model::NormName(0, Norm::kInput)), post = Values(model::NormName(0, Norm::kPostAttention));
+  Make("hf_sharded_f32", "bitnet-tips");
+  EXPECT_EQ(Values(model::NormName(0, Norm::kBeforeQ)), input);
+  EXPECT_EQ(Values(model::NormName(0, Norm::kBeforeV)), input);
+  EXPECT_EQ(Values(model::NormName(0, Norm::kBeforeUp)), post);
+  for (const float w : Values(model::NormName(0, Norm::kBeforeDown))) EXPECT_EQ(w, 1.0f);
+  for (const Parameter& p : model_->parameters()) EXPECT_EQ(p.name.find("layernorm"), std::string::npos) << p.name;
+}
+
+// What conversion ternarises has the bits that training instantiates; embedding and head are rounded there as they are here.
+TEST_F(BitNetModelTest, ConvertedMastersAnswerAsTheTrainingInstantiation) {
+  Make("hf_sharded_f32", "bitnet-tips", {.act_bits = 4});
+  Step(Batch({Tokens(7, 20)}), 1e-3);
+  const auto info = model_->Write(base::RealFileSystem(), directory_.Path("base"), {{"step", 1}}, directory_.Path("masters"));
+  ASSERT_TRUE(info.ok()) << info.status();
+  const auto masters = model::Artifact::Open(directory_.Path("masters"));
+  ASSERT_TRUE(masters.ok()) << masters.status();
+  EXPECT_EQ((*masters)->config().norms, model::NormPlacement::kLinear);
+  for (const Parameter& p : model_->parameters()) {
+    const auto& bytes = (*masters)->tensors().at(p.name).bytes;
+    EXPECT_TRUE(support::BytesEqual(bytes.data(), p.value.data(), p.value.size_bytes())) << p.name;
+  }
+  const auto made = convert::ConvertModel(base::RealFileSystem(), **masters, directory_.Path("ternary"), {.to = model::Format::kTernary}, stream_);
+  ASSERT_TRUE(made.ok()) << made.status();
+  const auto loaded = model::LoadedModel::Load(directory_.Path("ternary"), {.max_positions = 64}, stream_);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const auto tokens = Tokens(5, 33);
+  const auto record = model::MakeRecord(**loaded, {tokens}, stream_);
+  ASSERT_TRUE(record.ok()) << record.status();
+  EXPECT_EQ(record->sequences[0].row_digests, TrainingDigests(tokens));
+}
+
+}  // namespace
+}  // namespace nibble::trainer
