@@ -226,7 +226,7 @@ absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::stri
   const std::string job_id = name.substr(0, name.find('/'));
   NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, controller->Get(job_id));
   if (!tenant.empty() && tenant != job.tenant) return jobs::NoCheckpoint(name);  // another's is not there
-  return rpc::CheckpointSource{found.directory, job_id, job.spec.base_model, found.step};
+  return rpc::CheckpointSource{found.directory, job_id, job.spec, found.step};
 }
 
 absl::Status App::State::OpenServing() {

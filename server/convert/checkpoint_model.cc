@@ -8,7 +8,9 @@
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
 #include "server/model/adapter.h"
+#include "server/model/bitnet_shape.h"
 #include "server/model/safetensors.h"
+#include "server/model/tensor_table.h"
 
 namespace nibble::convert {
 
@@ -59,6 +61,20 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
   }();
   const absl::Status removed = files.RemoveAll(scratch);
   return made.ok() && !removed.ok() ? removed : std::move(made);
+}
+
+absl::StatusOr<model::ArtifactInfo> MakeMasterCheckpointModel(base::FileSystem& files, const model::Artifact& base,
+                                                              const model::ModelConfig& config, int act_bits,
+                                                              const std::string& checkpoint_directory,
+                                                              const base::Json& provenance, const std::string& target) {
+  std::vector<model::TensorPlan> plan;
+  for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
+    plan.push_back({tensor.name, kernels::DType::kF32, tensor.shape});
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, plan));
+  const std::vector<std::span<const float>> spans(values.begin(), values.end());
+  return MakeMasterModel(files, config, {.act_bits = act_bits, .head_dtype = model::kBitNetFloatType}, model::kBitNetFloatType,
+                         spans, base.directory(), provenance, target);
 }
 
 }  // namespace nibble::convert

@@ -219,4 +219,11 @@ JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& data
   return spec;
 }
 
+std::int64_t NumSteps(const RunConfig& run, std::int64_t rows_in_epoch) {
+  if (run.max_steps.has_value()) return *run.max_steps;
+  const double micro_batches = std::ceil(static_cast<double>(rows_in_epoch) / static_cast<double>(run.micro_batch));
+  const double steps = std::ceil(run.epochs.value_or(1.0) * micro_batches / static_cast<double>(run.grad_accum));
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
+}
+
 }  // namespace nibble::jobs

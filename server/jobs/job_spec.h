@@ -109,4 +109,7 @@ absl::Status Validate(const JobSpec& spec);
 JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& dataset_format,
                 const std::string& default_device);
 
+// Optimiser steps of the run: as asked for, or those of its epochs (rounded up, at least one).
+std::int64_t NumSteps(const RunConfig& run, std::int64_t rows_in_epoch);
+
 }  // namespace nibble::jobs

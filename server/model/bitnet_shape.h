@@ -1,6 +1,7 @@
 #pragma once
 #include <string_view>
 
+#include "kernels/dtype.h"
 #include "server/model/model_config.h"
 
 namespace nibble::model {
@@ -9,5 +10,8 @@ namespace nibble::model {
 // every linear in place of those before the blocks; "bitnet-2b4t" adds norms before o_proj and down_proj and takes relu^2 for
 // the activation (numerics.md, 3.1).
 ModelConfig BitNetShape(ModelConfig base, std::string_view preset);
+
+// What BitNet training rounds keys, values, embedding and head to, as the ternary artifact does.
+inline constexpr kernels::DType kBitNetFloatType = kernels::DType::kBF16;
 
 }  // namespace nibble::model

@@ -11,7 +11,7 @@ using model::LinearKind;
 using model::ModelConfig;
 
 // A trainer before it has a model: torch, gRPC and their libraries.
-constexpr std::int64_t kProcessBytes = std::int64_t{250} << 20;
+constexpr std::int64_t kProcessBytes = std::int64_t{300} << 20;
 // Primitives that oneDNN keeps, heaps that have grown round what they hold.
 constexpr double kSlack = 1.08;
 constexpr std::int64_t kLossChunk = 128;  // rows of logits that exist at a time (server/trainer/autograd.h)

@@ -15,6 +15,7 @@ using base::StrCat;
 
 // One epoch of micro-batches as the trainer will draw them.
 struct Epoch {
+  std::int64_t rows = 0;
   std::int64_t micro_batches = 0;
   std::int64_t tokens = 0;
   std::int64_t trained = 0;
@@ -25,9 +26,9 @@ Epoch WalkEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
   Epoch epoch;
   data::Loader loader(train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
                       spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
-  const std::int64_t rows_in_epoch = loader.RowsInEpoch(0);
+  epoch.rows = loader.RowsInEpoch(0);
   loader.Seek({});
-  for (std::int64_t rows = 0; rows < rows_in_epoch;) {
+  for (std::int64_t rows = 0; rows < epoch.rows;) {
     const data::MicroBatch micro = loader.Next(spec.run.micro_batch);
     rows += micro.num_rows;
     ++epoch.micro_batches;
@@ -80,12 +81,7 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   NIBBLE_ASSIGN_OR_RETURN(const CheckedData data, CheckJob(spec, inputs));
   const Epoch epoch = WalkEpoch(spec, data.train);
   JobPlan plan;
-  plan.max_steps = spec.run.max_steps.value_or(0);
-  if (!spec.run.max_steps.has_value()) {
-    plan.max_steps = std::max<std::int64_t>(
-        1, static_cast<std::int64_t>(std::ceil(spec.run.epochs.value_or(1.0) * static_cast<double>(epoch.micro_batches) /
-                                               static_cast<double>(spec.run.grad_accum))));
-  }
+  plan.max_steps = jobs::NumSteps(spec.run, epoch.rows);
   // Micro-batches of an epoch are alike: what all steps take is in proportion.
   const double share = static_cast<double>(plan.max_steps * spec.run.grad_accum) / static_cast<double>(epoch.micro_batches);
   plan.tokens = std::llround(share * static_cast<double>(epoch.tokens));

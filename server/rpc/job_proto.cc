@@ -162,7 +162,7 @@ v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
     checkpoint->set_name(base::StrCat(job.id, "/", Int(body, "step")));
     checkpoint->set_step(Int(body, "step"));
     checkpoint->set_resumable(true);
-    checkpoint->set_servable(job.spec.method == jobs::kMethodQLora);
+    checkpoint->set_servable(true);
     checkpoint->set_digest(Text(body, "digest"));
     checkpoint->set_bytes(Int(body, "bytes"));
     checkpoint->set_job(job.id);
@@ -213,7 +213,7 @@ v1::Checkpoint ToProto(const jobs::JobRecord& job, const store::CheckpointInfo& 
   out.set_bytes(static_cast<std::int64_t>(info.bytes));
   out.set_job(job.id);
   out.set_attempt(static_cast<std::int32_t>(info.attempt));
-  out.set_servable(job.spec.method == jobs::kMethodQLora);
+  out.set_servable(true);
   *out.mutable_create_time() = ToProto(info.created);
   for (const auto& [name, value] : info.metrics) (*out.mutable_metrics())[ToUtf8(name)] = value;
   return out;

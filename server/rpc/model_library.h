@@ -11,6 +11,7 @@
 #include "server/base/clock.h"
 #include "server/base/files.h"
 #include "server/base/mutex.h"
+#include "server/jobs/job_spec.h"
 #include "server/rpc/operations.h"
 #include "server/rpc/text_cache.h"
 #include "server/serve/model_manager.h"
@@ -23,7 +24,7 @@ namespace nibble::rpc {
 struct CheckpointSource {
   std::string directory;
   std::string job_id;
-  std::string base_model;
+  jobs::JobSpec spec;
   std::int64_t step = 0;
 };
 

@@ -6,6 +6,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
+#include "server/plan/check_job.h"
 #include "server/rpc/model_library.h"
 #include "server/store/published_directory.h"
 
@@ -15,8 +16,8 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
                                                          const std::string& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(source.base_model));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.base_model, "a checkpoint that is being published"));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(source.spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.spec.base_model, "a checkpoint that is being published"));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   // Every byte, before any is used. The job may remove the checkpoint meanwhile: then it is gone, not damaged.
   const auto missing = [&] { return !state_.files.Exists(source.directory); };
@@ -31,12 +32,20 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
     return base::WithReason(verified.status(), "CHECKPOINT_CORRUPT", {{"checkpoint", request.checkpoint()}});
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
-  const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.base_model},
+  const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.spec.base_model},
                                  {"step", source.step},           {"checkpoint", request.checkpoint()},
                                  {"checkpoint_digest", verified->digest}};
-  const std::string scratch = base::JoinPath(state_.layout.uploads(), base::NewId("publish"));
-  const auto made = convert::MakeCheckpointModel(state_.files, *artifact, source.directory, provenance, scratch,
-                                                 pending->directory(), convert_stream_);
+  const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
+    if (source.spec.method == jobs::kMethodBitNetQat) {
+      return convert::MakeMasterCheckpointModel(state_.files, *artifact, plan::TrainedConfig(source.spec, artifact->config()),
+                                                static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory, provenance,
+                                                pending->directory());
+    }
+    const std::string scratch = base::JoinPath(state_.layout.uploads(), base::NewId("publish"));
+    return convert::MakeCheckpointModel(state_.files, *artifact, source.directory, provenance, scratch, pending->directory(),
+                                        convert_stream_);
+  };
+  const auto made = make();
   if (!made.ok()) return missing() ? gone() : made.status();
   NIBBLE_RETURN_IF_ERROR(pending->Commit().status());
   return Describe(request.name(), false);

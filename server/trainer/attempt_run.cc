@@ -7,16 +7,14 @@
 
 #include "server/base/error.h"
 #include "server/base/process_memory.h"
-#include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
 #include "server/data/evaluate.h"
-#include "server/data/example.h"
 #include "server/model/forward.h"
 #include "server/model/replay.h"
-#include "server/model/text_assets.h"
 #include "server/store/published_directory.h"
+#include "server/trainer/attempt_data.h"
 #include "server/trainer/checkpoint.h"
 #include "server/trainer/recipe.h"
 #include "server/trainer/schedule.h"
@@ -29,14 +27,6 @@ using base::Json;
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
-
-// Data that the attempt reads.
-struct Inputs {
-  data::Dataset train;
-  data::Dataset eval;
-  bool has_eval = false;
-  RunIdentity identity;
-};
 
 class AttemptRun {
  public:
@@ -91,14 +81,6 @@ class AttemptRun {
 
   absl::Status Log(const std::string& message) { return Write("log", {{"message", message}}); }
 
-  absl::StatusOr<data::Dataset> LoadData(const std::string& path, const model::TextAssets& text) {
-    NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(spec_.data.format.value_or("text")));
-    return data::LoadDataset(path, format, text, recipe_->config(),
-                             {.max_seq_len = spec_.data.max_seq_len,
-                              .overlong = data::ParseOverlong(spec_.data.overlong.value_or("truncate")),
-                              .train_on_prompt = spec_.data.train_on_prompt});
-  }
-
   absl::Status MakeModel() {
     const RecipeContext context = {.order = context_.order,
                                    .directory = context_.directory,
@@ -118,39 +100,13 @@ class AttemptRun {
   }
 
   absl::Status LoadInputs() {
-    const jobs::AttemptOrder& order = context_.order;
-    if (recipe_->max_positions() < spec_.data.max_seq_len) {
-      return base::FieldError("data.max_seq_len", base::StrCat("is ", spec_.data.max_seq_len, ", the model takes ",
-                                                               recipe_->max_positions()));
-    }
-    NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(recipe_->text_directory()));
-    NIBBLE_ASSIGN_OR_RETURN(inputs_.train, LoadData(order.train_data_path, text));
-    inputs_.has_eval = !order.eval_data_path.empty();
-    if (inputs_.has_eval) {
-      NIBBLE_ASSIGN_OR_RETURN(inputs_.eval, LoadData(order.eval_data_path, text));
-    }
+    NIBBLE_ASSIGN_OR_RETURN(inputs_, LoadAttemptData(context_.order, *recipe_, context_.stream.isa));
     NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("training set: ", inputs_.train.num_rows, " rows, ", inputs_.train.examples.size(),
                                             " examples, ", inputs_.train.num_tokens, " tokens of which ",
                                             inputs_.train.num_trained, " are trained; ", inputs_.train.num_truncated,
                                             " truncated, ", inputs_.train.num_dropped, " dropped")));
-    NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path));
-    inputs_.identity = {.spec_digest = base::Sha256Hex(base::Dump(jobs::ToJson(spec_))),
-                        .base_digest = recipe_->base_digest(),
-                        .data_digest = data_file.sha256,
-                        .isa = kernels::Name(context_.stream.isa),
-                        .threads = order.threads,
-                        .version = order.nibble_version};
-    loader_ = std::make_unique<data::Loader>(
-        inputs_.train.examples, spec_.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
-        spec_.data.max_seq_len, static_cast<std::uint64_t>(spec_.data.shuffle_seed));
-    if (spec_.run.max_steps.has_value()) {
-      max_steps_ = *spec_.run.max_steps;
-    } else {
-      const double epochs = spec_.run.epochs.value_or(1.0);
-      const double micro_batches = std::ceil(static_cast<double>(loader_->RowsInEpoch(0)) / static_cast<double>(spec_.run.micro_batch));
-      max_steps_ = std::max<std::int64_t>(
-          1, static_cast<std::int64_t>(std::ceil(epochs * micro_batches / static_cast<double>(spec_.run.grad_accum))));
-    }
+    loader_ = MakeLoader(spec_, inputs_);
+    max_steps_ = jobs::NumSteps(spec_.run, loader_->RowsInEpoch(0));
     return absl::OkStatus();
   }
 
@@ -308,13 +264,6 @@ class AttemptRun {
 
   // The trained model, and beside it what it will answer as it will be served: the loss that will be served, and the record of the logits
   // that nibbled must give again after `models convert` (numerics.md, Decided 10).
-  // How the evaluation set was cut: a conversion evaluates the same tokens again.
-  Json EvalData() const {
-    return {{"max_seq_len", spec_.data.max_seq_len},
-            {"train_on_prompt", spec_.data.train_on_prompt},
-            {"overlong", spec_.data.overlong.value_or("truncate")}};
-  }
-
   absl::StatusOr<jobs::Outcome> Publish() {
     moments_.clear();  // no step comes any more, and what follows has files of the whole model in memory
     NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
@@ -324,7 +273,7 @@ class AttemptRun {
                              {"dataset_digest", inputs_.identity.data_digest},
                              {"spec_digest", inputs_.identity.spec_digest},
                              {"step", progress_.step},
-                             {"eval_data", EvalData()},
+                             {"eval_data", EvalDataJson(spec_)},
                              {"isa", inputs_.identity.isa},
                              {"threads", inputs_.identity.threads},
                              {"code_version", context_.order.nibble_version}};
@@ -379,7 +328,7 @@ class AttemptRun {
 
   const AttemptContext& context_;
   const jobs::JobSpec& spec_;
-  Inputs inputs_;
+  AttemptData inputs_;
   std::unique_ptr<Recipe> recipe_;
   TrainingModel* model_ = nullptr;  // the recipe's
   std::vector<Moments> moments_;

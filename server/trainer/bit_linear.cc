@@ -3,6 +3,7 @@
 #include <torch/autograd.h>
 
 #include <cmath>
+#include <optional>
 
 #include "kernels/ops/dequantize_ternary.h"
 #include "kernels/ops/matmul_ternary.h"
@@ -115,19 +116,20 @@ struct NormRowsFunction : torch::autograd::Function<NormRowsFunction> {
 
 struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
   // `x` carries the gradient of `shared` rows, or is quantised here.
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const Tensor& bias, const BitWeight* weight,
-                        const BitRows* shared, const BitLinearOptions* options, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& master, const std::optional<Tensor>& bias,
+                        const BitWeight* weight, const BitRows* shared, const BitLinearOptions* options, Context* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
     const BitRows rows = shared != nullptr ? *shared : Quantise(x, *options, *context);
     Tensor y = torch::empty(ShapeWith(x, master.size(0)), x.scalar_type());
     ThrowIfError(kernels::MatmulTernary({.x = rows.view(),
                                          .w = weight->packed(),
-                                         .bias = bias.defined() ? bias.data_ptr<float>() : nullptr,
+                                         .bias = bias.has_value() ? bias->data_ptr<float>() : nullptr,
                                          .y = ViewOf(y)},
                                         context->stream));
     const bool needs_x = shared == nullptr && ScaleHasGradient(*options);
     const bool needs_master = options->ste != kernels::Ste::kIdentity;
+    ctx->saved_data["has_bias"] = bias.has_value();
     ctx->saved_data["cols"] = master.size(1);
     ctx->saved_data["master_type"] = master.scalar_type();
     ctx->save_for_backward({rows.codes, rows.scale, weight->tiles, weight->scale, needs_master ? master : Tensor(),
@@ -171,7 +173,7 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
       }
       grad_master = grad_master.to(ctx->saved_data["master_type"].toScalarType());
     }
-    if (ctx->needs_input_grad(2)) grad_bias = g.to(torch::kFloat32).sum(0);
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) grad_bias = g.to(torch::kFloat32).sum(0);
     return {grad_x, grad_master, grad_bias, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -215,7 +217,8 @@ BitInput NormBitInput(const Tensor& x, const Tensor& weight, double eps, const B
 }
 
 Tensor ApplyBitLinear(const BitInput& input, const BitWeight& weight, const BitLinearOptions& options, Context& context) {
-  return BitLinearFunction::apply(input.x, weight.master, weight.bias, &weight, input.rows.get(), &options, &context);
+  const auto bias = weight.bias.defined() ? std::optional<Tensor>(weight.bias) : std::nullopt;
+  return BitLinearFunction::apply(input.x, weight.master, bias, &weight, input.rows.get(), &options, &context);
 }
 
 }  // namespace nibble::trainer

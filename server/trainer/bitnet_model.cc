@@ -14,6 +14,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
+#include "server/model/bitnet_shape.h"
 #include "server/model/decoder.h"
 #include "server/trainer/bit_linear.h"
 #include "server/trainer/fixed_order.h"
@@ -211,8 +212,8 @@ class TorchBitNetModel : public BitNetModel {
   }
 
  private:
-  static constexpr kernels::DType kKvType = kernels::DType::kBF16;
-  static constexpr kernels::DType kHeadType = kernels::DType::kBF16;
+  static constexpr kernels::DType kKvType = model::kBitNetFloatType;
+  static constexpr kernels::DType kHeadType = model::kBitNetFloatType;
 
   template <typename Body>
   static absl::Status Guarded(Body body) {

@@ -15,7 +15,7 @@ def plan_and_run(server, name, base, dataset, method, *flags):
     plan = server.json("jobs", "plan", *flags)
     events = server.lines("jobs", "create", *flags, "--output", name, "--watch", timeout=1800)
     steps = [event for event in events if event.get("type") == "step"]
-    job = server.json("jobs", "get", events[-1]["id"])
+    job = server.json("jobs", "get", events[-1]["job_id"])
     assert job["state"] == "SUCCEEDED", job
     peak = max(job["progress"]["peak_memory_bytes"], max(step["peak_memory_bytes"] for step in steps))
     print(f"{method}: planned {plan['memory_total_bytes'] / 2**20:.0f} MiB ({ {k: v >> 20 for k, v in plan['memory'].items()} }), peak "

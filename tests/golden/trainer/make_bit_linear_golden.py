@@ -6,7 +6,7 @@
 
 An eager module in plain PyTorch: RMSNorm, absmax rows, absmean ternary weights (numerics.md, Decided 2 and 7), gradients by
 autograd of the straight-through formulas. Everything is seeded: the same versions write the same bytes. The mean of |w| is taken
-in float64 and rounded once, and 1/s is formed before it multiplies, as Decided 2 has it; all else is float32 (or as named).
+in float64 and rounded once, a norm's sum of squares runs in the fixed order of Decided 9, and 1/s is formed before it multiplies, as Decided 2 has it; all else is float32 (or as named).
 `y_codes` multiplies integer-valued codes in float32 and applies our epilogue; `y_dequantised` multiplies dequantised values in float64.
 """
 import pathlib
@@ -49,6 +49,33 @@ def quantise(x, s, low, high, ste, scale_grad):
     return codes * s, codes.detach()
 
 
+class WithGradientOf(torch.autograd.Function):
+    """`value`, whose gradient goes to `formula`, of which it is another rounding."""
+
+    @staticmethod
+    def forward(ctx, formula, value):
+        return value
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+
+def fixed_order_rstd(x, eps):
+    """1 / sqrt(mean(x^2) + eps) of each row in the order of Decided 9: 16 lanes by fused multiply-add, then a tree. A sum in float64
+    of the exact square and the lane, rounded to float32, is the fused one."""
+    x = x.detach().numpy()
+    lanes = np.zeros((x.shape[0], 16), np.float32)
+    for k in range(x.shape[1]):
+        column = x[:, k].astype(np.float64)
+        lanes[:, k % 16] = (column * column + lanes[:, k % 16]).astype(np.float32)
+    while lanes.shape[1] > 1:
+        half = lanes.shape[1] // 2
+        lanes = lanes[:, :half] + lanes[:, half:]
+    one = np.float32(1)
+    return torch.from_numpy(one / np.sqrt(lanes / np.float32(x.shape[1]) + np.float32(eps)))
+
+
 class EagerBitLinear(nn.Module):
     def __init__(self, k, n, bias, norm, bits=8, ste="identity", scale_grad=False, per_tensor=False, eps=1e-5):
         super().__init__()
@@ -59,7 +86,8 @@ class EagerBitLinear(nn.Module):
 
     def rows(self, x):
         if self.norm is not None:
-            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.norm
+            formula = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.norm
+            x = WithGradientOf.apply(formula, (x * fixed_order_rstd(x, self.eps) * self.norm).detach())
         return x
 
     def quantised_rows(self, x):
@@ -92,7 +120,7 @@ def case(name, shape, n, seed, dtype=torch.float32, bias=True, norm=False, scale
         if norm:
             module.norm.copy_(1 + 0.3 * torch.randn(k))
     x = (torch.randn(*shape) * scale).to(dtype).requires_grad_()
-    g = torch.randn(*shape[:-1], n)
+    g = torch.randn(*shape[:-1], n).to(dtype).float()  # a gradient has the output's type
     y = module(x)
     (y * g).sum().backward()
     _, codes_x, scale_x = module.quantised_rows(x)

@@ -45,13 +45,17 @@ constexpr double kF32 = 2e-5;  // some hundred roundings in f32 at most lie betw
 
 TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   const Tensor x = Random({5, 48}, 1).requires_grad_();
-  const Tensor weight = Random({48}, 2);
+  const Tensor weight = Random({48}, 2).requires_grad_();
   const Tensor g = Random({5, 48}, 3);
-  const Tensor y = ApplyRmsNorm(x, weight.data_ptr<float>(), 1e-5, context_);
+  const Tensor y = ApplyRmsNorm(x, weight, 1e-5, context_);
   const Tensor x64 = x.detach().to(torch::kFloat64).requires_grad_();
-  const Tensor y64 = x64 * torch::rsqrt(x64.pow(2).mean(-1, true) + 1e-5) * weight.to(torch::kFloat64);
+  const Tensor weight64 = weight.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor y64 = x64 * torch::rsqrt(x64.pow(2).mean(-1, true) + 1e-5) * weight64;
   EXPECT_LT(Distance(y, y64), kF32);
-  EXPECT_LT(Distance(Gradients(y, g, {x})[0], Gradients(y64, g, {x64})[0]), kF32);
+  const auto got = Gradients(y, g, {x, weight});
+  const auto want = Gradients(y64, g, {x64, weight64});
+  EXPECT_LT(Distance(got[0], want[0]), kF32);
+  EXPECT_LT(Distance(got[1], want[1]), kF32);
 }
 
 TEST_F(AutogradTest, RopeTurnsBackInTheBackwardPass) {

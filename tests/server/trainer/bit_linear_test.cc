@@ -138,8 +138,8 @@ class BitLinearTest : public ::testing::Test {
   void ExpectGradients(const Case& c) {
     const Run run = Backward(c);
     ExpectNear(run.grad_x, Golden(c.name + ".grad_x", c.shape, c.type), c.type == torch::kBFloat16 ? 0x1p-8 : 5e-6);
-    ExpectNear(run.grad_weight, Golden(c.name + ".grad_weight", {c.n, c.k()}), c.type == torch::kBFloat16 ? 0x1p-7 : 5e-6);
-    if (c.bias) ExpectNear(run.grad_bias, Golden(c.name + ".grad_bias", {c.n}), c.type == torch::kBFloat16 ? 0x1p-7 : 5e-6);
+    ExpectNear(run.grad_weight, Golden(c.name + ".grad_weight", {c.n, c.k()}));
+    if (c.bias) ExpectNear(run.grad_bias, Golden(c.name + ".grad_bias", {c.n}));
     if (c.norm) ExpectNear(run.grad_norm, Golden(c.name + ".grad_norm", {c.k()}));
   }
 

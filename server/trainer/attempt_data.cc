@@ -1,0 +1,54 @@
+#include "server/trainer/attempt_data.h"
+
+#include "server/base/error.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/text_assets.h"
+#include "server/store/published_directory.h"
+
+namespace nibble::trainer {
+
+absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, const Recipe& recipe, kernels::Isa isa) {
+  const jobs::DataConfig& cut = order.spec.data;
+  if (recipe.max_positions() < cut.max_seq_len) {
+    return base::FieldError("data.max_seq_len",
+                            base::StrCat("is ", cut.max_seq_len, ", the model takes ", recipe.max_positions()));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(recipe.text_directory()));
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(cut.format.value_or("text")));
+  const auto load = [&](const std::string& path) {
+    return data::LoadDataset(path, format, text, recipe.config(),
+                             {.max_seq_len = cut.max_seq_len,
+                              .overlong = data::ParseOverlong(cut.overlong.value_or("truncate")),
+                              .train_on_prompt = cut.train_on_prompt});
+  };
+  AttemptData data;
+  NIBBLE_ASSIGN_OR_RETURN(data.train, load(order.train_data_path));
+  data.has_eval = !order.eval_data_path.empty();
+  if (data.has_eval) {
+    NIBBLE_ASSIGN_OR_RETURN(data.eval, load(order.eval_data_path));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path));
+  data.identity = {.spec_digest = base::Sha256Hex(base::Dump(jobs::ToJson(order.spec))),
+                   .base_digest = recipe.base_digest(),
+                   .data_digest = data_file.sha256,
+                   .isa = kernels::Name(isa),
+                   .threads = order.threads,
+                   .version = order.nibble_version};
+  return data;
+}
+
+std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const AttemptData& data) {
+  return std::make_unique<data::Loader>(
+      data.train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
+      spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
+}
+
+base::Json EvalDataJson(const jobs::JobSpec& spec) {
+  return {{"max_seq_len", spec.data.max_seq_len},
+          {"train_on_prompt", spec.data.train_on_prompt},
+          {"overlong", spec.data.overlong.value_or("truncate")}};
+}
+
+}  // namespace nibble::trainer
