@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <map>
 #include <thread>
 #include <vector>
@@ -24,9 +23,9 @@
 #include "server/grpc_server.h"
 #include "server/http/http_server.h"
 #include "server/job_metrics.h"
+#include "server/job_planner.h"
 #include "server/jobs/controller.h"
 #include "server/metered_files.h"
-#include "server/plan/check_job.h"
 #include "server/rpc/dataset_service.h"
 #include "server/rpc/fine_tune_service.h"
 #include "server/rpc/inference_service.h"
@@ -45,11 +44,7 @@
 
 namespace nibble {
 
-using base::StrCat;
-
 namespace {
-
-constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
 
 constexpr char kServerFile[] = "server.json";
 
@@ -65,7 +60,7 @@ std::vector<std::string> Environment() {
 struct App::State {
   explicit State(const AppOptions& given)
       : options(given),
-        metrics({kVersion, kCommit, "none"}, KnownLabels()),
+        metrics({kVersion, kCommit, "none"}, JobLabels()),
         pool(given.threads),
         library(serve::MakeOneDnnLibrary()),
         job_metrics(metrics, base::RealClock()) {}
@@ -89,9 +84,10 @@ struct App::State {
   JobMetrics job_metrics;
   std::unique_ptr<jobs::Database> database;
   std::unique_ptr<jobs::Runner> runner;
+  std::unique_ptr<rpc::TextCache> texts;
+  std::unique_ptr<JobPlanner> planner;
   std::unique_ptr<jobs::JobController> controller;
 
-  std::unique_ptr<rpc::TextCache> texts;
   base::Mutex pins_mutex;
   std::map<std::string, std::shared_ptr<const store::Pin>> pins ABSL_GUARDED_BY(pins_mutex);  // of loaded models
   std::unique_ptr<rpc::Authority> authority;
@@ -111,12 +107,6 @@ struct App::State {
   GrpcServer grpc;
   std::thread drain_thread;
 
-  static telemetry::KnownLabels KnownLabels() {
-    telemetry::KnownLabels known;
-    for (int i = 0; i < jobs::kNumJobStates; ++i) known.job_states.push_back(jobs::Name(static_cast<jobs::JobState>(i)));
-    return known;
-  }
-
   absl::Status StartHttp();
   absl::Status OpenState();
   absl::Status OpenJobs();
@@ -124,9 +114,7 @@ struct App::State {
   absl::Status StartGrpc();
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the port that was taken
-  absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec);
   absl::StatusOr<rpc::CheckpointSource> FindCheckpoint(const std::string& name, const std::string& tenant);
-  absl::StatusOr<rpc::PlannedJob> PlanJob(const jobs::JobSpec& spec);
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
@@ -160,39 +148,6 @@ absl::Status App::State::OpenState() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<plan::JobInputs> App::State::InputsOf(const jobs::JobSpec& spec) {
-  if (options.trainer_path.empty()) {
-    return base::WithReason(absl::UnimplementedError("this server has no nibble-trainer beside it"), "UNIMPLEMENTED");
-  }
-  plan::JobInputs inputs;
-  inputs.devices = {"cpu"};
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state->models->Get(spec.base_model));
-  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
-  inputs.base_format = model::Name(info.format);
-  NIBBLE_ASSIGN_OR_RETURN(const auto text, texts->Get(spec.base_model));
-  inputs.config = text->config;
-  inputs.text = text->assets;
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state->datasets->Get(spec.train_dataset));
-  inputs.train_path = train.data_path;
-  NIBBLE_ASSIGN_OR_RETURN(inputs.train_format, base::GetString(train.meta, "format", "meta.json"));
-  if (!spec.eval_dataset.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state->datasets->Get(spec.eval_dataset));
-    inputs.eval_path = eval.data_path;
-    NIBBLE_ASSIGN_OR_RETURN(inputs.eval_format, base::GetString(eval.meta, "format", "meta.json"));
-  }
-  return inputs;
-}
-
-absl::StatusOr<rpc::PlannedJob> App::State::PlanJob(const jobs::JobSpec& spec) {
-  NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec));
-  rpc::PlannedJob planned;
-  planned.spec = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
-  NIBBLE_ASSIGN_OR_RETURN(planned.plan, plan::PlanJob(planned.spec, inputs));
-  planned.available_bytes = TrainMemoryBytes(options, base::RealFileSystem());
-  return planned;
-}
-
 absl::Status App::State::OpenJobs() {
   NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->layout.database()));
   runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = Environment()});
@@ -211,12 +166,8 @@ absl::Status App::State::OpenJobs() {
   control.isa = options.isa;
   control.default_device = kDefaultDevice;
   control.nibble_version = kVersion;
-  // A plan reads all data, so it checks the job as well.
-  control.plan_memory = [this](const jobs::JobSpec& spec) -> absl::StatusOr<std::int64_t> {
-    NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec));
-    NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, plan::PlanJob(spec, inputs));
-    return plan.memory_bytes();
-  };
+  planner = std::make_unique<JobPlanner>(options, options.trainer_path, *state, *texts);
+  control.plan_memory = [this](const jobs::JobSpec& spec) { return planner->Memory(spec); };
   NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
   return absl::OkStatus();
 }
@@ -251,7 +202,7 @@ absl::Status App::State::OpenServing() {
     if (!absl::IsDataLoss(verified.status())) return verified.status();
     metrics.ArtifactVerifyFailed();
     base::LogError("a model does not fit its manifest", {{"model", name}, {"why", std::string(verified.status().message())}});
-    return base::WithReason(absl::DataLossError(StrCat("model \"", name, "\" is damaged: its files do not fit its manifest")),
+    return base::WithReason(absl::DataLossError(base::StrCat("model \"", name, "\" is damaged: its files do not fit its manifest")),
                             "ARTIFACT_CORRUPT", {{"model", name}});
   };
   const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
@@ -284,7 +235,7 @@ absl::Status App::State::OpenServing() {
 absl::Status App::State::StartGrpc() {
   dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, options.import_root);
   fine_tune_service = std::make_unique<rpc::FineTuneService>(*edge, *controller, *texts,
-                                                             [this](const jobs::JobSpec& spec) { return PlanJob(spec); });
+                                                             [this](const jobs::JobSpec& spec) { return planner->Plan(spec); });
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { BeginDrain(deadline.value_or(options.drain)); };
@@ -302,14 +253,14 @@ absl::Status App::State::StartGrpc() {
 }
 
 std::string App::State::GrpcAddress() const {
-  return StrCat(options.grpc_address.substr(0, options.grpc_address.rfind(':') + 1), grpc.port);
+  return base::StrCat(options.grpc_address.substr(0, options.grpc_address.rfind(':') + 1), grpc.port);
 }
 
 absl::Status App::State::WriteServerFile() {
   base::Json json = base::Json::object();
   json["pid"] = getpid();
   json["grpc_address"] = GrpcAddress();
-  json["http_address"] = StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
+  json["http_address"] = base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
   json["version"] = kVersion;
   return base::WriteFileAtomically(base::RealFileSystem(), base::JoinPath(state->layout.root(), kServerFile),
                                    base::Dump(json, 2) + "\n");
@@ -383,17 +334,17 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   s.controller->Run(s.grpc.trainer_address.empty() ? s.GrpcAddress() : s.grpc.trainer_address);
   NIBBLE_RETURN_IF_ERROR(s.WriteServerFile());
   s.ready = true;
-  base::LogInfo("ready", {{"grpc_port", StrCat(s.grpc.port)},
-                          {"http_port", StrCat(s.http->port())},
+  base::LogInfo("ready", {{"grpc_port", base::StrCat(s.grpc.port)},
+                          {"http_port", base::StrCat(s.http->port())},
                           {"isa", kernels::Name(isa)},
-                          {"threads", StrCat(options.threads)},
+                          {"threads", base::StrCat(options.threads)},
                           {"trainer", options.trainer_path}});
   return std::unique_ptr<App>(new App(std::move(state)));
 }
 
 void App::State::BeginDrain(absl::Duration deadline) {
   if (draining.exchange(true)) return;
-  base::LogInfo("draining", {{"deadline_s", StrCat(absl::ToDoubleSeconds(deadline))}});
+  base::LogInfo("draining", {{"deadline_s", base::StrCat(absl::ToDoubleSeconds(deadline))}});
   grpc.SetHealth(false);
   drain_thread = std::thread([this, deadline] {
     // Trainers write their checkpoints while calls end.

@@ -38,7 +38,7 @@ v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
   device->set_memory_total_bytes(sysconf(_SC_PHYS_PAGES) * page);
   device->set_memory_free_bytes(sysconf(_SC_AVPHYS_PAGES) * page);
   info.set_threads(threads);
-  info.add_job_methods(jobs::kMethodQLora);
+  for (const char* method : jobs::kMethods) info.add_job_methods(method);
   for (const char* format : {"f32", "bf16", "nf4", "int8", "lora"}) info.add_serve_formats(format);
   for (const char* format : {"int8", "nf4"}) info.add_convert_formats(format);
   for (const char* format : {"peft", "hf"}) info.add_export_formats(format);

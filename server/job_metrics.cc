@@ -1,6 +1,7 @@
 #include "server/job_metrics.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace nibble {
 
@@ -15,6 +16,13 @@ std::string Text(const base::Json& body, const char* key) {
 std::string DeviceOf(const jobs::JobRecord& job) { return job.spec.device.empty() ? "cpu" : job.spec.device; }
 
 }  // namespace
+
+telemetry::KnownLabels JobLabels() {
+  telemetry::KnownLabels known;
+  for (int i = 0; i < jobs::kNumJobStates; ++i) known.job_states.push_back(jobs::Name(static_cast<jobs::JobState>(i)));
+  known.job_methods.assign(std::begin(jobs::kMethods), std::end(jobs::kMethods));
+  return known;
+}
 
 void JobMetrics::OnJobCreated(const jobs::JobRecord& job) { metrics_.JobCreated(job.spec.method); }
 

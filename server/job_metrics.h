@@ -8,6 +8,9 @@
 
 namespace nibble {
 
+// States and methods: the labels that series of jobs have from the start.
+telemetry::KnownLabels JobLabels();
+
 // Thread-safe.
 class JobMetrics : public jobs::JobObserver {
  public:

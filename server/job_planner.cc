@@ -1,0 +1,51 @@
+#include "server/job_planner.h"
+
+#include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/base/json.h"
+#include "server/base/status_macros.h"
+#include "server/model/artifact.h"
+#include "server/plan/plan_job.h"
+
+namespace nibble {
+
+absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec) const {
+  if (trainer_path_.empty()) {
+    return base::WithReason(absl::UnimplementedError("this server has no nibble-trainer beside it"), "UNIMPLEMENTED");
+  }
+  plan::JobInputs inputs;
+  inputs.devices = {"cpu"};
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(spec.base_model));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
+  inputs.base_format = model::Name(info.format);
+  NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(spec.base_model));
+  inputs.config = text->config;
+  inputs.text = text->assets;
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(spec.train_dataset));
+  inputs.train_path = train.data_path;
+  NIBBLE_ASSIGN_OR_RETURN(inputs.train_format, base::GetString(train.meta, "format", "meta.json"));
+  if (!spec.eval_dataset.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(spec.eval_dataset));
+    inputs.eval_path = eval.data_path;
+    NIBBLE_ASSIGN_OR_RETURN(inputs.eval_format, base::GetString(eval.meta, "format", "meta.json"));
+  }
+  return inputs;
+}
+
+absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec) const {
+  NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec));
+  rpc::PlannedJob planned;
+  planned.spec = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
+  NIBBLE_ASSIGN_OR_RETURN(planned.plan, plan::PlanJob(planned.spec, inputs));
+  planned.available_bytes = TrainMemoryBytes(limits_, base::RealFileSystem());
+  return planned;
+}
+
+absl::StatusOr<std::int64_t> JobPlanner::Memory(const jobs::JobSpec& spec) const {
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, plan::PlanJob(spec, inputs));
+  return plan.memory_bytes();
+}
+
+}  // namespace nibble
