@@ -57,7 +57,7 @@ say "Set-up"
 
 say "Build"
 cuda=OFF
-if [[ -e /dev/nvidia0 ]]; then cuda=ON; fi
+if [[ -e /dev/nvidia0 ]] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; then cuda=ON; fi
 cmake --preset release -S "$root" -DNIBBLE_CUDA=$cuda >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
 cmake --build --preset release --target nibbled nibble nibble-trainer
 

@@ -37,7 +37,7 @@ struct AppOptions : Limits {
   SecurityOptions security;
 
   absl::Duration drain = absl::Seconds(20);       // requests that run
-  absl::Duration job_grace = absl::Seconds(20);   // trainers, for a checkpoint
+  absl::Duration job_grace = absl::Seconds(25);   // trainers, for a checkpoint
 };
 
 // One thread, but for what it starts.
@@ -46,7 +46,7 @@ class App {
   // Errors: InvalidArgument (a flag, named), FailedPrecondition (STATE_DIR_IN_USE), what the state directory or the ports
   // answer.
   static absl::StatusOr<std::unique_ptr<App>> Start(const AppOptions& options);
-  // Admits nothing new, lets requests end, has trainers write a checkpoint and end. Returns within drain + job_grace.
+  // Admits nothing new, lets requests end, has trainers write a checkpoint and end. Returns within the longer of drain and job_grace.
   void Drain();
   ~App();
   App(const App&) = delete;

@@ -20,7 +20,7 @@
 namespace {
 
 constexpr unsigned kMaxSeconds = 5;
-// AddressSanitizer and ThreadSanitizer have allocators of their own, with limits of their own (cmake/NibbleFuzz.cmake).
+// AddressSanitizer and ThreadSanitizer have allocators of their own, with limits of their own (tests/support/sanitizer_options.cc).
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kOwnAllocator = false;
 #else
