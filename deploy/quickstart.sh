@@ -5,15 +5,15 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: deploy/quickstart.sh [--steps N] [--grpc_address HOST:PORT] [--http_address HOST:PORT] | --stop
+usage: deploy/quickstart.sh [--steps N] [--dir DIR] [--grpc_address HOST:PORT] [--http_address HOST:PORT] | --stop [--dir DIR]
   --steps N   optimiser steps of the fine-tuning (default 40)
+  --dir DIR   where the server keeps its state and the run its files (default build/quickstart; the state is made anew)
   --stop      stop the server that an earlier run left
 END
 }
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$root/build/quickstart
-state=$work/state
 bin=$root/build/release/bin
 steps=40 grpc=127.0.0.1:50051 http=127.0.0.1:9464 stop=false
 while (($#)); do
@@ -21,6 +21,7 @@ while (($#)); do
     --steps) steps=${2:?--steps wants a number}; shift ;;
     --grpc_address) grpc=${2:?--grpc_address wants HOST:PORT}; shift ;;
     --http_address) http=${2:?--http_address wants HOST:PORT}; shift ;;
+    --dir) work=$(realpath -m "${2:?--dir wants a directory}"); shift ;;
     --stop) stop=true ;;
     -h | --help) usage; exit 0 ;;
     *) echo "quickstart: unknown argument '$1'" >&2; usage >&2; exit 2 ;;
@@ -28,6 +29,7 @@ while (($#)); do
   shift
 done
 
+state=$work/state
 say() { printf '\n== %s\n' "$*"; }
 
 stop_server() {
@@ -56,9 +58,13 @@ say "Set-up"
 "$root/deploy/setup.sh"
 
 say "Build"
-cuda=OFF
-if [[ -e /dev/nvidia0 ]] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; then cuda=ON; fi
-cmake --preset release -S "$root" -DNIBBLE_CUDA=$cuda >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
+options=()
+if [[ ! -f $root/build/release/CMakeCache.txt ]]; then  # what was chosen before stays
+  cuda=OFF
+  if [[ -e /dev/nvidia0 ]] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; then cuda=ON; fi
+  options=("-DNIBBLE_CUDA=$cuda")
+fi
+cmake --preset release -S "$root" "${options[@]}" >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
 cmake --build --preset release --target nibbled nibble nibble-trainer
 
 say "Server"
@@ -75,7 +81,7 @@ for ((i = 0; i < 200; i++)); do
   sleep 0.1
 done
 $ready || { echo "quickstart: nibbled did not come up:" >&2; tail -n 20 "$work/nibbled.log" >&2; exit 1; }
-echo "nibbled serves gRPC on $grpc and metrics on http://$http/metrics (log: build/quickstart/nibbled.log)"
+echo "nibbled serves gRPC on $grpc and metrics on http://$http/metrics (log: $work/nibbled.log)"
 
 # field FILE KEY...: a value out of a JSON file.
 field() { python3 -c 'import json,sys
@@ -152,5 +158,5 @@ The server keeps running ($((SECONDS - begun)) s since the start). Try:
   $bin/nibble --server $grpc models list
   $bin/nibble --server $grpc score smollm2-wordnet-int8 --text "a tower with a light that gives warning of shoals"
 Metrics, for Prometheus or a browser: http://$http/metrics
-Stop it with: deploy/quickstart.sh --stop
+Stop it with: deploy/quickstart.sh --stop$([[ $work == "$root/build/quickstart" ]] || printf " --dir %s" "$work")
 END
