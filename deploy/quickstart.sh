@@ -53,6 +53,7 @@ if $stop; then
   exit 0
 fi
 
+cd "$root"  # presets are looked for here
 begun=$SECONDS
 say "Set-up"
 "$root/deploy/setup.sh"
@@ -64,7 +65,7 @@ if [[ ! -f $root/build/release/CMakeCache.txt ]]; then  # what was chosen before
   if [[ -e /dev/nvidia0 ]] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; then cuda=ON; fi
   options=("-DNIBBLE_CUDA=$cuda")
 fi
-cmake --preset release -S "$root" "${options[@]}" >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
+cmake --preset release "${options[@]}" >"$root/build/configure.log" || { tail -n 30 "$root/build/configure.log" >&2; exit 1; }
 cmake --build --preset release --target nibbled nibble nibble-trainer
 
 say "Server"
