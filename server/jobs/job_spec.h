@@ -72,6 +72,7 @@ struct RunConfig {
   std::int64_t keep_last = 2;    // good checkpoints kept
   std::int64_t seed = 0;         // of dropout and random weights
   std::int64_t priority = 0;     // higher first
+  bool allow_inexact_resume = true;  // on another binary, instruction set or thread count (docs/adr/0006)
 };
 
 struct JobSpec {

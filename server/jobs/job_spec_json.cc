@@ -189,6 +189,7 @@ Json ToJson(const JobSpec& spec) {
   run["keep_last"] = spec.run.keep_last;
   run["seed"] = spec.run.seed;
   run["priority"] = spec.run.priority;
+  run["allow_inexact_resume"] = spec.run.allow_inexact_resume;
   json["run"] = std::move(run);
   Json labels = Json::object();
   for (const auto& [key, value] : spec.labels) labels[key] = value;
@@ -266,6 +267,7 @@ absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
   run.Get("keep_last", spec.run.keep_last);
   run.Get("seed", spec.run.seed);
   run.Get("priority", spec.run.priority);
+  run.Get("allow_inexact_resume", spec.run.allow_inexact_resume);
   run.Finish();
   if (!status.ok()) return status;
   return spec;

@@ -51,6 +51,7 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
   const Json& body = line.body;
   if (line.type == "state") {
     Copy(body, {"step", "max_steps"}, progress);
+    if (const auto runtime = body.find("runtime"); runtime != body.end()) progress["runtime"] = *runtime;
   } else if (line.type == "step") {
     Copy(body, {"step", "max_steps", "epoch", "loss", "lr", "grad_norm", "step_ms"}, progress);
     Add(progress, "tokens", body);

@@ -115,6 +115,12 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   out.set_name(job.id);
   out.set_uid(job.id);  // ids are random and never given twice
   *out.mutable_spec() = ToProto(job.spec);
+  if (const auto runtime = job.progress.find("runtime"); runtime != job.progress.end() && runtime->is_object()) {
+    v1::RuntimeRecord& record = *out.mutable_spec()->mutable_runtime();
+    record.set_binary(Text(*runtime, "binary"));
+    record.set_isa(Text(*runtime, "isa"));
+    record.set_threads(static_cast<std::int32_t>(Int(*runtime, "threads")));
+  }
   out.set_state(ToProto(job.state));
   PutProgress(job.progress, *out.mutable_progress());
   // Until the trainer has counted: what was asked for.

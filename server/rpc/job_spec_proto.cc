@@ -114,8 +114,6 @@ absl::Status TakeRun(const v1::RunConfig& in, jobs::RunConfig& out) {
   if (in.has_loss_watchdog()) return NotBuilt("RunConfig.loss_watchdog");
   if (in.has_max_duration()) return NotBuilt("RunConfig.max_duration");
   if (in.has_artifact_ttl()) return NotBuilt("RunConfig.artifact_ttl");
-  if (in.has_deterministic() && in.deterministic()) return NotBuilt("RunConfig.deterministic");
-  if (in.has_allow_inexact_resume() && in.allow_inexact_resume()) return NotBuilt("RunConfig.allow_inexact_resume");
   if (in.has_max_retries()) return NotBuilt("RunConfig.max_retries");
   if (in.length_case() == v1::RunConfig::kMaxSteps) out.max_steps = in.max_steps();
   if (in.length_case() == v1::RunConfig::kEpochs) out.epochs = in.epochs();
@@ -127,6 +125,7 @@ absl::Status TakeRun(const v1::RunConfig& in, jobs::RunConfig& out) {
   if (in.has_keep_last()) out.keep_last = in.keep_last();
   if (in.has_seed()) out.seed = in.seed();
   if (in.has_priority()) out.priority = in.priority();
+  if (in.has_allow_inexact_resume()) out.allow_inexact_resume = in.allow_inexact_resume();
   return absl::OkStatus();
 }
 
@@ -217,6 +216,8 @@ void PutRun(const jobs::RunConfig& in, v1::RunConfig& out) {
   out.set_keep_last(static_cast<std::int32_t>(in.keep_last));
   out.set_seed(in.seed);
   out.set_priority(static_cast<std::int32_t>(in.priority));
+  out.set_deterministic(true);
+  out.set_allow_inexact_resume(in.allow_inexact_resume);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "absl/strings/str_join.h"
 #include "server/base/error.h"
 #include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
@@ -36,7 +37,10 @@ class AttemptRun {
     NIBBLE_RETURN_IF_ERROR(MakeModel());
     NIBBLE_RETURN_IF_ERROR(LoadInputs());
     NIBBLE_RETURN_IF_ERROR(Resume());
-    NIBBLE_RETURN_IF_ERROR(Write("state", {{"state", "RUNNING"}, {"step", progress_.step}, {"max_steps", max_steps_}}));
+    const RunIdentity& where = inputs_.identity;
+    const base::Json runtime = {{"binary", where.version}, {"isa", where.isa}, {"threads", where.threads}};
+    NIBBLE_RETURN_IF_ERROR(
+        Write("state", {{"state", "RUNNING"}, {"step", progress_.step}, {"max_steps", max_steps_}, {"runtime", runtime}}));
     absl::StatusOr<jobs::Outcome> outcome = Train();
     // Told to stop: between micro-batches, or in the middle of an evaluation.
     if (absl::IsCancelled(outcome.status()) && Stopping()) return Interrupt();
@@ -114,6 +118,13 @@ class AttemptRun {
     if (context_.order.resume_checkpoint_directory.empty()) return absl::OkStatus();
     NIBBLE_ASSIGN_OR_RETURN(progress_, LoadCheckpoint(context_.files, context_.order.resume_checkpoint_directory,
                                                       inputs_.identity, model_->parameters(), moments_));
+    if (!progress_.differences.empty() && !spec_.run.allow_inexact_resume) {
+      return base::WithReason(
+          absl::FailedPreconditionError(base::StrCat("the checkpoint of step ", progress_.step, " was made elsewhere: ",
+                                                     absl::StrJoin(progress_.differences, "; "),
+                                                     "; run.allow_inexact_resume is false")),
+          "RESUMED_ELSEWHERE");
+    }
     loader_->Seek(progress_.cursor);
     saved_step_ = progress_.step;
     for (const std::string& difference : progress_.differences) {

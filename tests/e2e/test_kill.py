@@ -1,4 +1,5 @@
 """kill -9 of the trainer and of the server in the middle of a job: nothing acknowledged is lost, the bits are the same."""
+import json
 import os
 import signal
 import subprocess
@@ -6,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import TRAIN
+from conftest import TRAIN, Server
 
 STEPS, SAVE = 40, 5
 
@@ -34,7 +35,6 @@ def trainers(server):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, model_directory, text_file):
-    from conftest import Server
     server = Server(tmp_path_factory.mktemp("kill") / "state", "--retry_backoff_scale", "0.01").start()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
@@ -100,3 +100,29 @@ def test_sigterm_leaves_no_trainer_and_the_job_goes_on_later(undisturbed):
     assert trainers(server) == []
     server.start()
     check(server, job, digest, "stopped")
+
+
+@pytest.mark.parametrize("allowed", [None, False])
+def test_a_resume_with_other_threads_is_told_or_refused(tmp_path, model_directory, text_file, allowed):
+    server = Server(tmp_path / "state", "--threads", 2).start()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"run": {} if allowed is None else {"allow_inexact_resume": allowed}}))
+    job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", STEPS,
+                      "--save-every", SAVE, "--spec", spec, *TRAIN)["id"]
+    wait_for_step(server, job, SAVE + 1)
+    assert server.stop() == 0
+    server.flags[server.flags.index("--threads") + 1] = "1"
+    server.start()
+    try:
+        server.run("jobs", "watch", job, check=False)
+        got = server.json("jobs", "get", job)
+        warned = [event for event in server.lines("jobs", "watch", job, check=False) if event.get("reason") == "RESUMED_ELSEWHERE"]
+        if allowed is None:
+            assert got["state"] == "SUCCEEDED" and len(warned) == 1 and "threads was 2, is 1" in warned[0]["message"]
+        else:
+            assert got["state"] == "FAILED" and got["error"]["reason"] == "RESUMED_ELSEWHERE", got
+            assert "threads was 2, is 1" in got["error"]["message"]
+    finally:
+        server.stop()
