@@ -3,7 +3,8 @@
 extern "C" {
 
 const char* __asan_default_options() {
-  return "detect_leaks=1:detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1";
+  // No detect_stack_use_after_return: gcc 12 aligns its stack frames to 32 bytes, the 64-byte vectors in them fault (gcc bug 110027).
+  return "detect_leaks=1:detect_stack_use_after_return=0:strict_string_checks=1:check_initialization_order=1";
 }
 
 const char* __ubsan_default_options() { return "print_stacktrace=1"; }

@@ -167,7 +167,7 @@ TEST(JobSpecTest, JsonThereAndBackIsTheSame) {
   EXPECT_EQ(back->qlora.target_modules.size(), 2u);
   // Nothing is left out of the document: every field that a spec with all set has is there.
   EXPECT_EQ(ToJson(spec)["optim"].size(), 9u);
-  EXPECT_EQ(ToJson(spec)["run"].size(), 9u);
+  EXPECT_EQ(ToJson(spec)["run"].size(), 10u);
 }
 
 TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {
