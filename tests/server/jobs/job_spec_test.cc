@@ -157,7 +157,7 @@ TEST(JobSpecTest, JsonThereAndBackIsTheSame) {
   spec.data = {"chat", 1024, "none", "drop", true, 7};
   spec.qlora = {8, 12.5, 0.05, {"q_proj", "v_proj"}, true, false, "fp32", 99};
   spec.optim = {1e-3, 0.8, 0.95, 1e-6, 0.1, 0.5, "linear", 10, std::nullopt, 0.1};
-  spec.run = {100, std::nullopt, 2, 3, true, 10, 20, 4, 5, -1};
+  spec.run = {100, std::nullopt, 2, 3, true, 10, 20, 4, 5, -1, false};
   spec.labels = {{"team", "x"}};
   const auto back = ParseJobSpec(ToJson(spec));
   ASSERT_TRUE(back.ok()) << back.status();
