@@ -30,7 +30,7 @@ bool LoadBlock(const std::uint8_t* row, std::int64_t k, std::int64_t b, std::uin
 }  // namespace
 
 bool TernaryCodesToRows(const std::int8_t* codes, std::int64_t n, std::int64_t k, std::uint8_t* rows) {
-  std::memset(rows, 0, static_cast<std::size_t>(n * TernaryRowBytes(k)));
+  std::fill_n(rows, n * TernaryRowBytes(k), std::uint8_t{0});
   for (std::int64_t r = 0; r < n; ++r) {
     for (std::int64_t i = 0; i < k; ++i) {
       const int code = codes[r * k + i];

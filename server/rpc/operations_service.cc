@@ -29,7 +29,10 @@ class Wait : public std::enable_shared_from_this<Wait> {
   void Begin(absl::Duration timeout) {
     auto self = shared_from_this();
     call_->OnCancelled([self] { self->Cancelled(); });
-    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout), [self](bool) { self->Timeout(); });
+    // gRPC keeps the function as long as the alarm, which is a part of what it would hold: the call and the operation hold it.
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout), [weak = weak_from_this()](bool) {
+      if (const auto still_there = weak.lock(); still_there != nullptr) still_there->Timeout();
+    });
     const auto handle = operations_.OnEnd(name_, [self](const longrunning::Operation& operation) { self->Answer(operation); });
     if (!handle.ok()) {
       if (Take()) call_->Done(handle.status());

@@ -93,7 +93,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   for (const int signal : {SIGALRM, SIGABRT, SIGSEGV, SIGFPE}) {
-    if (kOwnAllocator || signal == SIGALRM) ::signal(signal, OnSignal);  // sanitizers report the others themselves
+    const bool theirs = signal == SIGSEGV || signal == SIGFPE;  // sanitizers say more of these
+    if (kOwnAllocator || !theirs) ::signal(signal, OnSignal);
   }
   for (const std::string& path : paths) {
     std::strncpy(g_input, path.c_str(), sizeof g_input - 1);

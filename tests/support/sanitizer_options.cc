@@ -3,8 +3,9 @@
 extern "C" {
 
 const char* __asan_default_options() {
+  // What a caller would be refused with bad_alloc, or null, is refused here too.
   // No detect_stack_use_after_return: gcc 12 aligns its stack frames to 32 bytes, the 64-byte vectors in them fault (gcc bug 110027).
-  return "detect_leaks=1:detect_stack_use_after_return=0:strict_string_checks=1:check_initialization_order=1";
+  return "detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=0:strict_string_checks=1:check_initialization_order=1";
 }
 
 const char* __ubsan_default_options() { return "print_stacktrace=1"; }
