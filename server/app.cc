@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -105,6 +106,7 @@ struct App::State {
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
   GrpcServer grpc;
+  std::once_flag drain_once;
   std::thread drain_thread;
 
   absl::Status StartHttp();
@@ -118,8 +120,9 @@ struct App::State {
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
-  // Once; a later call changes nothing.
+  // Once; a later call changes nothing, and returns when the thread of the first is there to be joined.
   void BeginDrain(absl::Duration deadline);
+  void RunDrain(absl::Duration deadline);
 };
 
 absl::Status App::State::StartHttp() {
@@ -343,22 +346,26 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
 }
 
 void App::State::BeginDrain(absl::Duration deadline) {
-  if (draining.exchange(true)) return;
-  base::LogInfo("draining", {{"deadline_s", base::StrCat(absl::ToDoubleSeconds(deadline))}});
-  grpc.SetHealth(false);
-  drain_thread = std::thread([this, deadline] {
-    // Trainers write their checkpoints while calls end.
-    std::thread jobs([this] { controller->Shutdown(options.job_grace); });
-    base::Clock& clock = base::RealClock();
-    const absl::Duration until = clock.Monotonic() + deadline;
-    while (edge->live_calls.count() > 0 && clock.Monotonic() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    edge->live_calls.CancelAll();
-    jobs.join();
-    edge->drain.Fire();  // Watches have seen where their jobs came to.
-    base::LogInfo("drained", {});
+  std::call_once(drain_once, [this, deadline] {
+    draining = true;
+    base::LogInfo("draining", {{"deadline_s", base::StrCat(absl::ToDoubleSeconds(deadline))}});
+    grpc.SetHealth(false);
+    drain_thread = std::thread([this, deadline] { RunDrain(deadline); });
   });
+}
+
+void App::State::RunDrain(absl::Duration deadline) {
+  // Trainers write their checkpoints while calls end.
+  std::thread jobs([this] { controller->Shutdown(options.job_grace); });
+  base::Clock& clock = base::RealClock();
+  const absl::Duration until = clock.Monotonic() + deadline;
+  while (edge->live_calls.count() > 0 && clock.Monotonic() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  edge->live_calls.CancelAll();
+  jobs.join();
+  edge->drain.Fire();  // Watches have seen where their jobs came to.
+  base::LogInfo("drained", {});
 }
 
 void App::Drain() {
