@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <map>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -21,6 +20,7 @@
 #include "server/base/mutex.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/drainer.h"
 #include "server/grpc_server.h"
 #include "server/http/http_server.h"
 #include "server/job_metrics.h"
@@ -106,8 +106,7 @@ struct App::State {
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
   GrpcServer grpc;
-  std::once_flag drain_once;
-  std::thread drain_thread;
+  std::unique_ptr<Drainer> drainer;
 
   absl::Status StartHttp();
   absl::Status OpenState();
@@ -120,9 +119,7 @@ struct App::State {
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
   v1::ServerLoad Measure();
-  // Once; a later call changes nothing, and returns when the thread of the first is there to be joined.
-  void BeginDrain(absl::Duration deadline);
-  void RunDrain(absl::Duration deadline);
+  DrainSteps Ending();
 };
 
 absl::Status App::State::StartHttp() {
@@ -241,7 +238,7 @@ absl::Status App::State::StartGrpc() {
                                                              [this](const jobs::JobSpec& spec) { return planner->Plan(spec); });
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);
-  const auto begin_drain = [this](std::optional<absl::Duration> deadline) { BeginDrain(deadline.value_or(options.drain)); };
+  const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };
   server_service =
       std::make_unique<rpc::ServerService>(*edge, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
   operations_service = std::make_unique<rpc::OperationsService>(*edge, *operations);
@@ -332,6 +329,7 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   NIBBLE_RETURN_IF_ERROR(s.StartHttp());
   NIBBLE_RETURN_IF_ERROR(s.OpenJobs());
   NIBBLE_RETURN_IF_ERROR(s.OpenServing());
+  s.drainer = std::make_unique<Drainer>(s.Ending(), base::RealClock());
   NIBBLE_RETURN_IF_ERROR(s.StartGrpc());
   s.metrics.AddCollector([&s](telemetry::Metrics& out) { s.Collect(out); });
   s.controller->Run(s.grpc.trainer_address.empty() ? s.GrpcAddress() : s.grpc.trainer_address);
@@ -345,39 +343,28 @@ absl::StatusOr<std::unique_ptr<App>> App::Start(const AppOptions& options) {
   return std::unique_ptr<App>(new App(std::move(state)));
 }
 
-void App::State::BeginDrain(absl::Duration deadline) {
-  std::call_once(drain_once, [this, deadline] {
-    draining = true;
-    base::LogInfo("draining", {{"deadline_s", base::StrCat(absl::ToDoubleSeconds(deadline))}});
-    grpc.SetHealth(false);
-    drain_thread = std::thread([this, deadline] { RunDrain(deadline); });
-  });
-}
-
-void App::State::RunDrain(absl::Duration deadline) {
-  // Trainers write their checkpoints while calls end.
-  std::thread jobs([this] { controller->Shutdown(options.job_grace); });
-  base::Clock& clock = base::RealClock();
-  const absl::Duration until = clock.Monotonic() + deadline;
-  while (edge->live_calls.count() > 0 && clock.Monotonic() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  edge->live_calls.CancelAll();
-  jobs.join();
-  edge->drain.Fire();  // Watches have seen where their jobs came to.
-  base::LogInfo("drained", {});
+DrainSteps App::State::Ending() {
+  return {.refuse =
+              [this] {
+                draining = true;
+                grpc.SetHealth(false);
+              },
+          .stop_jobs = [this] { controller->Shutdown(options.job_grace); },
+          .live_calls = [this] { return edge->live_calls.count(); },
+          .cut_calls = [this] { edge->live_calls.CancelAll(); },
+          .end_watches = [this] { edge->drain.Fire(); }};
 }
 
 void App::Drain() {
   State& s = *state_;
-  s.BeginDrain(s.options.drain);
-  s.drain_thread.join();
+  s.drainer->Begin(s.options.drain);
+  s.drainer->Wait();
   s.grpc.server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
 }
 
 App::~App() {
   State& s = *state_;
-  if (s.drain_thread.joinable()) s.drain_thread.join();
+  s.drainer.reset();
   s.draining = true;
   s.metrics.ClearCollectors();
   s.http.reset();

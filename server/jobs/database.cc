@@ -22,15 +22,6 @@ using base::StrCat;
 using soci::into;
 using soci::use;
 
-absl::Status NoCheckpoint(const std::string& name) {
-  return base::WithReason(absl::NotFoundError(StrCat("there is no checkpoint \"", name.substr(0, 128), "\"")), "CHECKPOINT",
-                          {{"name", name.substr(0, 128)}});
-}
-
-absl::Status NoJob(const std::string& id) {
-  return base::WithReason(absl::NotFoundError(StrCat("there is no job \"", id, "\"")), "JOB", {{"name", id}});
-}
-
 namespace {
 
 class SqliteDatabase : public Database {

@@ -1,5 +1,6 @@
 #include "server/jobs/database_rows.h"
 
+#include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -39,6 +40,15 @@ absl::StatusOr<JobRecord> Parse(const JobRow& row) {
 }
 
 }  // namespace
+
+absl::Status NoCheckpoint(const std::string& name) {
+  return base::WithReason(absl::NotFoundError(base::StrCat("there is no checkpoint \"", name.substr(0, 128), "\"")), "CHECKPOINT",
+                          {{"name", name.substr(0, 128)}});
+}
+
+absl::Status NoJob(const std::string& id) {
+  return base::WithReason(absl::NotFoundError(base::StrCat("there is no job \"", id, "\"")), "JOB", {{"name", id}});
+}
 
 std::string Etag(const JobRecord& job) { return base::StrCat(Name(job.state), "-", job.attempt); }
 

@@ -1,9 +1,11 @@
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/job_spec.h"
@@ -129,6 +131,17 @@ void PutOptional(Json& json, const char* key, const std::optional<T>& value) {
   if (value.has_value()) json[key] = *value;
 }
 
+// `value` without the members that `base` has alike.
+Json Difference(Json value, const Json& base) {
+  for (auto it = value.begin(); it != value.end();) {
+    const auto same = base.find(it.key());
+    if (same != base.end() && it->is_object() && same->is_object()) *it = Difference(std::move(*it), *same);
+    const bool nothing = it->is_object() && it->empty();
+    it = nothing || (same != base.end() && *same == *it) ? value.erase(it) : std::next(it);
+  }
+  return value;
+}
+
 }  // namespace
 
 Json ToJson(const JobSpec& spec) {
@@ -195,6 +208,14 @@ Json ToJson(const JobSpec& spec) {
   for (const auto& [key, value] : spec.labels) labels[key] = value;
   json["labels"] = std::move(labels);
   return json;
+}
+
+std::string Digest(const JobSpec& spec) {
+  JobSpec defaults;
+  defaults.method = spec.method;  // so that it has the same parts
+  Json differs = Difference(ToJson(spec), ToJson(defaults));
+  differs["method"] = spec.method;
+  return base::Sha256Hex(base::Dump(differs));
 }
 
 absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {

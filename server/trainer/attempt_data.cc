@@ -1,7 +1,6 @@
 #include "server/trainer/attempt_data.h"
 
 #include "server/base/error.h"
-#include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/text_assets.h"
@@ -30,7 +29,7 @@ absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, con
     NIBBLE_ASSIGN_OR_RETURN(data.eval, load(order.eval_data_path));
   }
   NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path));
-  data.identity = {.spec_digest = base::Sha256Hex(base::Dump(jobs::ToJson(order.spec))),
+  data.identity = {.spec_digest = jobs::Digest(order.spec),
                    .base_digest = recipe.base_digest(),
                    .data_digest = data_file.sha256,
                    .isa = kernels::Name(isa),

@@ -20,12 +20,10 @@
 namespace {
 
 constexpr unsigned kMaxSeconds = 5;
-// AddressSanitizer and ThreadSanitizer have allocators of their own, with limits of their own (tests/support/sanitizer_options.cc).
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kOwnAllocator = false;
+constexpr bool kSanitizer = true;
 #else
-constexpr bool kOwnAllocator = true;
-constexpr std::size_t kMaxAllocation = std::size_t{256} << 20;
+constexpr bool kSanitizer = false;
 #endif
 
 char g_input[4096] = "(no input yet)";  // a plain array: signal handlers read it
@@ -72,7 +70,9 @@ void Run(const std::vector<std::uint8_t>& bytes) {
 
 }  // namespace
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// AddressSanitizer has an operator new of its own, and a limit (CMakeLists.txt sets it).
+#if !defined(__SANITIZE_ADDRESS__)
+constexpr std::size_t kMaxAllocation = std::size_t{256} << 20;
 void* operator new(std::size_t size) {
   if (size > kMaxAllocation) {
     Say("asked for more than 256 MiB at once");
@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
   }
   for (const int signal : {SIGALRM, SIGABRT, SIGSEGV, SIGFPE}) {
     const bool theirs = signal == SIGSEGV || signal == SIGFPE;  // sanitizers say more of these
-    if (kOwnAllocator || !theirs) ::signal(signal, OnSignal);
+    if (!kSanitizer || !theirs) ::signal(signal, OnSignal);
   }
   for (const std::string& path : paths) {
     std::strncpy(g_input, path.c_str(), sizeof g_input - 1);

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "server/base/error.h"
+#include "server/base/sha256.h"
 
 namespace nibble::jobs {
 namespace {
@@ -168,6 +169,23 @@ TEST(JobSpecTest, JsonThereAndBackIsTheSame) {
   // Nothing is left out of the document: every field that a spec with all set has is there.
   EXPECT_EQ(ToJson(spec)["optim"].size(), 9u);
   EXPECT_EQ(ToJson(spec)["run"].size(), 10u);
+}
+
+// Checkpoints hold the digest: what it is made of may not change from one version to the next.
+TEST(JobSpecTest, DigestIsThatOfWhatIsNotAtItsDefault) {
+  JobSpec spec;
+  spec.base_model = "base";
+  EXPECT_EQ(Digest(spec), base::Sha256Hex(R"({"base_model":"base","method":"qlora"})"));
+  spec.optim.lr = 0.5;
+  spec.labels["team"] = "a";
+  EXPECT_EQ(Digest(spec),
+            base::Sha256Hex(R"({"base_model":"base","labels":{"team":"a"},"method":"qlora","optim":{"lr":0.5}})"));
+  JobSpec bitnet = spec;
+  bitnet.method = kMethodBitNetQat;
+  EXPECT_NE(Digest(bitnet), Digest(spec));
+  bitnet = spec;
+  bitnet.run.max_steps = 3;  // a field without a default
+  EXPECT_NE(Digest(bitnet), Digest(spec));
 }
 
 TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {

@@ -1,0 +1,106 @@
+#include "server/drainer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/base/mutex.h"
+
+namespace nibble {
+namespace {
+
+// A server of one call; its jobs end when the test says so.
+class DrainerTest : public testing::Test {
+ protected:
+  DrainSteps Steps() {
+    return {.refuse = [this] { Note("refuse"); },
+            .stop_jobs = [this] { Note("stop_jobs"); },
+            .live_calls = [this] { return calls_.load(); },
+            .cut_calls =
+                [this] {
+                  Note(calls_ > 0 ? "cut" : "none to cut");
+                  calls_ = 0;
+                },
+            .end_watches = [this] { Note("end_watches"); }};
+  }
+  void Note(const std::string& step) {
+    base::MutexLock lock(mutex_);
+    notes_.push_back(step);
+  }
+  std::vector<std::string> notes() {
+    base::MutexLock lock(mutex_);
+    return notes_;
+  }
+  int Count(const std::string& step) {
+    const std::vector<std::string> all = notes();
+    return static_cast<int>(std::count(all.begin(), all.end(), step));
+  }
+
+  base::FakeClock clock_{absl::UnixEpoch()};
+  std::atomic<std::size_t> calls_{1};
+  base::Mutex mutex_;
+  std::vector<std::string> notes_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_F(DrainerTest, WaitsForACallThatEndsByItself) {
+  Drainer drainer(Steps(), clock_);
+  drainer.Begin(absl::Hours(1));
+  calls_ = 0;
+  drainer.Wait();
+  EXPECT_EQ(notes().front(), "refuse");
+  EXPECT_EQ(notes().back(), "end_watches");
+  EXPECT_EQ(Count("none to cut"), 1);
+  EXPECT_EQ(Count("stop_jobs"), 1);
+}
+
+TEST_F(DrainerTest, CutsTheCallsThatAreThereAtTheDeadline) {
+  Drainer drainer(Steps(), clock_);
+  drainer.Begin(absl::Seconds(10));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // real time does not count
+  EXPECT_EQ(Count("cut"), 0);
+  clock_.Advance(absl::Seconds(11));
+  drainer.Wait();
+  EXPECT_EQ(Count("cut"), 1);
+}
+
+TEST_F(DrainerTest, TheEarlierOfTwoDeadlinesCounts) {
+  Drainer drainer(Steps(), clock_);
+  drainer.Begin(absl::Hours(1));
+  drainer.Begin(absl::Seconds(5));
+  drainer.Begin(absl::Hours(2));
+  clock_.Advance(absl::Seconds(6));
+  drainer.Wait();
+  EXPECT_EQ(Count("cut"), 1);
+  EXPECT_EQ(Count("refuse"), 1);
+  EXPECT_EQ(Count("stop_jobs"), 1);
+}
+
+TEST_F(DrainerTest, TwoWhoBeginAtOnceAreOneDrain) {
+  Drainer drainer(Steps(), clock_);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) {
+    threads.emplace_back([&] {
+      drainer.Begin(absl::ZeroDuration());
+      drainer.Wait();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(Count("refuse"), 1);
+  EXPECT_EQ(Count("end_watches"), 1);
+}
+
+TEST_F(DrainerTest, NothingHappensWhereNoneHasBegun) {
+  {
+    Drainer drainer(Steps(), clock_);
+    drainer.Wait();
+  }
+  EXPECT_TRUE(notes().empty());
+}
+
+}  // namespace
+}  // namespace nibble
