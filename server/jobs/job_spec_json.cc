@@ -215,7 +215,8 @@ std::string Digest(const JobSpec& spec) {
   defaults.method = spec.method;  // so that it has the same parts
   Json differs = Difference(ToJson(spec), ToJson(defaults));
   differs["method"] = spec.method;
-  return base::Sha256Hex(base::Dump(differs));
+  const nlohmann::json sorted = differs;  // by key: the order of ToJson is nobody's promise
+  return base::Sha256Hex(sorted.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
