@@ -69,7 +69,7 @@ def test_R4_sigterm_to_the_trainer_checkpoints_and_counts_as_no_retry(calm):
     began = time.monotonic()
     (pid,) = trainers(server)
     os.kill(pid, signal.SIGTERM)
-    os.kill(pid, signal.SIGTERM)  # R5: a second one changes nothing
+    os.kill(pid, signal.SIGTERM)  # R5: a second one before the checkpoint begins changes nothing
     wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
     assert time.monotonic() - began <= 25
     server.run("jobs", "watch", job)
@@ -137,6 +137,60 @@ def test_R5_killed_while_it_writes_a_checkpoint(make_server, model_directory, te
     assert curve(server, job) == undisturbed
     assert server.json("models", "get", "out")["digest"] == digest
     assert not list(server.state.glob("jobs/*/attempts/*/checkpoints/*.tmp.*"))
+
+
+def is_stopped(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+CHECKPOINT_OPERATIONS = 18  # that change the disk, from the first to the last of one checkpoint
+MIDDLE = [2, 9]
+
+
+@pytest.mark.parametrize("operation", MIDDLE + [pytest.param(n, marks=pytest.mark.full) for n in range(1, CHECKPOINT_OPERATIONS + 1)
+                                                if n not in MIDDLE])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGKILL])
+def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_server, model_directory, text_file, calm, operation, second):
+    """The trainer stops itself at an operation of the checkpoint that the first SIGTERM asked for; there the second meets it."""
+    _, digest, undisturbed = calm
+    server = make_server("--retry_backoff_scale", "0.01")
+    server.stop()
+    server.environment = {"NIBBLE_FAILPOINT": f"attempts/2/checkpoints/:{operation}:stop"}
+    server.start()
+    prepare(server, model_directory, text_file)
+    job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "out",
+                      "--max-steps", STEPS, "--save-every", 0, *TRAIN)["id"]
+    wait_for_step(server, job, 3)
+    server.run("jobs", "pause", job)  # the checkpoint before
+    wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
+    (before,) = server.json("jobs", "checkpoints", job)["checkpoints"]
+    server.run("jobs", "resume", job)
+    wait_for_step(server, job, before["step"] + 2)
+    (pid,) = trainers(server)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: is_stopped(pid))
+    assert before["name"] in [c["name"] for c in server.json("jobs", "checkpoints", job)["checkpoints"]]
+    os.kill(pid, second)
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+    server.run("jobs", "watch", job)
+
+    got, events = server.json("jobs", "get", job), server.lines("jobs", "watch", job)
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == 3
+    resumed = [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"]
+    steps = [e["step"] for e in events if e["type"] == "step"]
+    if second == signal.SIGTERM:  # changes nothing: the checkpoint is finished, and no step is made twice
+        assert got["retries"] == 0 and resumed[2] >= before["step"] + 2
+        assert steps == list(range(1, STEPS + 1))
+    else:
+        assert got["retries"] == 1 and resumed[2] >= before["step"]
+        assert any(e.get("reason") == "TRAINER_SIGNAL" for e in events)
+    assert not list(server.state.glob("jobs/*/attempts/*/checkpoints/*.tmp.*"))
+    assert curve(server, job) == undisturbed
+    assert server.json("models", "get", "out")["digest"] == digest
 
 
 def test_R8_no_room_for_a_checkpoint(make_server, model_directory, text_file, calm):
