@@ -27,6 +27,7 @@ class Server:
         if "--min_free_bytes" not in self.flags:
             self.flags += ["--min_free_bytes", str(1 << 20)]  # whatever disk the tests run on
         self.environment = {}
+        self.client_flags = []  # what every call of `run` says first: --tls-ca, --token-file ...
         self.process = None
         self.grpc = None
         self.http = None
@@ -57,7 +58,7 @@ class Server:
         return (self.state.parent / (self.state.name + ".log")).read_text(errors="replace")[-4000:]
 
     def run(self, *arguments, check=True, timeout=300):
-        result = subprocess.run([BIN / "nibble", "--server", self.grpc, *map(str, arguments)], env={}, capture_output=True,
+        result = subprocess.run([BIN / "nibble", "--server", self.grpc, *map(str, [*self.client_flags, *arguments])], env={}, capture_output=True,
                                 text=True, timeout=timeout)
         if check:
             assert result.returncode == 0, f"nibble {arguments}: exit {result.returncode}: {result.stderr}"
@@ -93,6 +94,11 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+
+
+def trainers(server):
+    found = subprocess.run(["pgrep", "-f", f"nibble-trainer.*{server.state}"], capture_output=True, text=True).stdout.split()
+    return [int(pid) for pid in found]
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ class Authority:
                 "-addext", "basicConstraints=critical,CA:TRUE", "-keyout", self.key, "-out", self.certificate)
         self.issued = 0
 
-    def issue(self, name, names, expired=False):
+    def issue(self, name, names, expired=False, days=7):
         """(certificate, key); `names` as "DNS:localhost,IP:127.0.0.1"."""
         base = self.folder / name
         certificate, key, request = (base.with_suffix(end) for end in (".crt", ".key", ".csr"))
@@ -32,7 +32,7 @@ class Authority:
             "[ca]\ndefault_ca=here\n[here]\n"
             f"database={work}/index\nnew_certs_dir={work}\nrand_serial=yes\ndefault_md=sha256\npolicy=any\nx509_extensions=leaf\n"
             f"unique_subject=no\n[any]\ncommonName=supplied\n[leaf]\nsubjectAltName={names}\nbasicConstraints=CA:FALSE\n")
-        dates = ["-startdate", "20200101000000Z", "-enddate", "20200201000000Z"] if expired else ["-days", 7]
+        dates = ["-startdate", "20200101000000Z", "-enddate", "20200201000000Z"] if expired else ["-days", days]
         openssl("ca", "-batch", "-config", work / "config", "-cert", self.certificate, "-keyfile", self.key, "-in", request, "-out",
                 certificate, "-notext", *dates)
         return certificate, key

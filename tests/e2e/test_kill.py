@@ -2,12 +2,11 @@
 import json
 import os
 import signal
-import subprocess
 import time
 
 import pytest
 
-from conftest import TRAIN, Server
+from conftest import TRAIN, Server, trainers
 
 STEPS, SAVE = 40, 5
 
@@ -26,11 +25,6 @@ def wait_for_step(server, job, step):
         assert got["state"] not in ("SUCCEEDED", "FAILED"), f"the job was {got['state']} before it could be disturbed"
         time.sleep(0.02)
     raise AssertionError("no progress")
-
-
-def trainers(server):
-    found = subprocess.run(["pgrep", "-f", f"nibble-trainer.*{server.state}"], capture_output=True, text=True).stdout.split()
-    return [int(pid) for pid in found]
 
 
 @pytest.fixture(scope="module")
