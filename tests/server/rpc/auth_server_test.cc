@@ -1,8 +1,6 @@
 // Every method that the server has, on every transport, called by nobody, by the wrong one and by the right one
 // (ops.md S1-S3, S12): the methods come from the descriptors and from the table of rules.
 #include <gmock/gmock.h>
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -10,14 +8,13 @@
 #include <fstream>
 #include <sstream>
 
-#include "client/security.h"
 #include "httplib.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
-#include "server/base/sha256.h"
 #include "server/base/strings.h"
 #include "server/rpc/auth_methods.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/raw_call.h"
+#include "tests/server/rpc/token_line.h"
 #include "tests/support/certificates.h"
 
 namespace nibble {
@@ -28,12 +25,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 using testing_support::AppTest;
+using testing_support::TokenLine;
 
 enum class Over { kTls, kLocal, kInsecure };
-
-std::string TokenLine(const std::string& name, const std::string& role, const std::string& more = "") {
-  return StrCat(R"({"name": ")", name, R"(", "role": ")", role, R"(", "token_sha256": ")", base::Sha256Hex("token-" + name), "\"", more, "}\n");
-}
 
 class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over> {
  protected:
@@ -225,113 +219,6 @@ INSTANTIATE_TEST_SUITE_P(Transports, AuthServerTest, ::testing::Values(Over::kTl
                          [](const auto& info) {
                            return info.param == Over::kTls ? "Tls" : info.param == Over::kLocal ? "Local" : "Insecure";
                          });
-
-// Two tenants on one server, and an operator without one.
-class TenantTest : public AppTest {
- protected:
-  AppOptions Options() override {
-    std::ofstream(directory_ + "/tokens") << TokenLine("red", "train", R"(, "tenant": "red")") << TokenLine("blue", "train", R"(, "tenant": "blue")")
-                                          << TokenLine("admin", "admin");
-    AppOptions options = AppTest::Options();
-    options.security.token_file = directory_ + "/tokens";
-    options.trainer_path = "/bin/false";  // starts, fails, is tried again
-    return options;
-  }
-  void As(const std::string& name) {
-    client::Security security;
-    security.token = "token-" + name;
-    Use(client::MakeChannel(StrCat("127.0.0.1:", app_->grpc_port()), security, {}));
-  }
-  void UploadTexts() {
-    const std::string rows = "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n";
-    grpc::ClientContext context;
-    v1::Dataset dataset;
-    auto writer = datasets_->UploadDataset(&context, &dataset);
-    v1::UploadDatasetRequest message;
-    message.mutable_header()->set_name("texts");
-    writer->Write(message);
-    message.set_chunk(rows);
-    writer->Write(message);
-    message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
-    writer->Write(message);
-    writer->WritesDone();
-    ASSERT_TRUE(writer->Finish().ok());
-  }
-  v1::Job CreateJob(const std::string& output) {
-    v1::CreateJobRequest request;
-    request.set_request_id("8b7a3d1e-0000-4000-8000-000000000001");
-    request.mutable_spec()->set_base_model("tiny");
-    request.mutable_spec()->set_train_dataset("texts");
-    request.mutable_spec()->mutable_qlora()->set_r(4);
-    request.mutable_spec()->mutable_run()->set_max_steps(2);
-    request.mutable_spec()->mutable_publish()->set_output_model(output);
-    v1::Job job;
-    const grpc::Status status = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, &job);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return job;
-  }
-  // Every method of the service that names a job, unary or stream.
-  std::map<std::string, grpc::Status> AskAbout(const std::string& job) {
-    std::map<std::string, grpc::Status> answers;
-    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName("nibble.v1.FineTuneService");
-    for (int i = 0; i < service->method_count(); ++i) {
-      const auto* name = service->method(i)->input_type()->FindFieldByName("name");
-      if (name == nullptr) continue;
-      const auto* prototype = google::protobuf::MessageFactory::generated_factory()->GetPrototype(service->method(i)->input_type());
-      const std::unique_ptr<google::protobuf::Message> request(prototype->New());
-      request->GetReflection()->SetString(request.get(), name, job);
-      answers[service->method(i)->name()] =
-          testing_support::Ask(channel_, {.method = StrCat("nibble.v1.FineTuneService/", service->method(i)->name()),
-                                          .request = request->SerializeAsString(),
-                                          .max_reads = 1})
-              .status;
-    }
-    return answers;
-  }
-};
-
-TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
-  As("red");
-  Import("tiny");
-  UploadTexts();
-  const std::string job = CreateJob("red-model").name();
-  // Its own tenant, and who has none, see it.
-  for (const char* who : {"red", "admin"}) {
-    As(who);
-    v1::GetJobRequest request;
-    request.set_name(job);
-    v1::Job got;
-    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::GetJob, request, &got).ok()) << who;
-    v1::ListJobsResponse list;
-    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, {}, &list).ok());
-    EXPECT_EQ(list.jobs_size(), 1) << who;
-  }
-  As("blue");
-  const std::string absent = "job-" + std::string(job.size() - 4, 'z');
-  auto foreign = AskAbout(job), missing = AskAbout(absent);
-  ASSERT_GE(foreign.size(), 8u);
-  for (const auto& [method, status] : foreign) {
-    const grpc::Status& other = missing[method];
-    if (other.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-      EXPECT_EQ(status.error_code(), other.error_code());
-      continue;
-    }
-    EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << method;
-    EXPECT_EQ(testing_support::ReasonOf(status), "JOB");
-    std::string text = status.error_message();
-    for (std::size_t at = text.find(job); at != std::string::npos; at = text.find(job)) text.replace(at, job.size(), absent);
-    EXPECT_EQ(text, other.error_message()) << method;
-  }
-  v1::ListJobsResponse list;
-  EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, {}, &list).ok());
-  EXPECT_EQ(list.jobs_size(), 0);
-  EXPECT_EQ(list.next_page_token(), "");
-  // The same id of a request is another request.
-  const std::string own = CreateJob("blue-model").name();
-  EXPECT_NE(own, job);
-  As("red");
-  EXPECT_EQ(CreateJob("red-model").name(), job);
-}
 
 class BindTest : public ::testing::Test {
  protected:

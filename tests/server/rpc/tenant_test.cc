@@ -1,0 +1,232 @@
+// Whose job it is (ops.md S2): to another tenant a job is not there, whatever the method and in the same words.
+#include <gmock/gmock.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "client/security.h"
+#include "server/base/files.h"
+#include "server/base/sha256.h"
+#include "server/base/strings.h"
+#include "server/rpc/methods.h"
+#include "server/store/checkpoints.h"
+#include "server/store/layout.h"
+#include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/raw_call.h"
+#include "tests/server/rpc/token_line.h"
+
+namespace nibble {
+namespace {
+
+using base::StrCat;
+using testing_support::AppTest;
+using testing_support::TokenLine;
+
+constexpr int kStep = 7;
+
+// The field by which a method names a job or a checkpoint; "" for one that names none. Every method is here, so that whoever adds
+// one has to think of it. Models, data sets and operations are everybody's: only jobs have a tenant.
+const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
+  static const auto* fields = new std::vector<std::pair<std::string_view, std::string_view>>{
+      {"nibble.v1.DatasetService/UploadDataset", ""},
+      {"nibble.v1.DatasetService/GetDataset", ""},
+      {"nibble.v1.DatasetService/ListDatasets", ""},
+      {"nibble.v1.DatasetService/DeleteDataset", ""},
+      {"nibble.v1.DatasetService/PreviewDataset", ""},
+      {"nibble.v1.FineTuneService/PlanJob", ""},
+      {"nibble.v1.FineTuneService/CreateJob", ""},
+      {"nibble.v1.FineTuneService/GetJob", "name"},
+      {"nibble.v1.FineTuneService/ListJobs", ""},
+      {"nibble.v1.FineTuneService/DeleteJob", "name"},
+      {"nibble.v1.FineTuneService/WatchJob", "name"},
+      {"nibble.v1.FineTuneService/ListJobEvents", "name"},
+      {"nibble.v1.FineTuneService/ListCheckpoints", "name"},
+      {"nibble.v1.FineTuneService/CancelJob", "name"},
+      {"nibble.v1.FineTuneService/PauseJob", "name"},
+      {"nibble.v1.FineTuneService/ResumeJob", "name"},
+      {"nibble.v1.FineTuneService/CheckpointJob", "name"},
+      {"nibble.v1.ModelService/UploadModel", ""},
+      {"nibble.v1.ModelService/ListModels", ""},
+      {"nibble.v1.ModelService/GetModel", ""},
+      {"nibble.v1.ModelService/DeleteModel", ""},
+      {"nibble.v1.ModelService/ImportModel", ""},
+      {"nibble.v1.ModelService/ConvertModel", ""},
+      {"nibble.v1.ModelService/ExportModel", ""},
+      {"nibble.v1.ModelService/DownloadArtifact", ""},
+      {"nibble.v1.ModelService/LoadModel", ""},
+      {"nibble.v1.ModelService/UnloadModel", ""},
+      {"nibble.v1.ModelService/PublishCheckpoint", "checkpoint"},
+      {"nibble.v1.ModelService/VerifyModel", ""},
+      {"nibble.v1.InferenceService/Generate", ""},
+      {"nibble.v1.InferenceService/GenerateStream", ""},
+      {"nibble.v1.InferenceService/Chat", ""},
+      {"nibble.v1.InferenceService/ChatStream", ""},
+      {"nibble.v1.InferenceService/Score", ""},
+      {"nibble.v1.InferenceService/Tokenize", ""},
+      {"nibble.v1.InferenceService/Detokenize", ""},
+      {"nibble.v1.InferenceService/RenderTemplate", ""},
+      {"nibble.v1.InferenceService/Embed", ""},
+      {"nibble.v1.InferenceService/Abort", ""},
+      {"nibble.v1.ServerService/GetServerInfo", ""},
+      {"nibble.v1.ServerService/GetLoad", ""},
+      {"nibble.v1.ServerService/WatchLoad", ""},
+      {"nibble.v1.ServerService/Drain", ""},
+      {"nibble.v1.ServerService/SetResourcePolicy", ""},
+      {"google.longrunning.Operations/ListOperations", ""},
+      {"google.longrunning.Operations/GetOperation", ""},
+      {"google.longrunning.Operations/DeleteOperation", ""},
+      {"google.longrunning.Operations/CancelOperation", ""},
+      {"google.longrunning.Operations/WaitOperation", ""},
+  };
+  return *fields;
+}
+
+// Two tenants on one server, and an operator without one.
+class TenantTest : public AppTest {
+ protected:
+  AppOptions Options() override {
+    std::ofstream(directory_ + "/tokens") << TokenLine("red", "train", R"(, "tenant": "red")") << TokenLine("blue", "train", R"(, "tenant": "blue")")
+                                          << TokenLine("admin", "admin");
+    AppOptions options = AppTest::Options();
+    options.security.token_file = directory_ + "/tokens";
+    options.trainer_path = "/bin/false";  // starts, fails, is tried again
+    return options;
+  }
+  void As(const std::string& name) {
+    client::Security security;
+    security.token = "token-" + name;
+    Use(client::MakeChannel(StrCat("127.0.0.1:", app_->grpc_port()), security, {}));
+  }
+  void UploadTexts() {
+    const std::string rows = "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n";
+    grpc::ClientContext context;
+    v1::Dataset dataset;
+    auto writer = datasets_->UploadDataset(&context, &dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name("texts");
+    writer->Write(message);
+    message.set_chunk(rows);
+    writer->Write(message);
+    message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
+    writer->Write(message);
+    writer->WritesDone();
+    ASSERT_TRUE(writer->Finish().ok());
+  }
+  v1::Job CreateJob(const std::string& output) {
+    v1::CreateJobRequest request;
+    request.set_request_id("8b7a3d1e-0000-4000-8000-000000000001");
+    request.mutable_spec()->set_base_model("tiny");
+    request.mutable_spec()->set_train_dataset("texts");
+    request.mutable_spec()->mutable_qlora()->set_r(4);
+    request.mutable_spec()->mutable_run()->set_max_steps(2);
+    request.mutable_spec()->mutable_publish()->set_output_model(output);
+    v1::Job job;
+    const grpc::Status status = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, &job);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return job;
+  }
+  // Every method that names a job, or a checkpoint of one, unary or stream.
+  std::map<std::string, grpc::Status> AskAbout(const std::string& job) {
+    std::map<std::string, grpc::Status> answers;
+    for (const auto& [method, field] : JobFields()) {
+      if (field.empty()) continue;
+      const std::string path(method.substr(0, method.find('/')));
+      const auto* described = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(path)->FindMethodByName(
+          std::string(method.substr(path.size() + 1)));
+      const auto* prototype = google::protobuf::MessageFactory::generated_factory()->GetPrototype(described->input_type());
+      const std::unique_ptr<google::protobuf::Message> request(prototype->New());
+      const auto set = [&](const std::string& name, const std::string& value) {
+        const auto* found = described->input_type()->FindFieldByName(name);
+        ASSERT_NE(found, nullptr) << method << ": " << name;
+        request->GetReflection()->SetString(request.get(), found, value);
+      };
+      if (field == "checkpoint") {
+        set("checkpoint", StrCat(job, "/", kStep));
+        set("name", "published");
+      } else {
+        set(std::string(field), job);
+      }
+      answers[std::string(method)] =
+          testing_support::Ask(channel_, {.method = std::string(method), .request = request->SerializeAsString(), .max_reads = 1}).status;
+    }
+    return answers;
+  }
+  // As its trainer would have; enough to be found.
+  void PlantCheckpoint(const std::string& job) {
+    auto& files = base::RealFileSystem();
+    const std::string attempt = StrCat(directory_, "/state/jobs/", job, "/attempts/1");
+    ASSERT_TRUE(files.CreateDirectories(attempt + "/" + store::kCheckpointsDirectory).ok());
+    auto pending = store::BeginCheckpoint(files, attempt, kStep);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    std::ofstream(pending->path() + "/state.json") << "{}";
+    ASSERT_TRUE(pending->Commit().ok());
+  }
+};
+
+TEST_F(TenantTest, S2TheTableNamesEveryMethod) {
+  std::set<std::string> methods, table;
+  for (const auto& [method, field] : JobFields()) EXPECT_TRUE(table.insert(std::string(method)).second) << method;
+  for (const char* name : rpc::kServices) {
+    const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
+    ASSERT_NE(service, nullptr) << name;
+    for (int i = 0; i < service->method_count(); ++i) methods.insert(StrCat(name, "/", service->method(i)->name()));
+  }
+  EXPECT_EQ(table, methods);
+}
+
+TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
+  As("red");
+  Import("tiny");
+  UploadTexts();
+  const std::string job = CreateJob("red-model").name();
+  PlantCheckpoint(job);
+  // Its own tenant, and who has none, see it.
+  for (const char* who : {"red", "admin"}) {
+    As(who);
+    v1::GetJobRequest request;
+    request.set_name(job);
+    v1::Job got;
+    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::GetJob, request, &got).ok()) << who;
+    v1::ListJobsResponse list;
+    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, {}, &list).ok());
+    EXPECT_EQ(list.jobs_size(), 1) << who;
+    v1::PublishCheckpointRequest publish;
+    publish.set_checkpoint(StrCat(job, "/", kStep));
+    publish.set_name("published");
+    v1::Model model;
+    const grpc::Status found = Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &model);
+    EXPECT_FALSE(found.ok());
+    EXPECT_NE(testing_support::ReasonOf(found), "CHECKPOINT") << who << ": " << found.error_message();  // found, and no tensors in it
+  }
+  As("blue");
+  const std::string absent = "job-" + std::string(job.size() - 4, 'z');
+  auto foreign = AskAbout(job), missing = AskAbout(absent);
+  ASSERT_GE(foreign.size(), 10u);
+  for (const auto& [method, status] : foreign) {
+    const grpc::Status& other = missing[method];
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << method;
+    EXPECT_EQ(testing_support::ReasonOf(status), method.ends_with("/PublishCheckpoint") ? "CHECKPOINT" : "JOB") << method;
+    std::string text = status.error_message();
+    for (std::size_t at = text.find(job); at != std::string::npos; at = text.find(job)) text.replace(at, job.size(), absent);
+    EXPECT_EQ(text, other.error_message()) << method;
+  }
+  v1::ListJobsResponse list;
+  EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, {}, &list).ok());
+  EXPECT_EQ(list.jobs_size(), 0);
+  EXPECT_EQ(list.next_page_token(), "");
+  // The same id of a request is another request.
+  const std::string own = CreateJob("blue-model").name();
+  EXPECT_NE(own, job);
+  As("red");
+  EXPECT_EQ(CreateJob("red-model").name(), job);
+}
+
+}  // namespace
+}  // namespace nibble
