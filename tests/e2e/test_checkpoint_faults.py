@@ -1,0 +1,156 @@
+"""Checkpoints and models that are cut short, find no room, or have lost a bit (ops.md, section 9): R5, R8, R12."""
+import os
+import pathlib
+import random
+import signal
+
+import pytest
+
+from conftest import TRAIN, trainers
+from test_kill import SAVE, STEPS, create, wait_for_step
+from test_reliability import calm, curve, prepare, wait_until  # noqa: F401 (calm is a fixture)
+
+# Operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many tensors, the small files, their
+# syncs, the manifest, and last the rename.
+OPERATIONS = 168
+SOME = [1, 90, OPERATIONS]
+# The tensors are one like the other; the begin and the end are where the kinds change.
+MORE = [n for n in [*range(2, 8), *range(30, 150, 30), *range(OPERATIONS - 13, OPERATIONS)] if n not in SOME]
+every_operation = pytest.mark.parametrize("operation", SOME + [pytest.param(n, marks=pytest.mark.full) for n in MORE])
+
+
+def checkpoint_job(make_server, model_directory, text_file, failpoint, output):
+    """A job whose first trainer meets a failpoint while it writes the checkpoint of step 10."""
+    server = make_server("--retry_backoff_scale", "0.01")
+    server.stop()
+    server.environment = {"NIBBLE_FAILPOINT": failpoint}
+    server.start()
+    prepare(server, model_directory, text_file)
+    job = create(server, output)
+    server.run("jobs", "watch", job)
+    return server, job
+
+
+@every_operation
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.full)])
+def test_R5_killed_while_it_writes_a_checkpoint(make_server, model_directory, text_file, calm, operation, when):
+    _, digest, undisturbed = calm
+    failpoint = f"attempts/1/checkpoints/step-00000010:{operation}:{when}"
+    server, job = checkpoint_job(make_server, model_directory, text_file, failpoint, "out")
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == 2, "the failpoint was met once"
+    events = server.lines("jobs", "watch", job)
+    resumed = [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"]
+    assert resumed[1] == (10 if (operation, when) == (OPERATIONS, "after") else 5), "whole with the last operation, not before"
+    assert curve(server, job) == undisturbed
+    assert server.json("models", "get", "out")["digest"] == digest
+    assert not list(server.state.glob("jobs/*/attempts/*/checkpoints/*.tmp.*"))
+
+
+def is_stopped(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+@every_operation
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGKILL])
+def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_server, model_directory, text_file, calm, operation, second):
+    """The trainer stops itself at an operation of the checkpoint that the first SIGTERM asked for; there the second meets it."""
+    _, digest, undisturbed = calm
+    server = make_server("--retry_backoff_scale", "0.01")
+    server.stop()
+    server.environment = {"NIBBLE_FAILPOINT": f"attempts/2/checkpoints/:{operation}:stop"}
+    server.start()
+    prepare(server, model_directory, text_file)
+    job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "out",
+                      "--max-steps", STEPS, "--save-every", 0, *TRAIN)["id"]
+    wait_for_step(server, job, 3)
+    server.run("jobs", "pause", job)  # the checkpoint before
+    wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
+    (before,) = server.json("jobs", "checkpoints", job)["checkpoints"]
+    server.run("jobs", "resume", job)
+    wait_for_step(server, job, before["step"] + 2)
+    (pid,) = trainers(server)
+    os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: is_stopped(pid))
+    assert before["name"] in [c["name"] for c in server.json("jobs", "checkpoints", job)["checkpoints"]]
+    os.kill(pid, second)
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+    server.run("jobs", "watch", job)
+
+    got, events = server.json("jobs", "get", job), server.lines("jobs", "watch", job)
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == 3
+    resumed = [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"]
+    steps = [e["step"] for e in events if e["type"] == "step"]
+    if second == signal.SIGTERM:  # changes nothing: the checkpoint is finished, and no step is made twice
+        assert got["retries"] == 0 and resumed[2] >= before["step"] + 2
+        assert steps == list(range(1, STEPS + 1))
+    else:
+        assert got["retries"] == 1 and resumed[2] >= before["step"]
+        assert any(e.get("reason") == "TRAINER_SIGNAL" for e in events)
+    assert not list(server.state.glob("jobs/*/attempts/*/checkpoints/*.tmp.*"))
+    assert curve(server, job) == undisturbed
+    assert server.json("models", "get", "out")["digest"] == digest
+
+
+def test_R5_there_is_no_operation_more(make_server, model_directory, text_file):
+    """Or the numbers above leave some out: what follows on these paths is the removal, when newer checkpoints are there."""
+    failpoint = f"attempts/1/checkpoints/step-00000010:{OPERATIONS + 1}:before"
+    server, job = checkpoint_job(make_server, model_directory, text_file, failpoint, "out")
+    resumed = [e["resumed_step"] for e in server.lines("jobs", "watch", job) if e["type"] == "state" and e["state"] == "RUNNING"]
+    assert len(resumed) == 2 and resumed[1] > 10
+
+
+def test_R8_no_room_for_a_checkpoint(make_server, model_directory, text_file, calm):
+    _, digest, _ = calm
+    server, job = checkpoint_job(make_server, model_directory, text_file, "attempts/1/checkpoints/step-00000010:2:full", "out")
+    events = server.lines("jobs", "watch", job)
+    failed = [e for e in events if e["type"] == "state" and e.get("reason") == "DISK_FULL"]
+    assert len(failed) == 1 and failed[0]["attempt"] == 1
+    assert server.json("jobs", "get", job)["state"] == "SUCCEEDED", "there was room again: it went on"
+    assert server.json("models", "get", "out")["digest"] == digest
+
+
+def test_R12_flipped_byte_of_a_model_is_not_served(make_server, model_directory):
+    server = make_server()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    assert server.json("score", "small", "--text", "light")["token_ids"]
+    server.run("models", "unload", "small")
+    metric = "nibble_artifact_verify_failures_total"
+    assert server.metrics()[metric] == 0
+    files = sorted(p for p in (server.state / "models/small").iterdir() if p.name != "manifest.json")
+    draw = random.Random(12)
+    for number, path in enumerate(files, start=1):
+        old = path.read_bytes()
+        at = draw.randrange(len(old))
+        path.write_bytes(old[:at] + bytes([old[at] ^ (1 << draw.randrange(8))]) + old[at + 1:])
+        result = server.run("models", "load", "small", check=False)
+        assert result.returncode != 0 and "ARTIFACT_CORRUPT" in result.stderr, (path.name, result.stderr)
+        assert str(server.state) not in result.stderr
+        assert server.metrics()[metric] == number
+        path.write_bytes(old)
+    server.run("models", "load", "small")
+
+
+def test_R12_flipped_byte_of_a_checkpoint_is_passed_over(calm):
+    server, digest, undisturbed = calm
+    job = create(server, "bad-checkpoint")
+    wait_for_step(server, job, 2 * SAVE + 1)
+    server.run("jobs", "pause", job)
+    wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
+    newest = sorted(server.state.glob(f"jobs/{job}/attempts/1/checkpoints/step-*"))[-1] / "state.safetensors"
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 4
+    newest.write_bytes(data)
+    before = server.metrics()["nibble_artifact_verify_failures_total"]
+    server.run("jobs", "resume", job)
+    server.run("jobs", "watch", job)
+    events = server.lines("jobs", "watch", job)
+    assert any(e["type"] == "warning" and e["reason"] == "CHECKPOINT_CORRUPT" for e in events)
+    assert server.metrics()["nibble_artifact_verify_failures_total"] == before + 1
+    assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
+    assert curve(server, job) == undisturbed
+    assert server.json("models", "get", "bad-checkpoint")["digest"] == digest
