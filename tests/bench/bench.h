@@ -35,6 +35,23 @@ struct Case {
   std::function<void(std::int64_t)> run;    // the count of the call, to walk over copies that no cache holds
 };
 
+// The op and its sizes; one of 0 is none of the op's.
+inline std::string CaseName(std::string op, std::int64_t m, std::int64_t n, std::int64_t k) {
+  for (const auto& [letter, size] : {std::pair{" M ", m}, {" N ", n}, {" K ", k}}) {
+    if (size != 0) op += letter + std::to_string(size);
+  }
+  return op;
+}
+
+// Made from copies of the arguments when the case first runs: all of them together would not fit in memory.
+template <typename Problem, typename... Arguments>
+auto Lazily(Arguments... arguments) {
+  return [problem = std::make_shared<std::unique_ptr<Problem>>(), arguments...]() -> Problem& {
+    if (*problem == nullptr) *problem = std::make_unique<Problem>(arguments...);
+    return **problem;
+  };
+}
+
 class Bench {
  public:
   Bench(int argc, char** argv) {

@@ -1,7 +1,7 @@
 // Speed of the int8 and dense products and of row quantisation, with shapes of SmolLM2-135M (576, 1536) and of the 1.17 B
 // benchmark model (2048, 8192). Few rows read weights from memory: each case walks over copies larger than the caches.
-#include <cstdio>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/ops/matmul_dense.h"
@@ -47,15 +47,9 @@ struct Int8Problem {
 };
 
 void AddMatmulInt8(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k) {
-  auto problem = std::make_shared<std::unique_ptr<Int8Problem>>();
-  const auto get = [problem, m, n, k, &bench]() -> Int8Problem& {
-    if (*problem == nullptr) *problem = std::make_unique<Int8Problem>(m, n, k, bench.stream());
-    return **problem;
-  };
-  char name[80];
-  std::snprintf(name, sizeof name, "matmul_int8 M %d N %d K %d", static_cast<int>(m), static_cast<int>(n), static_cast<int>(k));
+  const auto get = Lazily<Int8Problem>(m, n, k, bench.stream());
   const bool decode = m <= 4;
-  bench.Add({name, decode ? Roof::kRead : Roof::kInt8,
+  bench.Add({CaseName("matmul_int8", m, n, k), decode ? Roof::kRead : Roof::kInt8,
              static_cast<double>(n * k) * (decode ? 1.0 : 2.0 * static_cast<double>(m)),
              [get, &bench] {
                Int8Problem& p = get();
@@ -92,16 +86,9 @@ struct DenseProblem {
 };
 
 void AddMatmulDense(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype) {
-  auto problem = std::make_shared<std::unique_ptr<DenseProblem>>();
-  const auto get = [problem, m, n, k, dtype]() -> DenseProblem& {
-    if (*problem == nullptr) *problem = std::make_unique<DenseProblem>(m, n, k, dtype);
-    return **problem;
-  };
-  char name[80];
-  std::snprintf(name, sizeof name, "matmul_dense %s M %d N %d K %d", kernels::Name(dtype), static_cast<int>(m),
-                static_cast<int>(n), static_cast<int>(k));
+  const auto get = Lazily<DenseProblem>(m, n, k, dtype);
   const bool decode = m <= 4;
-  bench.Add({name, decode ? Roof::kRead : Roof::kF32,
+  bench.Add({CaseName(std::string("matmul_dense ") + kernels::Name(dtype), m, n, k), decode ? Roof::kRead : Roof::kF32,
              static_cast<double>(n * k) * (decode ? static_cast<double>(SizeOf(dtype)) : 2.0 * static_cast<double>(m)),
              [get, &bench] {
                kernels::MatmulDenseArgs args = get().args;
@@ -128,9 +115,7 @@ void AddRmsNormQuantize(Bench& bench, std::int64_t m, std::int64_t k) {
     return kernels::RmsNormQuantize({kernels::MakeConstMatrix(x->data(), DType::kF32, m, k), weight->data(), 1e-5f,
                                      to.view(), 8}, stream).ok();
   };
-  char name[80];
-  std::snprintf(name, sizeof name, "rms_norm_quantize M %d K %d", static_cast<int>(m), static_cast<int>(k));
-  bench.Add({name, Roof::kRead, static_cast<double>(m * k) * 5.0,
+  bench.Add({CaseName("rms_norm_quantize", m, 0, k), Roof::kRead, static_cast<double>(m * k) * 5.0,
              [=, &bench] {
                support::Int8Rows plain(m, k);
                kernels::Stream stream = bench.stream();

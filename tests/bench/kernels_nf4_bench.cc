@@ -1,8 +1,8 @@
 // Speed of the NF4 codecs and product, with shapes of SmolLM2-135M (576, 1536) and of larger models (4096). Dequantising
 // writes four bytes for each that it reads, so its rate counts both; products of few rows walk over copies of the weight
 // that no cache holds.
-#include <cstdio>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "kernels/ops/dequantize_nf4.h"
@@ -44,9 +44,8 @@ void AddDequantize(Bench& bench, std::int64_t n, std::int64_t k, DType dtype) {
   const auto run = [=](std::vector<std::uint8_t>* to, const kernels::Stream& stream) {
     return kernels::DequantizeNf4({w->view(0), kernels::MakeMatrix(to->data(), dtype, n, k)}, stream).ok();
   };
-  char name[80];
-  std::snprintf(name, sizeof name, "dequantize_nf4 %s N %d K %d", Name(dtype), static_cast<int>(n), static_cast<int>(k));
-  bench.Add({name, Roof::kRead, static_cast<double>(n * k) * (0.5625 + static_cast<double>(SizeOf(dtype))),
+  bench.Add({CaseName(std::string("dequantize_nf4 ") + Name(dtype), 0, n, k), Roof::kRead,
+             static_cast<double>(n * k) * (0.5625 + static_cast<double>(SizeOf(dtype))),
              [=, &bench] {
                std::vector<std::uint8_t> plain(out->size());
                return run(out.get(), bench.stream()) && run(&plain, Plain(bench.stream())) && plain == *out;
@@ -63,43 +62,39 @@ void AddQuantize(Bench& bench, std::int64_t n, std::int64_t k) {
     return kernels::QuantizeNf4({kernels::MakeConstMatrix(x->data(), DType::kF32, n, k), w->codes[copy].data(),
                                  w->absmax.data()}, stream).ok();
   };
-  char name[80];
-  std::snprintf(name, sizeof name, "quantize_nf4 f32 N %d K %d", static_cast<int>(n), static_cast<int>(k));
-  bench.Add({name, Roof::kRead, static_cast<double>(n * k) * 4.5625,
+  bench.Add({CaseName("quantize_nf4 f32", 0, n, k), Roof::kRead, static_cast<double>(n * k) * 4.5625,
              [=, &bench] { return run(0, bench.stream()) && run(1, Plain(bench.stream())) && w->codes[0] == w->codes[1]; },
              [=, &bench](std::int64_t) {
                if (!run(0, bench.stream())) std::abort();
              }});
 }
 
+struct MatmulProblem {
+  MatmulProblem(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t copies, DType dtype)
+      : w(n, k, copies), x(support::ToBytes(support::NormalVector(2, m * k), dtype)),
+        y(static_cast<std::size_t>(m * n)) {}
+  Weight w;
+  std::vector<std::uint8_t> x;
+  std::vector<float> y;
+};
+
 void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype) {
-  struct Problem {
-    std::unique_ptr<Weight> w;
-    std::vector<std::uint8_t> x;
-    std::vector<float> y;
-  };
   const bool decode = m <= 4;
-  const auto problem = std::make_shared<Problem>();
+  const auto get = Lazily<MatmulProblem>(m, n, k, decode ? std::max<std::int64_t>(1, kColdBytes * 2 / (n * k)) : 1, dtype);
   const auto run = [=](std::int64_t call, std::int64_t rows, const kernels::Stream& stream) {
-    if (problem->w == nullptr) {
-      problem->w = std::make_unique<Weight>(n, k, decode ? std::max<std::int64_t>(1, kColdBytes * 2 / (n * k)) : 1);
-      problem->x = support::ToBytes(support::NormalVector(2, m * k), dtype);
-      problem->y.resize(static_cast<std::size_t>(m * n));
-    }
-    return kernels::MatmulNf4({kernels::MakeConstMatrix(problem->x.data(), dtype, rows, k), problem->w->view(call),
-                               nullptr, kernels::MakeMatrix(problem->y.data(), DType::kF32, rows, n)}, stream).ok();
+    MatmulProblem& p = get();
+    return kernels::MatmulNf4({kernels::MakeConstMatrix(p.x.data(), dtype, rows, k), p.w.view(call), nullptr,
+                               kernels::MakeMatrix(p.y.data(), DType::kF32, rows, n)}, stream).ok();
   };
-  char name[80];
-  std::snprintf(name, sizeof name, "matmul_nf4 %s M %d N %d K %d", Name(dtype), static_cast<int>(m),
-                static_cast<int>(n), static_cast<int>(k));
   const double weights = static_cast<double>(n * k);
-  bench.Add({name, decode ? Roof::kRead : Roof::kF32, weights * (decode ? 0.5625 : 2.0 * static_cast<double>(m)),
+  bench.Add({CaseName(std::string("matmul_nf4 ") + Name(dtype), m, n, k), decode ? Roof::kRead : Roof::kF32,
+             weights * (decode ? 0.5625 : 2.0 * static_cast<double>(m)),
              [=, &bench] {  // BEST_EFFORT: near the plain loops, not equal to them
                const std::int64_t rows = std::min<std::int64_t>(m, 5);  // the plain loops are slow
                if (!run(0, rows, bench.stream())) return false;
-               const std::vector<float> fast = problem->y;
+               const std::vector<float> fast = get().y;
                if (!run(0, rows, Plain(bench.stream()))) return false;
-               return support::Cosine(fast, problem->y) > 0.999999;
+               return support::Cosine(fast, get().y) > 0.999999;
              },
              [=, &bench](std::int64_t call) {
                if (!run(call, m, bench.stream())) std::abort();

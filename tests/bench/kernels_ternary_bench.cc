@@ -1,6 +1,5 @@
 // Speed of BitNet's ops, with shapes of the 1.17 B benchmark model (2048, 8192) and of BitNet b1.58 2B4T (2560, 6912).
 // Few rows read weights from memory: each case walks over copies larger than the caches.
-#include <cstdio>
 #include <memory>
 #include <vector>
 
@@ -19,22 +18,6 @@ namespace nibble::bench {
 namespace {
 
 using kernels::DType;
-
-std::string CaseName(const char* op, std::int64_t m, std::int64_t n, std::int64_t k) {
-  char name[80];
-  std::snprintf(name, sizeof name, "%s M %d N %d K %d", op, static_cast<int>(m), static_cast<int>(n),
-                static_cast<int>(k));
-  return name;
-}
-
-// Made when the case first runs: all of them together would not fit in memory.
-template <typename Problem, typename... Sizes>
-auto Lazily(Sizes... sizes) {
-  return [problem = std::make_shared<std::unique_ptr<Problem>>(), sizes...]() -> Problem& {
-    if (*problem == nullptr) *problem = std::make_unique<Problem>(sizes...);
-    return **problem;
-  };
-}
 
 // Few rows walk over this many copies of the weight.
 std::int64_t ColdCopies(std::int64_t m, std::int64_t n, std::int64_t k) {
