@@ -1,7 +1,5 @@
 """Random models of every family, saved by transformers, imported and scored. Needs what `tests/run.sh --full` installs."""
 import json
-import pathlib
-import sys
 
 import pytest
 
@@ -13,8 +11,7 @@ pytestmark = pytest.mark.full
 torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 gguf = pytest.importorskip("gguf", exc_type=ImportError)
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "golden/model"))
-import make_family_golden as golden  # noqa: E402
+from logprobs import compare, golden  # noqa: E402
 
 TEXT = (PAGE * 2)[:256]  # one token a byte
 SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=176, num_hidden_layers=3, bos_token_id=256, eos_token_id=257,
@@ -34,13 +31,8 @@ def save(model, directory, **options):
     return directory
 
 
-def compare(server, name, model):
-    answer = server.json("score", name, "--text", TEXT)
-    assert len(answer["token_ids"]) == 256 and answer["logprobs"][0] is None
-    want = golden.logprobs(model, answer["token_ids"])
-    worst = max(abs(got - wanted) for got, wanted in zip(answer["logprobs"][1:], want, strict=True))
-    print(f"{name}: worst difference of {len(want)} logprobs {worst:.2e}")
-    assert worst <= 1e-3
+def score(server, name):
+    return server.json("score", name, "--text", TEXT)
 
 
 @pytest.mark.parametrize("shards", ["10GB", "100KB"])
@@ -50,7 +42,7 @@ def test_every_logprob_is_transformers(server, tmp_path, family, shards):
     model = golden.make(family, seed=7, **SHAPE, **changes)
     name = f"{family}-{shards}".lower()
     server.run("models", "import", save(model, tmp_path / "hf", max_shard_size=shards), "--name", name, "--dtype", "f32")
-    compare(server, name, model)
+    compare(score(server, name), model, len(TEXT))
 
 
 def test_a_text_beyond_the_sliding_window_is_refused_by_name(server, tmp_path):
@@ -118,7 +110,7 @@ def write_gguf(model, architecture, path, label=None):
 def test_a_gguf_file_gives_transformers_logprobs(server, tmp_path, family):
     model = golden.make(family, seed=9, **SHAPE)
     server.run("models", "import", write_gguf(model, family, tmp_path / "model.gguf"), "--name", f"gguf-{family}", "--dtype", "f32")
-    compare(server, f"gguf-{family}", model)
+    compare(score(server, f"gguf-{family}"), model, len(TEXT))
 
 
 def test_other_gguf_architectures_are_refused_by_name(server, tmp_path):

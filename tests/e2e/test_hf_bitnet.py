@@ -1,8 +1,6 @@
 """BitNet checkpoints between transformers and Nibble, both linear classes, both ways. Needs what `tests/run.sh --full` installs."""
 import json
 import os
-import pathlib
-import sys
 
 import pytest
 
@@ -15,9 +13,8 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # transformers compiles its u
 torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 pytest.importorskip("accelerate", exc_type=ImportError)
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "golden/model"))
+from logprobs import compare, golden as families, worst_difference  # noqa: E402 (puts the goldens on the path)
 import make_bitnet_golden as bitnet  # noqa: E402
-import make_family_golden as families  # noqa: E402
 
 TEXT = (PAGE * 2)[:256]  # one token a byte
 SHAPE = dict(vocab_size=320, hidden_size=128, intermediate_size=344, num_hidden_layers=3, bos_token_id=256, eos_token_id=257,
@@ -61,14 +58,6 @@ def score(server, name, top=5):
     return server.json("score", name, "--text", TEXT, "--top", top)
 
 
-def compare(answer, model):
-    assert len(answer["token_ids"]) == 256
-    want = families.logprobs(model, answer["token_ids"])
-    worst = max(abs(got - wanted) for got, wanted in zip(answer["logprobs"][1:], want, strict=True))
-    print(f"worst difference of {len(want)} logprobs: {worst:.2e}")
-    assert worst <= 1e-3
-
-
 def test_a_checkpoint_with_norms_in_its_linears_gives_its_logits(server, tmp_path):
     """A random model: one activation that two sums round to different codes changes every later logit by up to 0.1, so each of 16
     short texts is compared alone, and half of them must meet no such tie. A wrong formula would fail them all."""
@@ -78,8 +67,7 @@ def test_a_checkpoint_with_norms_in_its_linears_gives_its_logits(server, tmp_pat
     model, worst = bitnet.load(directory), []
     for begin in range(0, 256, 16):
         answer = server.json("score", "hf-rms-norm", "--text", TEXT[begin:begin + 16])
-        want = families.logprobs(model, answer["token_ids"])
-        worst.append(max(abs(got - wanted) for got, wanted in zip(answer["logprobs"][1:], want, strict=True)))
+        worst.append(worst_difference(answer, model))
     print("worst differences of 16 texts: " + " ".join(f"{value:.1e}" for value in worst))
     assert sum(value <= 1e-3 for value in worst) >= 8
 
@@ -96,7 +84,7 @@ def test_a_checkpoint_of_transformers_gives_its_logits(server, trained, tmp_path
         server.run("models", "convert", f"hf-{name}", "--to", "ternary", "--name", served)
         assert server.json("models", "verify", served)["equal"] is True
     assert server.json("models", "get", served)["format"] == "ternary"
-    compare(score(server, served), bitnet.load(directory))
+    compare(score(server, served), bitnet.load(directory), len(TEXT))
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +102,7 @@ def test_an_export_gives_transformers_our_logits(converted, tmp_path, linear_cla
     converted.run("models", "export", "ternary-f32", "--format", "hf", "--linear-class", linear_class, "--out", tmp_path / "out")
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["quantization_config"]["linear_class"] == linear_class
-    compare(score(converted, "ternary-f32"), bitnet.load(tmp_path / "out"))
+    compare(score(converted, "ternary-f32"), bitnet.load(tmp_path / "out"), len(TEXT))
 
 
 @pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
@@ -134,7 +122,7 @@ def test_in_bf16_the_same_token_is_most_likely(converted, tmp_path, linear_class
 def test_masters_exported_are_masters_again(converted, trained, tmp_path):
     converted.run("models", "export", "masters-f32", "--format", "hf", "--out", tmp_path / "out")
     assert json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]["quantization_mode"] == "online"
-    compare(score(converted, "ternary-f32"), bitnet.load(tmp_path / "out"))
+    compare(score(converted, "ternary-f32"), bitnet.load(tmp_path / "out"), len(TEXT))
     converted.run("models", "import", tmp_path / "out", "--name", "again", "--dtype", "f32")
     assert converted.json("models", "get", "again")["digest"] == converted.json("models", "get", "masters-f32")["digest"]
 
