@@ -4,9 +4,10 @@
 # `kernels/ops/matmul_int8_table.h`, from which kernels/dispatch.h picks. The op's own `matmul_int8_launch.h` declares
 # `MatmulInt8Kernel`, the function type that each path has; the paths are MatmulInt8Cpu, MatmulInt8Avx2,
 # MatmulInt8Avx512 and MatmulInt8Cuda. A path that is not built is a null entry of the table: dispatch answers
-# Unimplemented for a missing device; there is no other stub.
+# Unimplemented for a missing device; there is no other stub. NO_CPU is for an op whose path on the CPU is no kernel: its
+# .cc runs that itself, and there is no _cpu.cc.
 function(nibble_op name)
-  cmake_parse_arguments(ARG "CUDA" "" "ISA" ${ARGN})
+  cmake_parse_arguments(ARG "CUDA;NO_CPU" "" "ISA" ${ARGN})
   string(REPLACE "_" ";" words ${name})
   set(pascal "")
   foreach(word ${words})
@@ -16,9 +17,15 @@ function(nibble_op name)
     string(APPEND pascal ${first}${rest})
   endforeach()
 
-  set(declarations "${pascal}Kernel ${pascal}Cpu;\n")
-  set(entries "&${pascal}Cpu")
-  target_sources(nibble_kernels PRIVATE ops/${name}.cc ops/${name}_cpu.cc)
+  target_sources(nibble_kernels PRIVATE ops/${name}.cc)
+  if(ARG_NO_CPU)
+    set(declarations "")
+    set(entries "nullptr")
+  else()
+    set(declarations "${pascal}Kernel ${pascal}Cpu;\n")
+    set(entries "&${pascal}Cpu")
+    target_sources(nibble_kernels PRIVATE ops/${name}_cpu.cc)
+  endif()
   foreach(isa avx2 avx512)
     if(${isa} IN_LIST ARG_ISA)
       string(REPLACE avx Avx suffix ${isa})

@@ -20,7 +20,7 @@ struct Stream {
   Isa isa = Isa::kPlain;               // the highest path that may be taken
   ThreadPool* pool = nullptr;          // null: everything on the calling thread
   LaunchCounter* launches = nullptr;   // null: not counted
-  DenseLibrary* library = nullptr;     // the program's BEST_EFFORT matrix product; null: ops that need it say so
+  DenseLibrary* library = nullptr;     // the BEST_EFFORT product on the CPU; null: ops that need it say so
   CudaContext* cuda = nullptr;         // the CUDA stream with its plans and scratch (kernels/cuda/cuda_context.h)
 
   // Runs body over [0, n) on the pool, or here when there is none.

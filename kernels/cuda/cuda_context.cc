@@ -19,6 +19,7 @@ namespace {
 // NVIDIA's advice for Hopper (cuBLAS documentation, cublasSetWorkspace); enough for sm_80 too.
 constexpr std::size_t kCublasWorkspaceBytes = std::size_t{32} << 20;
 constexpr std::uint32_t kMaxAlignment = 256;
+constexpr std::size_t kMaxPlans = 512;  // prompts come in every length: keeping all their plans would grow without end
 
 // The types of one kind of product.
 struct TypeSet {
@@ -110,6 +111,8 @@ cublasStatus_t CudaContext::Impl::MakePlan(const CublasLtProblem& p, const Key& 
     then([&] { return cublasLtMatmulPreferenceSetAttribute(preference.value, attribute, &value, sizeof value); });
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kCublasWorkspaceBytes);
+  // Parts of a split sum meet in the compute type: by default they may meet in bf16, where that is the output.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, std::get<7>(key));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, std::get<8>(key));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, std::get<9>(key));
@@ -215,6 +218,7 @@ LaunchResult CudaContext::Multiply(const CublasLtProblem& p, const void* a, cons
   const Impl::Key key = {p.types, p.m, p.n, p.k, p.lda, p.ldb, p.ldd, Alignment(a), Alignment(b), Alignment(d)};
   auto plan = impl_->plans.find(key);
   if (plan == impl_->plans.end()) {
+    if (impl_->plans.size() >= kMaxPlans) impl_->plans.clear();
     Plan made;
     const cublasStatus_t status = impl_->MakePlan(p, key, &made);
     if (status != CUBLAS_STATUS_SUCCESS) return impl_->CublasError(p, "cuBLASLt has no plan", status);
@@ -225,9 +229,10 @@ LaunchResult CudaContext::Multiply(const CublasLtProblem& p, const void* a, cons
   const bool integer = p.types == CublasLtProblem::Types::kI8ToI32;
   const void* one = integer ? static_cast<const void*>(&one_i32) : &one_f32;
   const void* zero = integer ? static_cast<const void*>(&zero_i32) : &zero_f32;
+  const void* beta = p.accumulate ? one : zero;
   const Plan& use = plan->second;
   const cublasStatus_t status =
-      cublasLtMatmul(impl_->library.value, use.description.value, one, a, use.a.value, b, use.b.value, zero, d,
+      cublasLtMatmul(impl_->library.value, use.description.value, one, a, use.a.value, b, use.b.value, beta, d,
                      use.d.value, d, use.d.value, &use.algorithm, impl_->workspace, kCublasWorkspaceBytes, impl_->stream);
   if (status != CUBLAS_STATUS_SUCCESS) return impl_->CublasError(p, "cublasLtMatmul", status);
   return {};

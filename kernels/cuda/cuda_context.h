@@ -16,6 +16,7 @@ struct CublasLtProblem {
   Types types = Types::kF32ToF32;
   std::int64_t m = 0, n = 0, k = 0;
   std::int64_t lda = 0, ldb = 0, ldd = 0;
+  bool accumulate = false;  // d = a^T * b + d
 };
 
 // One thread: a stream's ops are issued from one thread at a time.
@@ -38,7 +39,8 @@ class CudaContext {
   // allocates in stream order, and waits for nothing.
   LaunchResult Scratch(std::int64_t bytes, void** out);
 
-  // Runs cublasLtMatmul. Accumulates in i32 or f32 (no TF32). Plans are kept by problem and alignment.
+  // Runs cublasLtMatmul. Accumulates in i32 or f32 (no TF32). Plans are kept by problem and alignment,
+  // a bounded number of them.
   LaunchResult Multiply(const CublasLtProblem& problem, const void* a, const void* b, void* d);
 
  private:

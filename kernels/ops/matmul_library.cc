@@ -1,6 +1,7 @@
 #include "kernels/ops/matmul_library.h"
 
 #include "kernels/check.h"
+#include "kernels/ops/matmul_library_table.h"
 
 namespace nibble::kernels {
 namespace {
@@ -20,17 +21,16 @@ void AddBias(const float* bias, const Matrix& y, const Stream& stream) {
 absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream) {
   constexpr const char* kOp = "matmul_library";
   const std::int64_t rows = args.x.rows;
+  const bool cpu = stream.device == DeviceKind::kCpu;
   NIBBLE_KERNEL_CHECK(CheckThat(rows >= 0 && args.x.cols >= 0 && args.w.rows >= 0, kOp, "no negative size"));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, rows, args.x.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "w", args.w, args.w.rows, args.x.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, rows, args.w.rows, {DType::kF32, DType::kBF16}));
-  if (stream.library == nullptr) {
+  if (cpu && stream.library == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat(kOp, ": the stream has no library for dense products"));
   }
-  if (args.bias != nullptr && stream.device != DeviceKind::kCpu) {
-    return absl::UnimplementedError(absl::StrCat(kOp, ": bias is added on the CPU only"));
-  }
   if (rows == 0 || args.w.rows == 0) return absl::OkStatus();
+  if (!cpu) return Launch(kMatmulLibraryTable, args, stream);
   if (stream.launches != nullptr) stream.launches->Add(stream.library->kernel_name());
   NIBBLE_KERNEL_CHECK(stream.library->Matmul(args.x, args.w, args.y, args.accumulate, stream));
   if (args.bias != nullptr) {

@@ -1,13 +1,14 @@
-// The BEST_EFFORT product: f32 and bf16 layers of models that carry no bit promise. Each program brings its library
-// (oneDNN in nibbled, torch in nibble-trainer) at start, by Stream::library.
+// The BEST_EFFORT product: f32 and bf16 layers of models that carry no bit promise. On the CPU each program brings its
+// library (oneDNN in nibbled, torch in nibble-trainer) at start, by Stream::library; on CUDA it is cuBLASLt.
 #pragma once
 #include "absl/status/status.h"
 #include "kernels/matrix.h"
+#include "kernels/ops/matmul_library_launch.h"
 #include "kernels/stream.h"
 
 namespace nibble::kernels {
 
-// y = x * w^T, optionally + y. x [M, K], w [N, K], y [M, N]: f32 | bf16, each its own; accumulates in f32.
+// y = x * w^T, optionally + y. x [M, K], w [N, K], y [M, N]: f32 | bf16, each its own; accumulates in f32. K may be 0.
 class DenseLibrary {
  public:
   virtual ~DenseLibrary() = default;
@@ -16,21 +17,16 @@ class DenseLibrary {
                               const Stream& stream) = 0;
 };
 
-struct MatmulLibraryArgs {
-  ConstMatrix x;
-  ConstMatrix w;
-  const float* bias = nullptr;
-  bool accumulate = false;
-  Matrix y;
-};
-
-// y = rn_y(x * w^T [+ y] [+ bias]) by the stream's library, in whatever order that takes.
+// y = rn_y(x * w^T [+ y] [+ bias]) by the library of the stream's device, in whatever order that takes.
 //   x     [M, K]   f32 | bf16
 //   w     [N, K]   f32 | bf16, row-major as stored
 //   bias  [N]      f32, or null
-//   y     [M, N]   f32 | bf16; overwritten, or added to when accumulate
-// Errors: InvalidArgument (shape, dtype), FailedPrecondition (the stream has no library), what the library answers.
-// Source: none of ours. Test: against matmul_dense within the bound of both orders.
+//   y     [M, N]   f32 | bf16; overwritten, or added to when accumulate; must not alias x or w
+// Accumulates in f32 (on CUDA without TF32). Without columns (K = 0) the product is 0. On the CPU a bf16 y is rounded
+// once more where there is a bias. Stream-ordered on CUDA.
+// Errors: InvalidArgument (shape, dtype), FailedPrecondition (a CPU stream has no library), Unimplemented (no CUDA in
+// this build), what the library answers.
+// Source: none of ours. Test: against the exact product within the bound of every order.
 absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -4,8 +4,9 @@
 
 #include <vector>
 
+#include "kernels/ops/matmul_library_table.h"
+#include "tests/support/exact_product.h"
 #include "tests/support/isas.h"
-#include "tests/support/numeric.h"
 #include "tests/support/random.h"
 
 namespace nibble::kernels {
@@ -43,25 +44,31 @@ struct Product {
 TEST(MatmulLibraryTest, ProductOldValueAndBiasAddUpAndOneLaunchIsCounted) {
   for (const bool accumulate : {false, true}) {
     Product p;
-    std::vector<double> exact(21), sum_abs(21);
-    for (std::size_t i = 0; i < 21; ++i) {
-      exact[i] = static_cast<double>(p.bias[i % 7]) + (accumulate ? static_cast<double>(p.y[i]) : 0.0);
-      sum_abs[i] = std::fabs(p.bias[i % 7]) + std::fabs(p.y[i]);
-      for (std::size_t k = 0; k < 20; ++k) {
-        const double term = static_cast<double>(p.x[i / 7 * 20 + k]) * p.w[i % 7 * 20 + k];
-        exact[i] += term;
-        sum_abs[i] += std::fabs(term);
-      }
-    }
+    const MatmulLibraryArgs args = p.Args(accumulate);
+    const ConstMatrix old = args.y;
+    const support::ExactProduct exact(args.x, args.w, args.bias, accumulate ? &old : nullptr);
     LoopLibrary library;
     LaunchCounter launches;
     Stream stream = CpuStream(DetectIsa());
     stream.library = &library;
     stream.launches = &launches;
-    ASSERT_TRUE(MatmulLibrary(p.Args(accumulate), stream).ok());
-    EXPECT_TRUE(support::AllWithin(p.y, exact, [&](std::size_t i) { return support::DotBound(22, sum_abs[i]); }));
+    ASSERT_TRUE(MatmulLibrary(args, stream).ok());
+    EXPECT_TRUE(exact.Holds(args.y));
     EXPECT_EQ(launches.Snapshot().at("loop_product"), 1u);
   }
+}
+
+TEST(MatmulLibraryTest, OnCudaTheProgramsLibraryIsNotAsked) {
+  Product p;
+  LoopLibrary library;
+  Stream stream = CpuStream(Isa::kPlain);
+  stream.library = &library;
+  stream.device = DeviceKind::kCuda;
+  const absl::Status status = MatmulLibrary(p.Args(false), stream);
+  const bool built = Pick(kMatmulLibraryTable, stream) != nullptr;
+  EXPECT_EQ(status.code(), built ? absl::StatusCode::kInternal : absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(status.message(), built ? "matmul_library: the stream has no CudaContext"
+                                    : "matmul_library: no CUDA path in this build");
 }
 
 TEST(MatmulLibraryTest, WhatIsMissingOrWrongIsSaid) {
