@@ -1,5 +1,5 @@
-// The float product of many rows on CUDA: y = rn_y(x * w^T [+ y] [+ bias]) through cuBLASLt, summed in f32. What lies as
-// cuBLASLt's fast kernels want it is read and written in place; the rest goes through scratch.
+// The float product of many rows on CUDA: y = rn_y(x * w^T [+ y] [+ bias]) through cuBLASLt, summed in f32. What lies
+// as cuBLASLt's fast kernels want it is read and written in place; the rest goes through scratch.
 #pragma once
 #include "kernels/cuda/device.cuh"
 #include "kernels/formats/int8.h"  // RoundUp
@@ -116,7 +116,8 @@ LaunchResult MultiplyFloatRows(const FloatProduct& p, const Stream& stream, cons
   const ConstMatrix a = w_in_place ? p.w : w, b = x_in_place ? p.x : x;
   const Matrix d = y_in_place ? p.y : Matrix{at + sums_at, DType::kF32, m, n, padded_n};
   CublasLtProblem problem;
-  problem.types = p.type == DType::kF32 ? Types::kF32ToF32 : d.dtype == DType::kF32 ? Types::kBF16ToF32 : Types::kBF16ToBF16;
+  const Types from_bf16 = d.dtype == DType::kF32 ? Types::kBF16ToF32 : Types::kBF16ToBF16;
+  problem.types = p.type == DType::kF32 ? Types::kF32ToF32 : from_bf16;
   problem.m = n, problem.n = m, problem.k = padded_k;
   problem.lda = a.stride, problem.ldb = b.stride, problem.ldd = d.stride;
   problem.accumulate = p.accumulate && y_in_place;

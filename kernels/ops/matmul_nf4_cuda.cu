@@ -88,7 +88,9 @@ LaunchResult MatmulNf4Cuda(const MatmulNf4Args& args, const Stream& stream) {
   const DeviceGuard guard(stream.cuda->device_index());
   if (args.x.rows > kFewRows) return ManyRows(args, stream);
   const bool y_f32 = args.y.dtype == DType::kF32;
-  if (args.x.dtype == DType::kF32) return y_f32 ? FewRows<float, float>(args, stream) : FewRows<float, BF16>(args, stream);
+  if (args.x.dtype == DType::kF32) {
+    return y_f32 ? FewRows<float, float>(args, stream) : FewRows<float, BF16>(args, stream);
+  }
   return y_f32 ? FewRows<BF16, float>(args, stream) : FewRows<BF16, BF16>(args, stream);
 }
 

@@ -80,7 +80,8 @@ struct MatmulProblem {
 
 void AddMatmul(Bench& bench, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype) {
   const bool decode = m <= 4;
-  const auto get = Lazily<MatmulProblem>(m, n, k, decode ? std::max<std::int64_t>(1, kColdBytes * 2 / (n * k)) : 1, dtype);
+  const std::int64_t copies = decode ? std::max<std::int64_t>(1, kColdBytes * 2 / (n * k)) : 1;
+  const auto get = Lazily<MatmulProblem>(m, n, k, copies, dtype);
   const auto run = [=](std::int64_t call, std::int64_t rows, const kernels::Stream& stream) {
     MatmulProblem& p = get();
     return kernels::MatmulNf4({kernels::MakeConstMatrix(p.x.data(), dtype, rows, k), p.w.view(call), nullptr,

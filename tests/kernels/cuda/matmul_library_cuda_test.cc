@@ -17,8 +17,8 @@ struct Shape {
   std::int64_t m, n, k;
 };
 
-// A product whose rows lie `gap` elements further apart than they are long. What lies between the rows of x and w is NaN:
-// who multiplies it is seen; what lies between the rows of y stays as it was.
+// A product whose rows lie `gap` elements further apart than they are long. What lies between the rows of x and w is
+// NaN: who multiplies it is seen; what lies between the rows of y stays as it was.
 struct Product {
   Product(const Shape& s, DType x_type, DType w_type, DType y_type, std::int64_t gap)
       : x_bytes(Rows(1, s.m, s.k, gap, x_type)), w_bytes(Rows(2, s.n, s.k, gap, w_type)),
@@ -75,11 +75,10 @@ class MatmulLibraryCudaTest : public support::CudaTest {
     const absl::Status status = p.Run(*context_, stream_, with_bias, accumulate, offset);
     ASSERT_TRUE(status.ok()) << status;
     EXPECT_TRUE(exact.Holds(p.y));
-    const std::int64_t element = SizeOf(y);
+    const auto between = static_cast<std::size_t>(gap * SizeOf(y));
     for (std::int64_t row = 0; row < shape.m; ++row) {
-      const auto at = static_cast<std::size_t>((row * p.y.stride + shape.n) * element);
-      EXPECT_TRUE(support::BytesEqual(p.y_bytes.data() + at, before.data() + at, static_cast<std::size_t>(gap * element)))
-          << "between the rows of y";
+      const auto at = static_cast<std::size_t>((row * p.y.stride + shape.n) * SizeOf(y));
+      EXPECT_TRUE(support::BytesEqual(p.y_bytes.data() + at, before.data() + at, between)) << "between the rows of y";
     }
   }
 };
@@ -87,7 +86,8 @@ class MatmulLibraryCudaTest : public support::CudaTest {
 constexpr DType kTypes[] = {DType::kF32, DType::kBF16};
 
 TEST_F(MatmulLibraryCudaTest, EveryTypeAndShapeIsWithinTheBoundOfTheExactProduct) {
-  for (const Shape& shape : {Shape{1, 1, 1}, {1, 7, 13}, {7, 13, 31}, {3, 8, 32}, {5, 64, 576}, {33, 65, 33}, {129, 130, 1024}}) {
+  for (const Shape& shape : {Shape{1, 1, 1}, {1, 7, 13}, {7, 13, 31}, {3, 8, 32}, {5, 64, 576}, {33, 65, 33},
+                             {129, 130, 1024}}) {
     for (const DType x : kTypes) {
       for (const DType w : kTypes) {
         for (const DType y : kTypes) {
@@ -98,14 +98,16 @@ TEST_F(MatmulLibraryCudaTest, EveryTypeAndShapeIsWithinTheBoundOfTheExactProduct
   }
 }
 
-// Rows of 64 that lie 8 apart are read in place; with 3 between them, or 4 bytes into an allocation, they are not, and those of
-// 29 with 3 between them never are, although they begin where they should.
+// Rows of 64 that lie 8 apart are read in place; with 3 between them, or 4 bytes into an allocation, they are not, and
+// those of 29 with 3 between them never are, although they begin where they should.
 TEST_F(MatmulLibraryCudaTest, RowsMayLieApartAndAnywhere) {
   for (const Shape& shape : {Shape{4, 16, 64}, {7, 13, 29}, {7, 13, 31}, {9, 24, 40}}) {
     for (const DType type : kTypes) {
       for (const std::int64_t gap : {3, 8}) {
         for (const std::int64_t offset : {0, 4}) {
-          for (const int what : {0, 1, 2, 3}) ExpectExact(shape, type, type, type, gap, offset, what % 2 == 1, what >= 2);
+          for (const int what : {0, 1, 2, 3}) {
+            ExpectExact(shape, type, type, type, gap, offset, what % 2 == 1, what >= 2);
+          }
         }
       }
     }
