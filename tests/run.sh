@@ -10,7 +10,7 @@ usage() {
   cat <<'END'
 usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
   --full   what takes long too (about an hour on two cores)
-  --only   these sections alone: setup build unit e2e deployment long ci clang asan tsan fuzz lint (from long on they belong to --full)
+  --only   these sections alone: setup build unit e2e deployment races long ci clang asan tsan fuzz lint (from races on they belong to --full)
 END
 }
 
@@ -84,6 +84,19 @@ deployment() {
     "$python" -m pytest -q -ra tests/deploy -m "not full" --ignore tests/deploy/test_scrape.py
   fi
 }
+# Beside the peers; each program fails when a result is wrong, none when it is slow. JSON beside the logs.
+races() {
+  local gguf llama_cpp kernels
+  gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' build/deps/paths.cmake)
+  # shellcheck disable=SC2016  # CMake's name for the file's folder, not the shell's
+  gguf=${gguf//'${CMAKE_CURRENT_LIST_DIR}'/"$root/build/deps"}
+  llama_cpp=$("$python" -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib")')
+  for kernels in int8 nf4 ternary; do
+    "build/release/bin/kernels_${kernels}_bench" --threads 2 --rounds 7 --peer "$llama_cpp" --json "$logs/kernels_$kernels.json" || return 1
+  done
+  "$python" tests/bench/peers_decode.py "$gguf" build/peers --json "$logs/peers_decode.json" &&
+    "$python" tests/bench/peers_qlora.py "$gguf" --steps 7 --turns 2 --json "$logs/peers_qlora.json"
+}
 # Headers stand alone, and everything builds in a folder of its own.
 ci() { configure ci && cmake --build --preset ci; }
 # clang: -Wthread-safety and clang-tidy on what changed since they last passed.
@@ -105,6 +118,7 @@ section unit 'tests passed|tests failed' ctest --preset release -j 2 -LE "full|s
 section e2e 'passed|failed' e2e
 section deployment 'passed|failed' deployment
 if $full; then
+  section races 'x the tokens' races
   section long 'tests passed|tests failed' ctest --preset release -L "full|slow"
   section ci 'Linking|Building|no work' ci
   section clang 'Linking|Building|no work' clang
