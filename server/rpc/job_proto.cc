@@ -54,6 +54,7 @@ v1::EvalResult EvalOf(const Json& body) {
                   : what == "ternary" ? v1::EVAL_SUBJECT_TERNARY
                                       : v1::EVAL_SUBJECT_TRAINED);
   out.set_duration_ms(Number(body, "duration_ms"));
+  out.set_best(base::GetBool(body, "best", "", false).value_or(false));
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include "server/trainer/attempt_run.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <map>
@@ -222,12 +223,18 @@ class AttemptRun {
     NIBBLE_ASSIGN_OR_RETURN(const data::Evaluation result,
                             data::Evaluate(recipe_->config(), weights, inputs_.eval.examples, {}, context_.stream,
                                            [&](std::int64_t) { return !Stopping(); }));
+    const bool trained = what.empty();  // a served form is evaluated once
     Json event = {{"step", progress_.step},
                   {"eval_loss", result.loss},
+                  {"best", !trained || result.loss < progress_.best_eval_loss},
                   {"tokens", result.tokens},
                   {"duration_ms", (Seconds() - began) * 1000.0},
                   {"launches", TakeLaunches()}};
-    if (!what.empty()) event["what"] = what;
+    if (trained) {
+      progress_.best_eval_loss = std::min(progress_.best_eval_loss, result.loss);
+    } else {
+      event["what"] = what;
+    }
     NIBBLE_RETURN_IF_ERROR(Write("eval", event));
     return result.loss;
   }

@@ -55,6 +55,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                             {"epoch", progress.cursor.epoch},
                             {"examples_taken", progress.cursor.taken},
                             {"evaluated_step", progress.evaluated_step},
+                            {"best_eval_loss", progress.best_eval_loss},  // infinite before any: null
                             {"identity", ToJson(identity)}};
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(files, base::JoinPath(pending.path(), kStateFile), base::Dump(state, 2)));
@@ -117,6 +118,8 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
   NIBBLE_ASSIGN_OR_RETURN(progress.cursor.epoch, base::GetInt(state, "epoch", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.cursor.taken, base::GetInt(state, "examples_taken", kStateFile));
   NIBBLE_ASSIGN_OR_RETURN(progress.evaluated_step, base::GetInt(state, "evaluated_step", kStateFile, progress.step));
+  NIBBLE_ASSIGN_OR_RETURN(progress.best_eval_loss,
+                          base::GetNumber(state, "best_eval_loss", kStateFile, progress.best_eval_loss));
   return progress;
 }
 

@@ -2,6 +2,7 @@
 // the bits to be.
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@ struct TrainingProgress {
   std::int64_t trained_tokens = 0;
   data::Cursor cursor;
   std::int64_t evaluated_step = -1;  // the step after which the last evaluation was made
+  double best_eval_loss = std::numeric_limits<double>::infinity();  // of the model as it is trained
   std::map<std::string, double> metrics;  // of the last step and evaluation, for people: "loss", "eval_loss"
   // Of a resume: what of the machine or the program is not as it was ("threads was 1, is 2").
   std::vector<std::string> differences;

@@ -142,7 +142,7 @@ def test_a_real_model_learns_the_quickstarts_text(tmp_path):
         for part in ("train", "eval"):
             server.run("datasets", "upload", tmp_path / f"data/{part}.jsonl", "--name", part)
         events = server.lines("jobs", "create", "--method", "bitnet_qat", "--base", "smollm2", "--dataset", "train", "--eval-dataset",
-                              "eval", "--output", "masters", "--max-steps", 200, "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-3",
+                              "eval", "--output", "masters", "--max-steps", 200, "--micro-batch", 4, "--seq-len", 256, "--lr", "3e-4",
                               "--save-every", 0, "--eval-every", 50, "--watch", timeout=7200)
         losses = [event["loss"] for event in events if event.get("type") == "step"]
         evals = [event["eval_loss"] for event in events if event.get("type") == "eval" and event["subject"] == "trained"]

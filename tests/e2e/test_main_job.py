@@ -50,6 +50,17 @@ def test_int8_of_the_trained_model_is_what_the_trainer_recorded(trained):
     assert sum(after["logprobs"][1:]) > sum(before["logprobs"][1:])
 
 
+def test_an_evaluation_says_whether_it_is_the_best_of_its_subject(trained):
+    _, events = trained
+    least = {}
+    for event in events:
+        if event["type"] == "eval":
+            assert event["best"] == (event["eval_loss"] < least.get(event["subject"], float("inf")))
+            assert event["tokens"] > 0 and event["duration_ms"] > 0
+            least[event["subject"]] = min(event["eval_loss"], least.get(event["subject"], float("inf")))
+    assert {"trained", "int8"} <= least.keys()
+
+
 def test_a_conversion_evaluates_what_the_trainer_evaluated(trained):
     server, events = trained
     losses = {event["subject"]: event["eval_loss"] for event in events if event["type"] == "eval"}  # the last of each

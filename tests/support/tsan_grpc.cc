@@ -1,0 +1,90 @@
+// Linked into every test of the preset tsan. Debian's gRPC is not instrumented and locks with absl::Mutex, whose futexes and
+// atomics ThreadSanitizer does not see either: what a call's thread hands to another thread through gRPC would look like a
+// race. So gRPC's locks are told to it here, all of them as one lock, because between them gRPC also hands over by atomics.
+// A race of ours is then missed where a lock of gRPC's was given up and another taken between its two accesses; threads that
+// meet without gRPC (the engine, the pools, the controller) are watched as ever.
+#include <dlfcn.h>
+
+#include <atomic>
+
+#include "absl/synchronization/mutex.h"
+
+extern "C" {
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+}
+
+namespace {
+
+char g_all_locks;
+void Acquired() { __tsan_acquire(&g_all_locks); }
+void Releasing() { __tsan_release(&g_all_locks); }
+
+// Calls the function of libabsl whose name `symbol()` is; the definitions below come before it in the order of look-up.
+template <typename Result, typename Symbol, typename... Arguments>
+Result Real(Symbol symbol, Arguments... arguments) {
+  using Function = Result(Arguments...);
+  static std::atomic<Function*> known{nullptr};  // one for each symbol: each lambda is a type of its own
+  Function* function = known.load(std::memory_order_relaxed);
+  if (function == nullptr) {
+    function = reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, symbol()));
+    known.store(function, std::memory_order_relaxed);
+  }
+  return function(arguments...);
+}
+
+}  // namespace
+
+namespace absl {
+ABSL_NAMESPACE_BEGIN
+
+void Mutex::Lock() {
+  Real<void>([] { return "_ZN4absl7debian35Mutex4LockEv"; }, this);
+  Acquired();
+}
+
+void Mutex::Unlock() {
+  Releasing();
+  Real<void>([] { return "_ZN4absl7debian35Mutex6UnlockEv"; }, this);
+}
+
+bool Mutex::TryLock() {
+  const bool locked = Real<bool>([] { return "_ZN4absl7debian35Mutex7TryLockEv"; }, this);
+  if (locked) Acquired();
+  return locked;
+}
+
+void Mutex::ReaderLock() {
+  Real<void>([] { return "_ZN4absl7debian35Mutex10ReaderLockEv"; }, this);
+  Acquired();
+}
+
+void Mutex::ReaderUnlock() {
+  Releasing();
+  Real<void>([] { return "_ZN4absl7debian35Mutex12ReaderUnlockEv"; }, this);
+}
+
+void CondVar::Wait(Mutex* mutex) {
+  Releasing();
+  Real<void>([] { return "_ZN4absl7debian37CondVar4WaitEPNS0_5MutexE"; }, this, mutex);
+  Acquired();
+}
+
+bool CondVar::WaitWithTimeout(Mutex* mutex, Duration timeout) {
+  Releasing();
+  const bool late =
+      Real<bool>([] { return "_ZN4absl7debian37CondVar15WaitWithTimeoutEPNS0_5MutexENS0_8DurationE"; }, this, mutex, timeout);
+  Acquired();
+  return late;
+}
+
+bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
+  Releasing();
+  const bool late =
+      Real<bool>([] { return "_ZN4absl7debian37CondVar16WaitWithDeadlineEPNS0_5MutexENS0_4TimeE"; }, this, mutex, deadline);
+  Acquired();
+  return late;
+}
+
+ABSL_NAMESPACE_END
+}  // namespace absl
