@@ -11,20 +11,35 @@ ModelManager::ModelManager(Locate locate, EngineOptions options, kernels::Stream
     : locate_(std::move(locate)), options_(options), stream_(stream), clock_(clock), observer_(std::move(observer)) {}
 
 absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std::string& name) {
+  while (true) {
+    std::shared_ptr<Slot> slot;
+    {
+      base::MutexLock lock(mutex_);
+      std::shared_ptr<Slot>& entry = slots_[name];
+      if (entry == nullptr) entry = std::make_shared<Slot>();
+      if (entry->resident != nullptr) return entry->resident;
+      slot = entry;
+    }
+    base::MutexLock loading(slot->loading);
+    {
+      base::MutexLock lock(mutex_);
+      if (slot->resident != nullptr) return slot->resident;
+      const auto it = slots_.find(name);
+      if (it == slots_.end() || it->second != slot) continue;  // unloaded, or not to be loaded, while this one waited
+    }
+    auto resident = Load(name);
+    base::MutexLock lock(mutex_);
+    if (!resident.ok()) {
+      slots_.erase(name);  // names that are no models must not pile up
+    } else {
+      slot->resident = *resident;
+    }
+    return resident;
+  }
+}
+
+absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string directory, locate_(name));
-  std::shared_ptr<Slot> slot;
-  {
-    base::MutexLock lock(mutex_);
-    std::shared_ptr<Slot>& entry = slots_[name];
-    if (entry == nullptr) entry = std::make_shared<Slot>();
-    if (entry->resident != nullptr) return entry->resident;
-    slot = entry;
-  }
-  base::MutexLock loading(slot->loading);
-  {
-    base::MutexLock lock(mutex_);
-    if (slot->resident != nullptr) return slot->resident;
-  }
   const absl::Duration began = clock_.Monotonic();
   auto resident = std::make_shared<Resident>();
   resident->name = name;
@@ -34,10 +49,6 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
   NIBBLE_ASSIGN_OR_RETURN(resident->engine,
                           Engine::Start(std::move(loaded), resident->text.tokenizer, options_, stream_, clock_));
   resident->loaded = clock_.Now();
-  {
-    base::MutexLock lock(mutex_);
-    slot->resident = resident;
-  }
   if (observer_) observer_(*resident, true, clock_.Monotonic() - began);
   return std::shared_ptr<const Resident>(resident);
 }

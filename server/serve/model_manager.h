@@ -24,7 +24,8 @@ struct Resident {
 // Thread-safe.
 class ModelManager {
  public:
-  // Where the artifact of a name lies: NotFound for a name that is not there.
+  // Where the artifact of a name lies, asked before a load and not for what is in memory: NotFound for a name that is not there,
+  // DataLoss for one that is damaged.
   using Locate = std::function<absl::StatusOr<std::string>(const std::string& name)>;
   // Told when a model came or went, with its load time; for metrics.
   using Observer = std::function<void(const Resident& resident, bool loaded, absl::Duration took)>;
@@ -44,6 +45,8 @@ class ModelManager {
     base::Mutex loading;  // held while the model is read
     std::shared_ptr<const Resident> resident;
   };
+
+  absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name);
 
   const Locate locate_;
   const EngineOptions options_;

@@ -7,6 +7,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "server/base/json.h"
 #include "server/telemetry/families.h"
 #include "server/telemetry/memory_cgroup.h"
 #include "server/telemetry/process.h"
@@ -15,7 +16,13 @@ namespace nibble::telemetry {
 
 namespace {
 
-std::string Text(std::string_view text) { return std::string(text); }
+// A label's value. One that is not UTF-8 would make Prometheus refuse the whole scrape: what is wrong becomes U+FFFD.
+std::string Text(std::string_view text) {
+  std::string value(text);
+  if (std::ranges::all_of(value, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return value;
+  const auto mended = base::ParseJson(base::Dump(base::Json(std::move(value))));
+  return mended.ok() ? mended->get<std::string>() : "?";
+}
 
 }  // namespace
 
@@ -95,7 +102,7 @@ std::string Metrics::ModelLabel(std::string_view model) {
   auto& models = families_->models;
   if (models.contains(model)) return Text(model);
   if (models.size() >= kMaxModelLabels) return "other";
-  return *models.emplace(model).first;
+  return Text(*models.emplace(model).first);
 }
 
 void Metrics::SetProcess() {

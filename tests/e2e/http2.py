@@ -55,9 +55,10 @@ class Connection:
                 return
             self.buffer += data
 
-    def flood(self, stream, most):
-        """Sends up to so many bytes on a stream, as fast as the server's windows let it; what ended it, or None."""
-        windows, sent, frames_sent = {0: 65535, stream: 65535}, 0, 0
+    def flood(self, stream, most, used=0):
+        """Sends up to so many bytes on a stream, as fast as the server's windows let it, of which `used` are used up already: one byte
+        more than a window ends the stream for another reason. (What ended it or None, bytes sent.)"""
+        windows, sent, frames_sent = {0: 65535 - used, stream: 65535 - used}, 0, 0
         began = time.monotonic()
         while sent < most and time.monotonic() - began < 60:
             size = min(windows[0], windows[stream], 16384)
@@ -65,7 +66,7 @@ class Connection:
                 try:
                     self.send(frame(DATA, 0, stream, b"x" * size))
                 except OSError:
-                    return "closed"
+                    return "closed", sent
                 windows[0] -= size
                 windows[stream] -= size
                 sent += size
@@ -83,8 +84,8 @@ class Connection:
                 elif kind == PING and not flags & 1:
                     self.send(frame(PING, 1, 0, payload))
                 elif kind in (RST_STREAM, GOAWAY, "closed"):
-                    return kind
-        return None
+                    return kind, sent
+        return None, sent
 
     def closed_within(self, seconds):
         """Seconds until the server said GOAWAY or closed; None when it did not."""

@@ -4,6 +4,7 @@ import pathlib
 import random
 import signal
 
+import grpc
 import pytest
 
 from conftest import TRAIN, trainers
@@ -114,24 +115,79 @@ def test_R8_no_room_for_a_checkpoint(make_server, model_directory, text_file, ca
     assert server.json("models", "get", "out")["digest"] == digest
 
 
-def test_R12_flipped_byte_of_a_model_is_not_served(make_server, model_directory):
+def flip(path, at, bit):
+    """In place, as a bad disk does: who has the file mapped sees it."""
+    with open(path, "r+b", buffering=0) as file:
+        old = os.pread(file.fileno(), 1, at)[0]
+        os.pwrite(file.fileno(), bytes([old ^ (1 << bit)]), at)
+
+
+def places_to_flip(directory, count):
+    """(path, byte, bit). Every second in a file drawn without its size, or the small ones would hardly be hit."""
+    files = sorted(p for p in directory.rglob("*") if p.is_file())
+    sizes, draw, places = [p.stat().st_size for p in files], random.Random(12), []
+    for i in range(count):
+        (path,) = draw.choices(files, sizes if i % 2 else None)
+        places.append((path, draw.randrange(path.stat().st_size), draw.randrange(8)))
+    assert {path.name for path, _, _ in places} >= {"manifest.json", "nibble.json"}
+    return places
+
+
+@pytest.mark.parametrize("model", ["small", "small-int8"])
+@pytest.mark.parametrize("flips", [50, pytest.param(1000, marks=pytest.mark.full)])
+def test_R12_flipped_bytes_of_a_served_model(make_server, model_directory, model, flips):
     server = make_server()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
-    assert server.json("score", "small", "--text", "light")["token_ids"]
-    server.run("models", "unload", "small")
+    if model != "small":
+        server.run("models", "convert", "small", "--to", "int8", "--name", model)
+    load = grpc.insecure_channel(server.grpc).unary_unary("/nibble.v1.ModelService/LoadModel")
+    request = b"\x0a" + bytes([len(model)]) + model.encode()  # LoadModelRequest.name
     metric = "nibble_artifact_verify_failures_total"
-    assert server.metrics()[metric] == 0
-    files = sorted(p for p in (server.state / "models/small").iterdir() if p.name != "manifest.json")
-    draw = random.Random(12)
-    for number, path in enumerate(files, start=1):
-        old = path.read_bytes()
-        at = draw.randrange(len(old))
-        path.write_bytes(old[:at] + bytes([old[at] ^ (1 << draw.randrange(8))]) + old[at + 1:])
-        result = server.run("models", "load", "small", check=False)
-        assert result.returncode != 0 and "ARTIFACT_CORRUPT" in result.stderr, (path.name, result.stderr)
-        assert str(server.state) not in result.stderr
-        assert server.metrics()[metric] == number
-        path.write_bytes(old)
+
+    def score():
+        answer = server.json("score", model, "--text", "The keeper of the light")
+        del answer["usage"]  # times
+        return answer
+
+    before = score()
+    places = places_to_flip(server.state / "models" / model, flips)
+
+    # What is loaded is not read again for every call. int8 weights were packed anew and answer as they did; f32 weights are used where
+    # they are mapped (docs/formats.md), so they are not touched here.
+    if model == "small-int8":
+        for place in places:
+            flip(*place)
+        assert score() == before and server.metrics()[metric] == 0
+        for place in places:
+            flip(*place)
+
+    # What is not is refused, each time, and served again when it is whole.
+    server.run("models", "unload", model)
+    for number, place in enumerate(places, start=1):
+        flip(*place)
+        with pytest.raises(grpc.RpcError) as refused:
+            load(request, timeout=30)
+        assert refused.value.code() == grpc.StatusCode.DATA_LOSS, (place, refused.value.details())
+        assert str(server.state) not in refused.value.details()
+        assert server.metrics()[metric] == number, place
+        flip(*place)
+    assert score() == before
+    server.run("models", "unload", model)
+    flip(*places[0])
+    shown = server.run("models", "load", model, check=False)
+    assert shown.returncode != 0 and "ARTIFACT_CORRUPT" in shown.stderr
+
+
+def test_R12_truncated_model_is_not_served(make_server, model_directory):
+    server = make_server()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    for path in sorted(p for p in (server.state / "models/small").rglob("*") if p.is_file()):
+        kept = path.read_bytes()
+        for size in {0, 1, len(kept) // 2, len(kept) - 1}:
+            path.write_bytes(kept[:size])
+            result = server.run("models", "load", "small", check=False)
+            assert result.returncode != 0 and "DATA_LOSS" in result.stderr, (path.name, size, result.stderr)
+        path.write_bytes(kept)
     server.run("models", "load", "small")
 
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "server/base/strings.h"
+#include "tests/support/exposition.h"
 
 namespace nibble::telemetry {
 namespace {
@@ -118,6 +119,27 @@ TEST(MetricsTest, ScrapesAndWritersMayMeet) {
   for (auto& writer : writers) writer.join();
   const auto samples = Samples(metrics.Scrape());
   EXPECT_EQ(samples.at("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"m\",grpc_service=\"s\",grpc_type=\"unary\"}"), 750);
+}
+
+// S11: whatever a label's value is, the exposition is one.
+TEST(MetricsTest, S11LabelsOfAnyTextLeaveAValidExposition) {
+  Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
+  EXPECT_EQ(testing_support::ExpositionFault(metrics.Scrape()), "");
+  for (const char* text : {"a\"} 1\nfake_total 5", "\\", "\r\n", "\x1b[31m", "caf\xc3\xa9", "\xff\xfe"}) {
+    metrics.GenerateEnded(text, "eos", {.ttft_seconds = 0.1, .decode_seconds = 1, .completion_tokens = 10});
+    metrics.Rejected(text);
+    EXPECT_EQ(testing_support::ExpositionFault(metrics.Scrape()), "") << text;
+  }
+  EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("\nfake_total")));
+}
+
+TEST(ExpositionTest, FaultsAreSeen) {
+  EXPECT_EQ(testing_support::ExpositionFault("# HELP a b \\\\ c\n# TYPE a counter\na{b=\"c\\\"d\\n\",e=\"\"} 1.5e3\na +Inf\n"), "");
+  for (const char* bad : {"", "a 1", "a\n", "a \n", "a b\n", "a 1 x\n", "1a 1\n", "a{b=c} 1\n", "a{b=\"c} 1\n", "a{b=\"c\"x} 1\n", "a{b=\"\\t\"} 1\n",
+                          "a{=\"c\"} 1\n", "a  1\n", "a 1\na 2\n", "# TYPE a thing\n", "# TYPE a gauge\n# TYPE a counter\n", "# note\n",
+                          "a{b=\"\xff\"} 1\n", "a{b=\"c\"\n"}) {
+    EXPECT_NE(testing_support::ExpositionFault(bad), "") << bad;
+  }
 }
 
 // Names, units and help texts by the rules of the tool that operators use.

@@ -1,0 +1,96 @@
+#include "server/serve/model_manager.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "tests/server/model/small_models.h"
+
+namespace nibble::serve {
+namespace {
+
+class ModelManagerTest : public testing::Test {
+ protected:
+  EngineOptions Options() {
+    EngineOptions options;
+    options.kv_tokens = 256;
+    return options;
+  }
+
+  model::SmallModels models_;
+  base::FakeClock clock_{absl::UnixEpoch()};
+  std::atomic<int> located_ = 0, came_ = 0, went_ = 0;
+  absl::Status damage_;
+  ModelManager manager_{[this](const std::string& name) -> absl::StatusOr<std::string> {
+                          ++located_;
+                          if (!damage_.ok()) return damage_;
+                          if (name != "small") return absl::NotFoundError(name);
+                          return models_.int8();
+                        },
+                        Options(), models_.stream(), clock_,
+                        [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? came_ : went_); }};
+};
+
+// Locate reads every byte of the artifact: a request for what is in memory must not pay for it, nor fail by it.
+TEST_F(ModelManagerTest, WhatIsLoadedIsNotLookedForAgain) {
+  const auto first = manager_.Acquire("small");
+  ASSERT_TRUE(first.ok()) << first.status();
+  damage_ = absl::DataLossError("a bit has changed");
+  for (int i = 0; i < 5; ++i) {
+    const auto again = manager_.Acquire("small");
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(*again, *first);
+  }
+  EXPECT_EQ(located_, 1);
+  ASSERT_TRUE(manager_.Unload("small").ok());
+  EXPECT_EQ(manager_.Acquire("small").status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(manager_.IsLoaded("small"));
+  damage_ = absl::OkStatus();
+  EXPECT_TRUE(manager_.Acquire("small").ok());
+  EXPECT_EQ(located_, 3);
+  EXPECT_EQ(came_, 2);
+  EXPECT_EQ(went_, 1);
+}
+
+TEST_F(ModelManagerTest, ANameThatIsNoModelIsAskedForEachTime) {
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(manager_.Acquire("none").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(located_, 2);
+  EXPECT_TRUE(manager_.residents().empty());
+  EXPECT_EQ(manager_.Unload("none").code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ModelManagerTest, ThoseWhoComeAtOnceShareOneLoad) {
+  std::vector<std::thread> threads;
+  std::vector<absl::StatusOr<std::shared_ptr<const Resident>>> got(6);
+  for (auto& one : got) threads.emplace_back([&] { one = manager_.Acquire("small"); });
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& one : got) {
+    ASSERT_TRUE(one.ok()) << one.status();
+    EXPECT_EQ(*one, *got.front());
+  }
+  EXPECT_EQ(located_, 1);
+  EXPECT_EQ(came_, 1);
+}
+
+// Loads and unloads that overlap leave as many in memory as came and did not go.
+TEST_F(ModelManagerTest, LoadsAndUnloadsThatOverlapAddUp) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&, i] {
+      for (int round = 0; round < 8; ++round) {
+        if (i % 2 == 0) {
+          EXPECT_TRUE(manager_.Acquire("small").ok());
+        } else {
+          static_cast<void>(manager_.Unload("small"));
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(came_ - went_, static_cast<int>(manager_.residents().size()));
+}
+
+}  // namespace
+}  // namespace nibble::serve
