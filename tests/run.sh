@@ -104,10 +104,10 @@ clang() { configure clang && cmake --build --preset clang; }
 # sanitizer PRESET: the unit tests; NIBBLE_TRAINER and NIBBLE_CUDA are off in these.
 sanitizer() { configure "$1" && cmake --build --preset "$1" && ctest --preset "$1" -j 2 -LE "full|slow"; }
 fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
-# Protos: linted, and a client of the commit before can still talk to them.
+# Protos: linted, and a client of the last release can still talk to them; before the first release, one of the commit before.
 lint() {
   local before
-  before=$(git rev-parse --quiet --verify HEAD~1 || true)
+  before=$(git describe --tags --abbrev=0 --match 'v[0-9]*' HEAD~1 2>/dev/null || git rev-parse --quiet --verify HEAD~1 || true)
   shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" &&
     PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis ${before:+"$before"}
 }

@@ -81,6 +81,21 @@ def test_trainer_job_scores_without_criticals(tool):
     assert "[OK]" in result.stdout and "[CRITICAL]" not in result.stdout
 
 
+def test_trainer_job_fits_the_trainer():
+    """Flags, the code that must not be tried again, and time for a checkpoint: as in the sources."""
+    job = next(yaml.safe_load_all(JOB.read_text()))["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    known = re.findall(r"--[\w-]+", run(e2e.BIN / "nibble-trainer", "--help").stdout)
+    assert container["args"] and {word.split("=")[0] for word in container["args"]} <= set(known)
+    attempt = (ROOT / "server/jobs/attempt.h").read_text()
+    final = int(re.search(r"kExitBadInput = (\d+)", attempt)[1])
+    preempted = int(re.search(r"kExitTempFail = (\d+)", attempt)[1])
+    codes = {rule["action"]: rule["onExitCodes"]["values"] for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule}
+    assert codes == {"FailJob": [final]} and preempted not in codes["FailJob"]
+    grace = int(re.search(r"job_grace = absl::Seconds\((\d+)\)", (ROOT / "server/app.h").read_text())[1])
+    assert job["template"]["spec"]["terminationGracePeriodSeconds"] >= grace + 10
+
+
 def test_k1_unit_tests_of_templates(tool):
     result = run(tool("helm-unittest"), "--strict", CHART)
     count = int(re.search(r"Tests:\s+(\d+) passed", re.sub(r"\x1b\[[0-9;]*m", "", result.stdout))[1])
