@@ -1,9 +1,11 @@
 // Linked into every test of the preset tsan. Debian's gRPC is not instrumented and locks with absl::Mutex, whose futexes and
 // atomics ThreadSanitizer does not see either: what a call's thread hands to another thread through gRPC would look like a
-// race. So gRPC's locks are told to it here, all of them as one lock, because between them gRPC also hands over by atomics.
-// A race of ours is then missed where a lock of gRPC's was given up and another taken between its two accesses; threads that
-// meet without gRPC (the engine, the pools, the controller) are watched as ever.
+// race. So gRPC's locks, and the start and the end of every operation, are told to it here, all of them as one lock, because
+// between them gRPC also hands over by atomics. A race of ours is then missed where one thread has called into gRPC and the other
+// come out of it between the two accesses; threads that meet without gRPC (the engine, the pools, the controller) are watched
+// as ever.
 #include <dlfcn.h>
+#include <grpc/grpc.h>
 
 #include <atomic>
 
@@ -88,3 +90,24 @@ bool CondVar::WaitWithDeadline(Mutex* mutex, Time deadline) {
 
 ABSL_NAMESPACE_END
 }  // namespace absl
+
+extern "C" {
+
+grpc_call_error grpc_call_start_batch(grpc_call* call, const grpc_op* ops, std::size_t count, void* tag, void* reserved) {
+  Releasing();
+  return Real<grpc_call_error>([] { return "grpc_call_start_batch"; }, call, ops, count, tag, reserved);
+}
+
+grpc_event grpc_completion_queue_next(grpc_completion_queue* queue, gpr_timespec deadline, void* reserved) {
+  const grpc_event event = Real<grpc_event>([] { return "grpc_completion_queue_next"; }, queue, deadline, reserved);
+  Acquired();
+  return event;
+}
+
+grpc_event grpc_completion_queue_pluck(grpc_completion_queue* queue, void* tag, gpr_timespec deadline, void* reserved) {
+  const grpc_event event = Real<grpc_event>([] { return "grpc_completion_queue_pluck"; }, queue, tag, deadline, reserved);
+  Acquired();
+  return event;
+}
+
+}  // extern "C"
