@@ -31,7 +31,8 @@ void UnpackRow(const PackedInt8Weight& packed, std::int64_t id, const Matrix& ou
       packed.tiles + id / kInt8TileRows * packed.padded_k * kInt8TileRows + id % kInt8TileRows * 4;
   const float scale = packed.scale[id];
   for (std::int64_t k = 0; k < packed.cols; ++k) {
-    Put(out, row, k, static_cast<float>(codes[k / 4 * 64 + k % 4]) * scale);
+    const std::int8_t code = codes[k / 4 * 64 + k % 4];
+    Put(out, row, k, static_cast<float>(code) * scale);
   }
 }
 
