@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <map>
 #include <thread>
 #include <vector>
 
@@ -89,8 +88,6 @@ struct App::State {
   std::unique_ptr<JobPlanner> planner;
   std::unique_ptr<jobs::JobController> controller;
 
-  base::Mutex pins_mutex;
-  std::map<std::string, std::shared_ptr<const store::Pin>> pins ABSL_GUARDED_BY(pins_mutex);  // of loaded models
   std::unique_ptr<rpc::Authority> authority;
   std::unique_ptr<rpc::WorkerPool> workers;
   std::unique_ptr<rpc::Edge> edge;
@@ -105,8 +102,8 @@ struct App::State {
   std::unique_ptr<rpc::ServerService> server_service;
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
+  std::unique_ptr<Drainer> drainer;  // before the server whose calls begin it
   GrpcServer grpc;
-  std::unique_ptr<Drainer> drainer;
 
   absl::Status StartHttp();
   absl::Status OpenState();
@@ -194,11 +191,12 @@ absl::Status App::State::OpenServing() {
                                                            .health_without_token = security.health_without_token,
                                                            .reflection_without_token = security.reflection_without_token}));
   edge->authority = authority.get();
-  const auto locate = [this](const std::string& name) -> absl::StatusOr<std::string> {
+  const auto locate = [this](const std::string& name) -> absl::StatusOr<serve::ModelManager::Artifact> {
+    NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: it is loaded"));
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state->models->Get(name));
     // Every byte before it is served: seconds for a large model, against weights that are quietly wrong.
     const auto verified = state->models->Verify(name);
-    if (verified.ok()) return stored.directory;
+    if (verified.ok()) return serve::ModelManager::Artifact{stored.directory, pin};
     if (!absl::IsDataLoss(verified.status())) return verified.status();
     metrics.ArtifactVerifyFailed();
     base::LogError("a model does not fit its manifest", {{"model", name}, {"why", std::string(verified.status().message())}});
@@ -206,12 +204,8 @@ absl::Status App::State::OpenServing() {
                             "ARTIFACT_CORRUPT", {{"model", name}});
   };
   const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
-    base::MutexLock lock(pins_mutex);
-    pins.erase(resident.name);
     metrics.SetScheduler(resident.name, {});
-    if (!loaded) return;
-    metrics.ModelLoaded(resident.name, absl::ToDoubleSeconds(took));
-    if (auto pin = state->models->PinModel(resident.name, "serving: it is loaded"); pin.ok()) pins[resident.name] = *std::move(pin);
+    if (loaded) metrics.ModelLoaded(resident.name, absl::ToDoubleSeconds(took));
   };
   manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_stream, base::RealClock(), observe);
   rpc::ModelLibraryOptions library_options;
@@ -364,7 +358,7 @@ void App::Drain() {
 
 App::~App() {
   State& s = *state_;
-  s.drainer.reset();
+  s.drainer->Wait();
   s.draining = true;
   s.metrics.ClearCollectors();
   s.http.reset();

@@ -56,9 +56,11 @@ Drainer::~Drainer() {
 
 void Drainer::Begin(absl::Duration deadline) {
   State& s = *state_;
-  base::LogInfo("draining", {{"deadline_s", base::StrCat(absl::ToDoubleSeconds(deadline))}});
   base::MutexLock lock(s.mutex);
-  s.until = std::min(s.until, s.clock.Monotonic() + deadline);
+  const absl::Duration until = s.clock.Monotonic() + deadline;
+  if (until >= s.until) return;
+  s.until = until;
+  base::LogInfo("draining", {{"deadline_s", base::StrCat(absl::ToDoubleSeconds(deadline))}});
   if (s.begun) return;
   s.begun = true;
   s.steps.refuse();

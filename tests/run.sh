@@ -84,17 +84,19 @@ deployment() {
     "$python" -m pytest -q -ra tests/deploy -m "not full" --ignore tests/deploy/test_scrape.py
   fi
 }
-# Beside the peers; each program fails when a result is wrong, none when it is slow. JSON beside the logs.
+# The kernels beside the machine's roofs (ternary beside a peer too), then both races of the whole program. Each fails when a result
+# is wrong, none when it is slow. JSON beside the logs.
 races() {
-  local gguf llama_cpp kernels
+  local gguf llama_cpp
   gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' build/deps/paths.cmake)
   # shellcheck disable=SC2016  # CMake's name for the file's folder, not the shell's
   gguf=${gguf//'${CMAKE_CURRENT_LIST_DIR}'/"$root/build/deps"}
-  llama_cpp=$("$python" -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib")')
-  for kernels in int8 nf4 ternary; do
-    "build/release/bin/kernels_${kernels}_bench" --threads 2 --rounds 7 --peer "$llama_cpp" --json "$logs/kernels_$kernels.json" || return 1
-  done
-  "$python" tests/bench/peers_decode.py "$gguf" build/peers --json "$logs/peers_decode.json" &&
+  llama_cpp=$("$python" -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib")') &&
+    [[ -f $gguf && -d $llama_cpp ]] &&
+    build/release/bin/kernels_int8_bench --threads 2 --json "$logs/kernels_int8.json" &&
+    build/release/bin/kernels_nf4_bench --threads 2 --json "$logs/kernels_nf4.json" &&
+    build/release/bin/kernels_ternary_bench --threads 2 --peer "$llama_cpp" --json "$logs/kernels_ternary.json" &&
+    "$python" tests/bench/peers_decode.py "$gguf" build/peers --json "$logs/peers_decode.json" &&
     "$python" tests/bench/peers_qlora.py "$gguf" --steps 7 --turns 2 --json "$logs/peers_qlora.json"
 }
 # Headers stand alone, and everything builds in a folder of its own.

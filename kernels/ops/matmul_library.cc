@@ -1,5 +1,7 @@
 #include "kernels/ops/matmul_library.h"
 
+#include <algorithm>
+
 #include "kernels/check.h"
 #include "kernels/ops/matmul_library_table.h"
 
@@ -31,8 +33,14 @@ absl::Status MatmulLibrary(const MatmulLibraryArgs& args, const Stream& stream) 
   }
   if (rows == 0 || args.w.rows == 0) return absl::OkStatus();
   if (!cpu) return Launch(kMatmulLibraryTable, args, stream);
-  if (stream.launches != nullptr) stream.launches->Add(stream.library->kernel_name());
-  NIBBLE_KERNEL_CHECK(stream.library->Matmul(args.x, args.w, args.y, args.accumulate, stream));
+  if (args.x.cols > 0) {
+    if (stream.launches != nullptr) stream.launches->Add(stream.library->kernel_name());
+    NIBBLE_KERNEL_CHECK(stream.library->Matmul(args.x, args.w, args.y, args.accumulate, stream));
+  } else if (!args.accumulate) {  // libraries differ in what they make of no columns
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::fill_n(static_cast<char*>(args.y.data) + row * args.y.stride * SizeOf(args.y.dtype), args.y.cols * SizeOf(args.y.dtype), 0);
+    }
+  }
   if (args.bias != nullptr) {
     args.y.dtype == DType::kF32 ? AddBias<float>(args.bias, args.y, stream)
                                 : AddBias<BF16>(args.bias, args.y, stream);

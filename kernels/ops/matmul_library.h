@@ -8,7 +8,7 @@
 
 namespace nibble::kernels {
 
-// y = x * w^T, optionally + y. x [M, K], w [N, K], y [M, N]: f32 | bf16, each its own; accumulates in f32. K may be 0.
+// y = x * w^T, optionally + y. x [M, K], w [N, K], y [M, N]: f32 | bf16, each its own; accumulates in f32. M, N, K >= 1.
 class DenseLibrary {
  public:
   virtual ~DenseLibrary() = default;
@@ -23,7 +23,7 @@ class DenseLibrary {
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten, or added to when accumulate; must not alias x or w
 // Accumulates in f32 (on CUDA without TF32). Without columns (K = 0) the product is 0. On the CPU a bf16 y is rounded
-// once more where there is a bias. Stream-ordered on CUDA.
+// once more where there is a bias, and by torch also where it is added to. Stream-ordered on CUDA.
 // Errors: InvalidArgument (shape, dtype), FailedPrecondition (a CPU stream has no library), Unimplemented (no CUDA in
 // this build), what the library answers.
 // Source: none of ours. Test: against the exact product within the bound of every order.

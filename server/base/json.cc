@@ -133,6 +133,11 @@ std::string Dump(const Json& value, int indent) {
   return value.dump(indent, ' ', false, Json::error_handler_t::replace);
 }
 
+std::string DumpSorted(const Json& value) {
+  const nlohmann::json sorted = value;
+  return sorted.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 absl::StatusOr<std::int64_t> GetInt(const Json& o, std::string_view k, std::string_view w) { return ReadInt(o, k, w, nullptr); }
 absl::StatusOr<double> GetNumber(const Json& o, std::string_view k, std::string_view w) { return ReadNumber(o, k, w, nullptr); }
 absl::StatusOr<std::string> GetString(const Json& o, std::string_view k, std::string_view w) { return ReadString(o, k, w, nullptr); }

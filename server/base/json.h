@@ -19,6 +19,8 @@ absl::StatusOr<Json> ParseJson(std::string_view text, int max_depth = kMaxJsonDe
 
 // Compact text; invalid UTF-8 is replaced by U+FFFD instead of thrown over. indent >= 0 for people.
 std::string Dump(const Json& value, int indent = -1);
+// Compact text with the keys of every object in order: the same for equal values, whoever filled them. For digests.
+std::string DumpSorted(const Json& value);
 
 // Typed reads that name the field in the error. `where` is what the message calls the document.
 absl::StatusOr<std::int64_t> GetInt(const Json& object, std::string_view key, std::string_view where);

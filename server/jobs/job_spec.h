@@ -93,7 +93,8 @@ struct JobSpec {
 
 base::Json ToJson(const JobSpec& spec);
 // SHA-256, lower-case hex, of what in ToJson(spec) is not at its default: a field that a later version adds leaves the
-// digest of the specs that do not set it as it was, and a checkpoint made before the upgrade is still the job's own.
+// digest of the specs that do not set it as it was, and a checkpoint made before the upgrade is still the job's own. So a
+// default, once released, stays (job_spec_test pins them).
 std::string Digest(const JobSpec& spec);
 // Absent keys keep their defaults. InvalidArgument (FIELD_VIOLATION) names an unknown key or a wrong type by its path
 // ("optim.lr"); Unimplemented names a method or field of the api that is not built.

@@ -131,13 +131,13 @@ void PutOptional(Json& json, const char* key, const std::optional<T>& value) {
   if (value.has_value()) json[key] = *value;
 }
 
-// `value` without the members that `base` has alike.
-Json Difference(Json value, const Json& base) {
+// `value` without the members that `from` has alike.
+Json Difference(Json value, const Json& from) {
   for (auto it = value.begin(); it != value.end();) {
-    const auto same = base.find(it.key());
-    if (same != base.end() && it->is_object() && same->is_object()) *it = Difference(std::move(*it), *same);
+    const auto same = from.find(it.key());
+    if (same != from.end() && it->is_object() && same->is_object()) *it = Difference(std::move(*it), *same);
     const bool nothing = it->is_object() && it->empty();
-    it = nothing || (same != base.end() && *same == *it) ? value.erase(it) : std::next(it);
+    it = nothing || (same != from.end() && *same == *it) ? value.erase(it) : std::next(it);
   }
   return value;
 }
@@ -215,8 +215,7 @@ std::string Digest(const JobSpec& spec) {
   defaults.method = spec.method;  // so that it has the same parts
   Json differs = Difference(ToJson(spec), ToJson(defaults));
   differs["method"] = spec.method;
-  const nlohmann::json sorted = differs;  // by key: the order of ToJson is nobody's promise
-  return base::Sha256Hex(sorted.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  return base::Sha256Hex(base::DumpSorted(differs));  // the order of ToJson is nobody's promise
 }
 
 absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {

@@ -24,22 +24,25 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
     {
       base::MutexLock lock(mutex_);
       if (slot->resident != nullptr) return slot->resident;
+      if (!slot->failed.ok()) return slot->failed;
       const auto it = slots_.find(name);
-      if (it == slots_.end() || it->second != slot) continue;  // unloaded, or not to be loaded, while this one waited
+      if (it == slots_.end() || it->second != slot) continue;  // unloaded while this one waited
     }
-    auto resident = Load(name);
+    const absl::StatusOr<Artifact> artifact = locate_(name);
+    auto resident = artifact.ok() ? Load(name, artifact->directory) : artifact.status();
     base::MutexLock lock(mutex_);
-    if (!resident.ok()) {
-      slots_.erase(name);  // names that are no models must not pile up
-    } else {
+    if (resident.ok()) {
       slot->resident = *resident;
+      slot->pin = artifact->pin;
+    } else {
+      slot->failed = resident.status();  // for those who wait; the next to come tries again
+      slots_.erase(name);
     }
     return resident;
   }
 }
 
-absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::string directory, locate_(name));
+absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name, const std::string& directory) {
   const absl::Duration began = clock_.Monotonic();
   auto resident = std::make_shared<Resident>();
   resident->name = name;
@@ -63,6 +66,7 @@ absl::Status ModelManager::Unload(const std::string& name) {
                               "MODEL_NOT_LOADED");
     }
     resident = std::exchange(it->second->resident, nullptr);
+    it->second->pin.reset();
     slots_.erase(it);
   }
   if (observer_) observer_(*resident, false, absl::ZeroDuration());

@@ -24,15 +24,19 @@ struct Resident {
 // Thread-safe.
 class ModelManager {
  public:
+  struct Artifact {
+    std::string directory;
+    std::shared_ptr<const void> pin;  // kept until the model is unloaded: nobody deletes what is in memory, or on its way
+  };
   // Where the artifact of a name lies, asked before a load and not for what is in memory: NotFound for a name that is not there,
   // DataLoss for one that is damaged.
-  using Locate = std::function<absl::StatusOr<std::string>(const std::string& name)>;
+  using Locate = std::function<absl::StatusOr<Artifact>(const std::string& name)>;
   // Told when a model came or went, with its load time; for metrics.
   using Observer = std::function<void(const Resident& resident, bool loaded, absl::Duration took)>;
 
   ModelManager(Locate locate, EngineOptions options, kernels::Stream stream, base::Clock& clock, Observer observer);
 
-  // The resident of that name, loaded now if it is not there. Concurrent callers share one load.
+  // The resident of that name, loaded now if it is not there. Concurrent callers share one load, or its failure.
   absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name);
   // FailedPrecondition (MODEL_NOT_LOADED) when it is not there.
   absl::Status Unload(const std::string& name);
@@ -43,10 +47,13 @@ class ModelManager {
  private:
   struct Slot {
     base::Mutex loading;  // held while the model is read
+    // Guarded by mutex_.
     std::shared_ptr<const Resident> resident;
+    std::shared_ptr<const void> pin;
+    absl::Status failed;
   };
 
-  absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name);
+  absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name, const std::string& directory);
 
   const Locate locate_;
   const EngineOptions options_;

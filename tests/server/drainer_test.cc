@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,13 +13,21 @@
 namespace nibble {
 namespace {
 
-// A server of one call; its jobs end when the test says so.
+// A server of one call. Its jobs take until the test says that they are over.
 class DrainerTest : public testing::Test {
  protected:
   DrainSteps Steps() {
     return {.refuse = [this] { Note("refuse"); },
-            .stop_jobs = [this] { Note("stop_jobs"); },
-            .live_calls = [this] { return calls_.load(); },
+            .stop_jobs =
+                [this] {
+                  while (jobs_run_) std::this_thread::yield();
+                  Note("jobs over");
+                },
+            .live_calls =
+                [this] {
+                  ++looks_;
+                  return calls_.load();
+                },
             .cut_calls =
                 [this] {
                   Note(calls_ > 0 ? "cut" : "none to cut");
@@ -43,6 +50,8 @@ class DrainerTest : public testing::Test {
 
   base::FakeClock clock_{absl::UnixEpoch()};
   std::atomic<std::size_t> calls_{1};
+  std::atomic<int> looks_{0};
+  std::atomic<bool> jobs_run_{false};
   base::Mutex mutex_;
   std::vector<std::string> notes_ ABSL_GUARDED_BY(mutex_);
 };
@@ -55,13 +64,40 @@ TEST_F(DrainerTest, WaitsForACallThatEndsByItself) {
   EXPECT_EQ(notes().front(), "refuse");
   EXPECT_EQ(notes().back(), "end_watches");
   EXPECT_EQ(Count("none to cut"), 1);
-  EXPECT_EQ(Count("stop_jobs"), 1);
+  EXPECT_EQ(Count("jobs over"), 1);
+}
+
+// They see where their jobs came to.
+TEST_F(DrainerTest, WatchesEndAfterTheJobs) {
+  jobs_run_ = true;
+  Drainer drainer(Steps(), clock_);
+  drainer.Begin(absl::ZeroDuration());
+  while (Count("cut") == 0) std::this_thread::yield();
+  EXPECT_EQ(Count("end_watches"), 0);
+  jobs_run_ = false;
+  drainer.Wait();
+  const std::vector<std::string> all = notes();
+  EXPECT_EQ(std::vector<std::string>(all.end() - 2, all.end()), (std::vector<std::string>{"jobs over", "end_watches"}));
+}
+
+TEST_F(DrainerTest, DestructionWaitsForTheEnd) {
+  jobs_run_ = true;
+  std::thread ends([this] {
+    while (Count("cut") == 0) std::this_thread::yield();
+    jobs_run_ = false;
+  });
+  {
+    Drainer drainer(Steps(), clock_);
+    drainer.Begin(absl::ZeroDuration());
+  }
+  EXPECT_EQ(Count("end_watches"), 1);
+  ends.join();
 }
 
 TEST_F(DrainerTest, CutsTheCallsThatAreThereAtTheDeadline) {
   Drainer drainer(Steps(), clock_);
   drainer.Begin(absl::Seconds(10));
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // real time does not count
+  while (looks_ < 3) std::this_thread::yield();  // real time does not count
   EXPECT_EQ(Count("cut"), 0);
   clock_.Advance(absl::Seconds(11));
   drainer.Wait();
@@ -77,7 +113,7 @@ TEST_F(DrainerTest, TheEarlierOfTwoDeadlinesCounts) {
   drainer.Wait();
   EXPECT_EQ(Count("cut"), 1);
   EXPECT_EQ(Count("refuse"), 1);
-  EXPECT_EQ(Count("stop_jobs"), 1);
+  EXPECT_EQ(Count("jobs over"), 1);
 }
 
 TEST_F(DrainerTest, TwoWhoBeginAtOnceAreOneDrain) {

@@ -18,8 +18,8 @@ const char* __tsan_default_options() {
   return "halt_on_error=1:second_deadlock_stack=1:allocator_may_return_null=1:ignore_noninstrumented_modules=1";
 }
 
-// gRPC's headers compiled here, where they hand an operation's own members over by atomics inside libgrpc. Only the innermost
-// function counts: what a callback of ours does under gRPC's frames stays watched.
-const char* __tsan_default_suppressions() { return "race_top:grpc::\n"; }
+// gRPC's headers compiled here, where they hand an operation's own members over by atomics inside libgrpc. By file, and only the
+// innermost frame counts: what a callback of ours does under gRPC's frames, or to a thing with gRPC's types, stays watched.
+const char* __tsan_default_suppressions() { return "race_top:/grpcpp/\n"; }
 
 }  // extern "C"

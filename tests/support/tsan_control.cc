@@ -1,11 +1,21 @@
-// The negative control of the preset tsan: a race must be reported under the options and suppressions that the tests run with.
+// The negative control of the preset tsan: a race must be reported under the options and suppressions that the tests run with,
+// also in a function whose name has gRPC's types in it.
+#include <grpcpp/grpcpp.h>
+
 #include <cstdio>
 #include <thread>
 
+namespace {
+
+__attribute__((noinline)) void Write(grpc::Status*, int* shared) { ++*shared; }
+
+}  // namespace
+
 int main() {
   int shared = 0;
-  std::thread other([&shared] { ++shared; });
-  ++shared;
+  grpc::Status status;
+  std::thread other([&] { Write(&status, &shared); });
+  Write(&status, &shared);
   other.join();
   std::printf("%d: nothing was reported\n", shared);
   return 0;

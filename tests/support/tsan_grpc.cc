@@ -8,6 +8,8 @@
 #include <grpc/grpc.h>
 
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 
 #include "absl/synchronization/mutex.h"
 
@@ -30,6 +32,10 @@ Result Real(Symbol symbol, Arguments... arguments) {
   Function* function = known.load(std::memory_order_relaxed);
   if (function == nullptr) {
     function = reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, symbol()));
+    if (function == nullptr) {  // abseil's inline namespace is its packager's: "debian3" of Debian 12
+      std::fprintf(stderr, "tsan_grpc.cc: no library has %s\n", symbol());
+      std::abort();
+    }
     known.store(function, std::memory_order_relaxed);
   }
   return function(arguments...);

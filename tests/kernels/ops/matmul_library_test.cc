@@ -41,6 +41,24 @@ struct Product {
   }
 };
 
+// Not asked of the library: oneDNN and torch would have to agree.
+TEST(MatmulLibraryTest, WithoutColumnsTheProductIsZero) {
+  for (const bool accumulate : {false, true}) {
+    Product p;
+    MatmulLibraryArgs args = p.Args(accumulate);
+    args.x.cols = args.w.cols = 0;
+    const std::vector<float> old = p.y;
+    LoopLibrary library;
+    LaunchCounter launches;
+    Stream stream = CpuStream(DetectIsa());
+    stream.library = &library;
+    stream.launches = &launches;
+    ASSERT_TRUE(MatmulLibrary(args, stream).ok());
+    for (std::size_t i = 0; i < old.size(); ++i) EXPECT_EQ(p.y[i], (accumulate ? old[i] : 0.0f) + p.bias[i % 7]) << i;
+    EXPECT_TRUE(launches.Snapshot().empty());
+  }
+}
+
 TEST(MatmulLibraryTest, ProductOldValueAndBiasAddUpAndOneLaunchIsCounted) {
   for (const bool accumulate : {false, true}) {
     Product p;

@@ -188,6 +188,25 @@ TEST(JobSpecTest, DigestIsThatOfWhatIsNotAtItsDefault) {
   EXPECT_NE(Digest(bitnet), Digest(spec));
 }
 
+// A default that changed would refuse the checkpoints of jobs that run across the upgrade (Digest).
+TEST(JobSpecTest, DefaultsStayAsTheyWereReleased) {
+  EXPECT_EQ(base::Dump(ToJson(JobSpec{})),
+            R"({"display_name":"","method":"qlora","base_model":"","train_dataset":"","eval_dataset":"",)"
+            R"("output_model":"","device":"auto","data":{"max_seq_len":512,"packing":"segmented",)"
+            R"("train_on_prompt":false,"shuffle_seed":0},"qlora":{"r":16,"alpha":32.0,"dropout":0.0,)"
+            R"("target_modules":["q_proj","k_proj","v_proj","o_proj","gate_proj","up_proj","down_proj"],)"
+            R"("use_rslora":false,"double_quant":true,"compute_dtype":"bf16","seed":0},"optim":{"lr":0.0002,)"
+            R"("beta1":0.9,"beta2":0.999,"eps":1e-08,"weight_decay":0.0,"max_grad_norm":1.0,"schedule":"cosine",)"
+            R"("min_lr_ratio":0.0},"run":{"micro_batch":4,"grad_accum":1,"activation_checkpointing":false,)"
+            R"("eval_every":0,"save_every":50,"keep_last":2,"seed":0,"priority":0,"allow_inexact_resume":true},)"
+            R"("labels":{}})");
+  JobSpec bitnet;
+  bitnet.method = kMethodBitNetQat;
+  EXPECT_EQ(base::Dump(ToJson(bitnet)["bitnet_qat"]),
+            R"({"preset":"native","act_scale":"per_token","act_bits":8,"ste":"identity","scale_grad":false,)"
+            R"("init":"pretrained","compute_dtype":"bf16"})");
+}
+
 TEST(JobSpecTest, WrongTypesAndUnknownKeysAreNamedByPath) {
   const auto field = [](const std::string& text) { return base::ReasonMetadata(Parse(text).status())["field"]; };
   EXPECT_EQ(field(R"({"base_modell":"x"})"), "base_modell");

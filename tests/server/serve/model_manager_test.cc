@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -23,11 +26,16 @@ class ModelManagerTest : public testing::Test {
   base::FakeClock clock_{absl::UnixEpoch()};
   std::atomic<int> located_ = 0, came_ = 0, went_ = 0;
   absl::Status damage_;
-  ModelManager manager_{[this](const std::string& name) -> absl::StatusOr<std::string> {
+  std::function<void()> while_locating_ = [] {};
+  std::weak_ptr<const int> last_pin_;
+  ModelManager manager_{[this](const std::string& name) -> absl::StatusOr<ModelManager::Artifact> {
                           ++located_;
+                          while_locating_();
                           if (!damage_.ok()) return damage_;
                           if (name != "small") return absl::NotFoundError(name);
-                          return models_.int8();
+                          const auto pin = std::make_shared<const int>(1);
+                          last_pin_ = pin;
+                          return ModelManager::Artifact{models_.int8(), pin};
                         },
                         Options(), models_.stream(), clock_,
                         [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? came_ : went_); }};
@@ -59,6 +67,37 @@ TEST_F(ModelManagerTest, ANameThatIsNoModelIsAskedForEachTime) {
   EXPECT_EQ(located_, 2);
   EXPECT_TRUE(manager_.residents().empty());
   EXPECT_EQ(manager_.Unload("none").code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ModelManagerTest, TheArtifactIsPinnedUntilTheModelIsUnloaded) {
+  std::shared_ptr<const Resident> held;
+  {
+    const auto resident = manager_.Acquire("small");
+    ASSERT_TRUE(resident.ok()) << resident.status();
+    held = *resident;
+  }
+  EXPECT_FALSE(last_pin_.expired());
+  ASSERT_TRUE(manager_.Unload("small").ok());
+  EXPECT_TRUE(last_pin_.expired()) << "a request that still runs has the files mapped: it needs no name";
+}
+
+TEST_F(ModelManagerTest, ThoseWhoWaitForALoadShareItsFailure) {
+  std::atomic<int> coming = 0;
+  damage_ = absl::DataLossError("a bit has changed");
+  // The first load fails when all have come; one that comes later than that begins a load of its own.
+  while_locating_ = [&] {
+    while (coming < 6) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 6; ++i) {
+    threads.emplace_back([&] {
+      ++coming;
+      EXPECT_EQ(manager_.Acquire("small").status().code(), absl::StatusCode::kDataLoss);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LT(located_, 6);
 }
 
 TEST_F(ModelManagerTest, ThoseWhoComeAtOnceShareOneLoad) {
