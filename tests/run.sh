@@ -9,7 +9,7 @@ set -euo pipefail
 usage() {
   cat <<'END'
 usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
-  --full   what takes long too (about an hour on two cores)
+  --full   what takes long too (some three hours on two cores, less with a warm ccache)
   --only   these sections alone: setup build unit e2e deployment races long ci clang asan tsan fuzz lint (from races on they belong to --full)
 END
 }
