@@ -53,6 +53,8 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
   using v1::FineTuneService;
   Cursor cursor(after_sequence, on_event);
 
+  absl::Status lost;  // how the connection went, in any call of the watch
+
   // What the stream left out, up to and without `before`.
   const auto fill = [&](std::int64_t before) -> absl::Status {
     while (cursor.last() + 1 < before) {
@@ -60,10 +62,13 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
       request.set_name(name);
       request.set_after_sequence(cursor.last());
       request.set_page_size(static_cast<std::int32_t>(std::min<std::int64_t>(before - 1 - cursor.last(), 1000)));
-      NIBBLE_ASSIGN_OR_RETURN(const v1::ListJobEventsResponse page,
-                              Call(&FineTuneService::Stub::ListJobEvents, request));
+      const absl::StatusOr<v1::ListJobEventsResponse> page = Call(&FineTuneService::Stub::ListJobEvents, request);
+      if (!page.ok()) {
+        if (IsLost(page.status())) lost = page.status();
+        return page.status();
+      }
       const std::int64_t had = cursor.last();
-      for (const v1::JobEvent& event : page.events()) {
+      for (const v1::JobEvent& event : page->events()) {
         if (event.sequence() >= before || event.sequence() > cursor.last() + 1) break;
         NIBBLE_RETURN_IF_ERROR(cursor.Take(event));
       }
@@ -79,6 +84,7 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
   int idle_ends = 0;
   while (true) {
     const std::int64_t had = cursor.last();
+    lost = absl::OkStatus();
     grpc::ClientContext context;
     SetDeadline(context, options_.long_deadline);
     v1::WatchJobRequest request;
@@ -106,24 +112,29 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     }
     if (!ours.ok()) context.TryCancel();
     const absl::Status theirs = FromGrpc(reader->Finish());
-    if (!ours.ok()) return ours;
-    if (!theirs.ok() && !IsLost(theirs)) return theirs;
+    if (!ours.ok() && lost.ok()) return ours;
+    if (lost.ok() && !theirs.ok()) {
+      if (!IsLost(theirs)) return theirs;
+      lost = theirs;
+    }
     // A final job's log is complete; what a broken stream did not bring is fetched again.
     if (over_at_start && cursor.last() >= last_at_start) cursor.SetFinal();
-    if (theirs.ok() && cursor.final()) {
+    if (lost.ok() && cursor.final()) {
       v1::GetJobRequest get;
       get.set_name(name);
-      return Call(&FineTuneService::Stub::GetJob, get);
+      absl::StatusOr<v1::Job> job = Call(&FineTuneService::Stub::GetJob, get);
+      if (job.ok() || !IsLost(job.status())) return job;
+      lost = job.status();
     }
-    idle_ends = theirs.ok() && cursor.last() == had ? idle_ends + 1 : 0;
+    idle_ends = lost.ok() && cursor.last() == had ? idle_ends + 1 : 0;
     if (idle_ends >= kMaxIdleEnds) {
       return absl::DataLossError(
           base::StrCat("malformed answer: the server ends the watch of job ", name, ", which is not over"));
     }
     const absl::Time now = absl::Now();
     lost_since = std::min(lost_since, now);
-    if (now - lost_since > options_.reconnect_for) return theirs;
-    absl::SleepFor(std::min(RetryDelay(theirs).value_or(wait), options_.longest_wait));
+    if (now - lost_since > options_.reconnect_for) return lost;
+    absl::SleepFor(std::min(RetryDelay(lost).value_or(wait), options_.longest_wait));
     wait = std::min(wait * 2, options_.longest_wait);
   }
 }

@@ -108,6 +108,35 @@ TEST_F(WatchTest, FillsAGapFromTheLog) {
   EXPECT_THAT(seen_, ElementsAreArray(Range(1, 8)));
 }
 
+// The calls beside the stream go over the same connection: their few attempts are not the watch's patience.
+TEST_F(WatchTest, ACallBesideTheStreamThatLosesTheConnectionDoesNotEndTheWatch) {
+  const int lost_calls = 2 * FastOptions().attempts + 1;
+  server_.watch_job.answer = [](const v1::WatchJobRequest& request, const Write& write) {
+    write(Snapshot(v1::JOB_STATE_RUNNING, 8));
+    if (request.after_sequence() < 1) write(Step(1));
+    if (request.after_sequence() < 6) write(Step(6));
+    if (request.after_sequence() < 8) write(End(8));
+    return grpc::Status::OK;
+  };
+  std::atomic<int> logs = 0, gets = 0;
+  server_.list_job_events.answer = [&](const v1::ListJobEventsRequest& request, v1::ListJobEventsResponse* page) {
+    if (++logs <= lost_calls) return Lost();
+    for (std::int64_t i = 1; i <= 2; ++i) *page->add_events() = Step(request.after_sequence() + i);
+    return grpc::Status::OK;
+  };
+  server_.get_job.answer = [&](const v1::GetJobRequest&, v1::Job* job) {
+    if (++gets <= lost_calls) return Lost();
+    job->set_state(v1::JOB_STATE_SUCCEEDED);
+    return grpc::Status::OK;
+  };
+  const auto job = Watch();
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->state(), v1::JOB_STATE_SUCCEEDED);
+  EXPECT_THAT(seen_, ElementsAreArray(Range(1, 8)));
+  EXPECT_GT(logs, lost_calls);
+  EXPECT_EQ(gets, lost_calls + 1);
+}
+
 TEST_F(WatchTest, AGapThatTheLogDoesNotHaveIsSaid) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write& write) {
     write(Step(1));
