@@ -41,6 +41,18 @@ struct Product {
   }
 };
 
+// What multiplying with the loops is counted as.
+auto LaunchesOf(const MatmulLibraryArgs& args) {
+  LoopLibrary library;
+  LaunchCounter launches;
+  Stream stream = CpuStream(DetectIsa());
+  stream.library = &library;
+  stream.launches = &launches;
+  const absl::Status status = MatmulLibrary(args, stream);
+  EXPECT_TRUE(status.ok()) << status;
+  return launches.Snapshot();
+}
+
 // Not asked of the library: oneDNN and torch would have to agree.
 TEST(MatmulLibraryTest, WithoutColumnsTheProductIsZero) {
   for (const bool accumulate : {false, true}) {
@@ -48,14 +60,9 @@ TEST(MatmulLibraryTest, WithoutColumnsTheProductIsZero) {
     MatmulLibraryArgs args = p.Args(accumulate);
     args.x.cols = args.w.cols = 0;
     const std::vector<float> old = p.y;
-    LoopLibrary library;
-    LaunchCounter launches;
-    Stream stream = CpuStream(DetectIsa());
-    stream.library = &library;
-    stream.launches = &launches;
-    ASSERT_TRUE(MatmulLibrary(args, stream).ok());
+    const auto launches = LaunchesOf(args);
     for (std::size_t i = 0; i < old.size(); ++i) EXPECT_EQ(p.y[i], (accumulate ? old[i] : 0.0f) + p.bias[i % 7]) << i;
-    EXPECT_TRUE(launches.Snapshot().empty());
+    EXPECT_TRUE(launches.empty());
   }
 }
 
@@ -65,14 +72,9 @@ TEST(MatmulLibraryTest, ProductOldValueAndBiasAddUpAndOneLaunchIsCounted) {
     const MatmulLibraryArgs args = p.Args(accumulate);
     const ConstMatrix old = args.y;
     const support::ExactProduct exact(args.x, args.w, args.bias, accumulate ? &old : nullptr);
-    LoopLibrary library;
-    LaunchCounter launches;
-    Stream stream = CpuStream(DetectIsa());
-    stream.library = &library;
-    stream.launches = &launches;
-    ASSERT_TRUE(MatmulLibrary(args, stream).ok());
+    const auto launches = LaunchesOf(args);
     EXPECT_TRUE(exact.Holds(args.y));
-    EXPECT_EQ(launches.Snapshot().at("loop_product"), 1u);
+    EXPECT_EQ(launches.at("loop_product"), 1u);
   }
 }
 
