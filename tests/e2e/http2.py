@@ -47,8 +47,10 @@ class Connection:
             self.socket.settimeout(max(0.01, until - time.monotonic()))
             try:
                 data = self.socket.recv(65536)
-            except (TimeoutError, ConnectionResetError):
+            except TimeoutError:
                 data = None
+            except ConnectionResetError:
+                data = b""
             if not data:
                 if data == b"":
                     yield "closed", 0, 0, b""
