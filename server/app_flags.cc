@@ -40,7 +40,7 @@ absl::Status CheckFlags(const AppOptions& options) {
 void RaiseOpenFiles(int max_connections) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const auto wanted = static_cast<rlim_t>(max_connections * kFilesPerConnection + 256);
+  const auto wanted = static_cast<rlim_t>(max_connections) * kFilesPerConnection + 256;
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(limit.rlim_max, wanted);
   setrlimit(RLIMIT_NOFILE, &limit);

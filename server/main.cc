@@ -87,6 +87,7 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
 
 }  // namespace
 
+// NOLINTNEXTLINE(bugprone-exception-escape): out of memory before the server stands ends it.
 int main(int argc, char** argv) {
   AppOptions options;
   options.threads = AvailableCpus();

@@ -25,7 +25,7 @@ inline __m128 Sum4(__m512 a, __m512 b, __m512 c, __m512 d) {
 // Asks for a cache line that may lie past the weight: an address, not a pointer into it.
 inline void Prefetch(const std::uint8_t* from, std::int64_t offset) {
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(from) + static_cast<std::uintptr_t>(offset);
-  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);  // NOLINT(performance-no-int-to-ptr)
 }
 
 // f32 products; T is x's type, to which weights are rounded.

@@ -24,7 +24,7 @@ RowFacts FactsOf(const QuantizeInt8BackwardArgs& args, std::int64_t row) {
   const float inverse = 1.0f / args.q.scale[row];
   facts.sum = LaneSum64(args.x.cols, [&](std::int64_t k) {
     const std::int64_t at = row * args.q.stride + k;
-    const float code = args.how.bits == 16 ? args.q.wide_codes[at] : args.q.codes[at];
+    const float code = static_cast<float>(args.how.bits == 16 ? args.q.wide_codes[at] : args.q.codes[at]);
     return static_cast<double>(Element(args.grad_y, row, k) * (code - Element(args.x, row, k) * inverse));
   });
   for (std::int64_t k = 0; k < args.x.cols; ++k) {

@@ -15,7 +15,9 @@
 // NIBBLE_ASSIGN_OR_RETURN(auto x, F()): x from F()'s value, or F()'s status returned.
 #define NIBBLE_ASSIGN_OR_RETURN(lhs, expr) \
   NIBBLE_ASSIGN_OR_RETURN_IMPL_(NIBBLE_CONCAT_(nibble_status_or_, __LINE__), lhs, expr)
+// NOLINTBEGIN(bugprone-macro-parentheses): lhs may be a declaration, and the other is a name made above.
 #define NIBBLE_ASSIGN_OR_RETURN_IMPL_(statusor, lhs, expr) \
   auto statusor = (expr);                                  \
   if (!statusor.ok()) return std::move(statusor).status(); \
   lhs = *std::move(statusor)
+// NOLINTEND(bugprone-macro-parentheses)

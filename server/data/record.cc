@@ -153,7 +153,7 @@ absl::StatusOr<FileSummary> FileValidator::Finish() {
   } else if (!partial_.empty()) {
     Line(partial_);
   }
-  const auto refuse = [](std::string text) {
+  const auto refuse = [](const std::string& text) {
     return base::WithReason(absl::InvalidArgumentError(text), "DATASET_FORMAT");
   };
   if (num_errors_ > 0) {

@@ -138,6 +138,7 @@ absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRec
   if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> queued, database_.List({JobState::kQueued}, 0, kMaxListed));
     std::vector<QueuedJob> queue;
+    queue.reserve(queued.size());
     for (const JobRecord& one : queued) queue.push_back({one.id, one.spec.run.priority, one.number, absl::ZeroDuration()});
     for (const QueuedJob& one : Order(std::move(queue))) positions.emplace(one.id, positions.size());
   }

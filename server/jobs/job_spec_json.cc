@@ -18,7 +18,7 @@ using base::StrCat;
 namespace {
 
 // Fields of the api whose parts come later: known by name, so that they are refused as such and not as typing errors.
-const char* const kLaterFields[] = {
+constexpr const char* kLaterFields[] = {
     "eval_fraction", "publish", "resume_from", "warm_start_from", "data.fields", "data.chat_template", "data.roles",
     "qlora.nf4_block", "qlora.merge_aware_int8", "optim.optimizer", "run.keep_best", "run.early_stop", "run.loss_watchdog",
     "run.max_duration", "run.artifact_ttl", "run.deterministic", "bitnet_qat.warmup_lambda", "bitnet_qat.modules_to_not_convert",

@@ -26,7 +26,7 @@ namespace nibble::jobs {
 
 inline constexpr std::size_t kMaxJournalLineBytes = 1u << 20;
 
-struct JournalLine {
+struct JournalLine {  // NOLINT(bugprone-exception-escape): the moves of nlohmann::json throw nothing
   std::int64_t sequence = 0;
   std::string type;
   std::string time;

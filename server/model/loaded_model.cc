@@ -51,7 +51,7 @@ class LoadedModelBuilder {
             layer_weights.linears[static_cast<std::size_t>(k)],
             Linear(ModulePath(layer, kind), OutFeatures(config_, kind), InFeatures(config_, kind)));
       }
-      weights.layers.push_back(std::move(layer_weights));
+      weights.layers.push_back(layer_weights);
     }
     NIBBLE_ASSIGN_OR_RETURN(weights.final_norm, FloatVector(kFinalNormName, config_.hidden_size));
     NIBBLE_RETURN_IF_ERROR(Head());
@@ -73,7 +73,7 @@ class LoadedModelBuilder {
     return model_.memory_.back().template As<T>();
   }
 
-  absl::StatusOr<TensorView> Tensor(const std::string& name, std::vector<std::int64_t> shape, DType dtype) {
+  absl::StatusOr<TensorView> Tensor(const std::string& name, const std::vector<std::int64_t>& shape, DType dtype) {
     NIBBLE_ASSIGN_OR_RETURN(TensorView tensor, artifact_.Tensor(name));
     if (tensor.dtype != dtype || tensor.shape != shape) {
       std::string wanted;

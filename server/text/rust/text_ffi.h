@@ -19,6 +19,7 @@ typedef struct NibbleBytes {
   size_t size;
 } NibbleBytes;
 
+// NOLINTBEGIN(readability-identifier-naming): names of C, where constants share one scope.
 typedef enum NibbleTextCode {
   NIBBLE_TEXT_OK = 0,
   NIBBLE_TEXT_INVALID = 1,   // the input is at fault: `out` holds the reason
@@ -31,6 +32,7 @@ typedef enum NibbleDecoderKind {
   NIBBLE_DECODER_RUNS = 1,   // SentencePiece: token by token but for <0xNN>
   NIBBLE_DECODER_WHOLE = 2,  // only the whole text is final
 } NibbleDecoderKind;
+// NOLINTEND(readability-identifier-naming)
 
 void nibble_bytes_free(NibbleBytes bytes);
 
