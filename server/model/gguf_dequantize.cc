@@ -16,6 +16,7 @@ float ReadHalf(const std::byte* at) {
   return HalfToFloat(bits);
 }
 
+// NOLINTBEGIN(readability-identifier-naming): named as ggml names the formats.
 void DequantizeQ4_0(const std::byte* block, float* out) {
   const float d = ReadHalf(block);
   for (int j = 0; j < kBlock / 2; ++j) {
@@ -39,6 +40,7 @@ void DequantizeQ8_0(const std::byte* block, float* out) {
   const float d = ReadHalf(block);
   for (int j = 0; j < kBlock; ++j) out[j] = static_cast<float>(std::to_integer<std::int8_t>(block[2 + j])) * d;
 }
+// NOLINTEND(readability-identifier-naming)
 
 }  // namespace
 
