@@ -39,9 +39,9 @@ v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
   device->set_memory_free_bytes(sysconf(_SC_AVPHYS_PAGES) * page);
   info.set_threads(threads);
   for (const char* method : jobs::kMethods) info.add_job_methods(method);
-  for (const char* format : {"f32", "bf16", "nf4", "int8", "lora"}) info.add_serve_formats(format);
-  for (const char* format : {"int8", "nf4"}) info.add_convert_formats(format);
-  for (const char* format : {"peft", "hf"}) info.add_export_formats(format);
+  for (const char* format : {"f32", "bf16", "nf4", "int8", "ternary", "lora"}) info.add_serve_formats(format);
+  for (const char* format : {"int8", "ternary", "nf4"}) info.add_convert_formats(format);
+  for (const char* format : {"peft", "hf", "hf_bitnet"}) info.add_export_formats(format);
   for (const char* name : rpc::kUnbuilt) info.add_unimplemented(name);
   return info;
 }

@@ -70,7 +70,7 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.add_option("--http_address", options.http_address, "HOST:PORT of metrics and probes; port 0 picks one");
   AddSecurityFlags(cli, options.security);
   cli.add_option("--threads", options.threads, "Threads of the kernels")->check(CLI::Range(1, 1024));
-  cli.add_option("--device", options.device, "auto, cpu or cuda:N");
+  cli.add_option("--device", options.device, "auto or cpu");
   cli.add_option("--isa", options.isa, "auto, plain, avx2 or avx512");
   cli.add_option("--import_root", options.import_root, "Directory below which clients may name files of this machine");
   cli.add_option("--trainer", options.trainer_path, "The trainer's program; default: beside this one");

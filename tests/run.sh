@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need, builds everything (CUDA sources too) and passes all tests.
 #   tests/run.sh          unit tests against committed goldens, end-to-end tests on a small model
-#   tests/run.sh --full   also what takes long: live peers, the real model, the counts of ops.md, sanitizers, fuzzers, linters
+#   tests/run.sh --full   also what takes long: live peers, the real model, the large counts, sanitizers, fuzzers, linters
 # Ends with a table of what ran, how long it took and what it said; exits non-zero when anything failed.
 # shellcheck disable=SC2317  # the sections are called by name
 set -euo pipefail

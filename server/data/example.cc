@@ -31,6 +31,10 @@ absl::StatusOr<Example> Mark(std::string_view text, bool add_special_tokens, con
   return example;
 }
 
+// What a template that asks for the date is told: the same day in every attempt, evaluation and time zone, or the tokens of a
+// data set would depend on when they were made. It is the day that Llama 3's own template falls back to.
+constexpr std::int64_t kTemplateTime = 1'721'995'200;  // 2024-07-26, 12:00 UTC
+
 absl::Status TemplateError(std::string_view message) {
   return base::WithReason(absl::InvalidArgumentError(base::StrCat("chat template: ", message)), "TEMPLATE_ERROR");
 }
@@ -41,6 +45,7 @@ absl::StatusOr<std::string> RenderPrefix(const text::ChatTemplate& chat, const b
   for (std::size_t i = 0; i < count; ++i) prefix.push_back(messages[i]);
   text::RenderOptions options;
   options.add_generation_prompt = add_generation_prompt;
+  options.now_unix_seconds = kTemplateTime;
   auto rendered = chat.RenderJson(base::Dump(prefix), options);
   if (!rendered.ok()) return TemplateError(base::ToStd(rendered.status().message()));
   return rendered;
@@ -54,21 +59,32 @@ absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAsse
   NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));
   NIBBLE_ASSIGN_OR_RETURN(const std::string full, RenderPrefix(*text.chat_template, messages, messages.size(), false));
   ByteRanges ranges;
-  if (train_on_prompt) ranges.emplace_back(0, full.size());
-  for (std::size_t i = 0; i < messages.size() && !train_on_prompt; ++i) {
-    if (record.roles[i] != "assistant") continue;
-    NIBBLE_ASSIGN_OR_RETURN(const std::string before, RenderPrefix(*text.chat_template, messages, i, true));
+  std::size_t trained_from = 0;  // with train_on_prompt: the end of what was left out last
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const bool answers = record.roles[i] == "assistant";
+    // Only these have to be found in the text: the trained ones, or those left out of a whole that is trained.
+    if (record.train[i].value_or(train_on_prompt || answers) == train_on_prompt) continue;
+    std::string before;
+    if (i > 0 || answers) {  // many templates refuse a conversation without messages
+      NIBBLE_ASSIGN_OR_RETURN(before, RenderPrefix(*text.chat_template, messages, i, answers));
+    }
     std::string after = full;  // the commonest case, one turn, costs one rendering less
     if (i + 1 < messages.size()) {
       NIBBLE_ASSIGN_OR_RETURN(after, RenderPrefix(*text.chat_template, messages, i + 1, false));
     }
     // Without this the turn's place in the text is not known, and a wrong mask trains on the wrong words in silence.
     if (!full.starts_with(after) || !after.starts_with(before)) {
-      return TemplateError(base::StrCat("message ", i, " does not continue what was rendered before it; "
-                                        "set train_on_prompt, or use another template"));
+      return TemplateError(base::StrCat("message ", i, " does not continue what was rendered before it; set train_on_prompt (and no "
+                                        "\"train\" of a message), or use another template"));
     }
-    ranges.emplace_back(before.size(), after.size());
+    if (train_on_prompt) {
+      ranges.emplace_back(trained_from, before.size());
+      trained_from = after.size();
+    } else {
+      ranges.emplace_back(before.size(), after.size());
+    }
   }
+  if (train_on_prompt) ranges.emplace_back(trained_from, full.size());
   return Mark(full, /*add_special_tokens=*/false, ranges, *text.tokenizer);
 }
 
@@ -103,10 +119,12 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
       break;
     }
   }
-  if (format != Format::kChat && !config.eos_token_ids.empty() &&
-      (whole.tokens.empty() || whole.tokens.back() != config.eos_token_ids.front())) {
-    whole.tokens.push_back(config.eos_token_ids.front());
-    whole.trained.push_back(1);
+  if (format != Format::kChat && !config.eos_token_ids.empty()) {
+    if (whole.tokens.empty() || whole.tokens.back() != config.eos_token_ids.front()) {
+      whole.tokens.push_back(config.eos_token_ids.front());
+      whole.trained.push_back(1);
+    }
+    whole.trained.back() = 1;  // also one that the tokenizer itself put at the end, outside of the text
   }
   const auto limit = static_cast<std::size_t>(options.max_seq_len);
   std::vector<Example> pieces;

@@ -31,7 +31,8 @@ struct Example {
 
 // text: the tokenizer's own special tokens and an end token; split into pieces of at most max_seq_len.
 // prompt_completion: prompt and completion as one text and an end token; the loss is on tokens that begin in the completion.
-// chat: messages through the model's template; the loss is on what each assistant turn added to the rendered text.
+// chat: messages through the model's template, for which it is always 26 July 2024; the loss is on what each assistant turn added to
+// the rendered text. "train" of a message, true or false, wins over its role and over train_on_prompt.
 // Nothing is returned for a record that was dropped. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template;
 // a record too long with kError).
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,

@@ -28,7 +28,7 @@ absl::Status ReadMessages(const base::Json& json, Record* record) {
   const auto it = json.find("messages");
   if (it == json.end()) return absl::InvalidArgumentError("no \"messages\"");
   if (!it->is_array() || it->empty()) return absl::InvalidArgumentError("\"messages\" is not a list with messages in it");
-  bool assistant = false;
+  bool learns = false;
   for (std::size_t i = 0; i < it->size(); ++i) {
     const base::Json& message = (*it)[i];
     const auto bad = [&](std::string_view what) {
@@ -39,10 +39,15 @@ absl::Status ReadMessages(const base::Json& json, Record* record) {
     if (role == message.end() || !role->is_string()) return bad("has no \"role\"");
     const auto content = message.find("content");
     if (content == message.end() || !(content->is_string() || message.contains("tool_calls"))) return bad("has no \"content\" string");
+    const auto train = message.find("train");
+    if (train != message.end() && !train->is_boolean()) return bad("has a \"train\" that is not true or false");
     record->roles.push_back(role->get<std::string>());
-    assistant = assistant || record->roles.back() == "assistant";
+    record->train.push_back(train == message.end() ? std::nullopt : std::optional(train->get<bool>()));
+    learns = learns || record->train.back().value_or(record->roles.back() == "assistant");
   }
-  if (!assistant) return absl::InvalidArgumentError("no message has the role \"assistant\": there is nothing to learn");
+  if (!learns) {
+    return absl::InvalidArgumentError("no message has the role \"assistant\" or \"train\": true: there is nothing to learn");
+  }
   record->messages_json = base::Dump(*it);
   return absl::OkStatus();
 }

@@ -21,6 +21,7 @@ struct Record {
   std::string completion;     // kPromptCompletion
   std::string messages_json;  // kChat: the array as it was written, every field kept
   std::vector<std::string> roles;  // kChat, one a message
+  std::vector<std::optional<bool>> train;  // kChat, one a message: its own "train", where it has one
 };
 
 inline constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr Access kByRole = Access::kRole;
 
-// A method that is added without a line here is refused as soon as tokens are on; auth_methods_test tells before.
+// A method that is added without a line here is refused as soon as tokens are on; auth_test tells before.
 constexpr MethodRule kRules[] = {
     {"nibble.v1.DatasetService/UploadDataset", kByRole, Role::kTrain},
     {"nibble.v1.DatasetService/GetDataset", kByRole, Role::kViewer},

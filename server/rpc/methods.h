@@ -8,12 +8,53 @@ inline constexpr const char* kServices[] = {"nibble.v1.DatasetService",   "nibbl
                                             "nibble.v1.ModelService",     "nibble.v1.InferenceService",
                                             "nibble.v1.ServerService",    "google.longrunning.Operations"};
 
-// What answers UNIMPLEMENTED: methods, then fields of requests.
+// What answers UNIMPLEMENTED: methods, then fields of requests, with the values where others are taken.
 inline constexpr const char* kUnbuilt[] = {
     "nibble.v1.InferenceService/Embed",
-    "nibble.v1.ServerService/SetResourcePolicy", "GenerateRequest.json_schema", "GenerateRequest.regex",
-    "GenerateRequest.choice", "ConvertModelRequest.checkpoint", "ConvertModelRequest.calibration_dataset",
-    "UploadDatasetHeader.field_map"};
+    "nibble.v1.ServerService/SetResourcePolicy",
+    "BitNetQatMethod.master_dtype BF16",
+    "BitNetQatMethod.modules_to_not_convert (others than lm_head)",
+    "BitNetQatMethod.preset hf",
+    "BitNetQatMethod.warmup_lambda",
+    "ConvertModelRequest.calibration_dataset",
+    "ConvertModelRequest.checkpoint",
+    "ConvertModelRequest.lora KEEP, MERGE_AWARE",
+    "ConvertModelRequest.target BF16",
+    "DataConfig.chat_template",
+    "DataConfig.field_map",
+    "DataConfig.format INSTRUCTION, TOKENIZED",
+    "DataConfig.shuffle false",
+    "ExportModelRequest.format COMPRESSED_TENSORS, GGUF",
+    "GenerateRequest.choice",
+    "GenerateRequest.json_schema",
+    "GenerateRequest.regex",
+    "JobSpec.aqt",
+    "JobSpec.eval_fraction",
+    "JobSpec.full",
+    "JobSpec.int8_mixed",
+    "JobSpec.int8_qt",
+    "JobSpec.lora",
+    "JobSpec.resume_from",
+    "JobSpec.warm_start_from",
+    "ListOperationsRequest.filter",
+    "LossMask.eos (others than TURN)",
+    "LossMask.honour_message_flag false",
+    "LossMask.roles",
+    "OptimConfig.optimizer (others than ADAMW)",
+    "OptimConfig.schedule WSD",
+    "PublishPolicy.evaluate_int8 false",
+    "PublishPolicy.load",
+    "QLoraMethod.double_quant false",
+    "QLoraMethod.merge_aware_int8",
+    "QLoraMethod.nf4_block (others than 64)",
+    "RunConfig.artifact_ttl",
+    "RunConfig.early_stop",
+    "RunConfig.keep_best",
+    "RunConfig.loss_watchdog",
+    "RunConfig.max_duration",
+    "RunConfig.max_retries",
+    "UploadDatasetHeader.field_map",
+    "UploadDatasetHeader.format INSTRUCTION, TOKENIZED"};
 
 void RegisterMethods(telemetry::Metrics& metrics);
 

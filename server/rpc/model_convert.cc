@@ -16,6 +16,7 @@
 #include "server/plan/record_tokens.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_proto.h"
+#include "server/rpc/operation_files.h"
 #include "server/rpc/status.h"
 #include "server/store/published_directory.h"
 
@@ -205,8 +206,9 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   scope.Progress("quantize", 0, 1);
+  OperationFiles files(state_.files, state_.files, scope, options_.upload_limits.min_free_bytes);
   NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport made,
-                          convert::ConvertModel(state_.files, *artifact, pending->directory(), OptionsOf(request), convert_stream_));
+                          convert::ConvertModel(files, *artifact, pending->directory(), OptionsOf(request), convert_stream_));
   v1::ConversionReport report = ToProto(made);
   report.set_source_format(ToProto(artifact->info().format));
   report.set_source_digest(artifact->info().weights_digest);
@@ -262,10 +264,11 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   auto exported = std::make_shared<ExportedFiles>();
   exported->directory = base::JoinPath(state_.layout.uploads(), response.artifact_id());
   scope.Progress("write", 0, 1);
+  OperationFiles files(state_.files, state_.files, scope, options_.upload_limits.min_free_bytes);
   absl::Status made = request.format() == v1::EXPORT_FORMAT_PEFT
-                          ? convert::ExportPeft(state_.files, *artifact, Text(artifact->info().provenance, "base_model"),
+                          ? convert::ExportPeft(files, *artifact, Text(artifact->info().provenance, "base_model"),
                                                 exported->directory)
-                          : convert::ExportHf(state_.files, *artifact, exported->directory,
+                          : convert::ExportHf(files, *artifact, exported->directory,
                                               request.linear_class() == v1::HF_LINEAR_CLASS_AUTOBITLINEAR
                                                   ? convert::HfBitNetClass::kAutoBitLinear
                                                   : convert::HfBitNetClass::kBitLinear);

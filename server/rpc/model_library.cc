@@ -10,6 +10,7 @@
 #include "server/model/replay.h"
 #include "server/rpc/import_root.h"
 #include "server/rpc/model_proto.h"
+#include "server/rpc/operation_files.h"
 #include "server/rpc/status.h"
 #include "server/rpc/time.h"
 
@@ -99,7 +100,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   scope.Progress("read", 0, 1);
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
-  const auto report = model::ImportModel(state_.files, source, pending->directory(), dtype);
+  OperationFiles files(state_.files, state_.files, scope, options_.upload_limits.min_free_bytes);
+  const auto report = model::ImportModel(files, source, pending->directory(), dtype);
   if (!report.ok()) {
     // What a file lacks or lies about is the caller's fault, whatever the reader called it.
     const absl::Status& status = report.status();

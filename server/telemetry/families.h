@@ -60,12 +60,12 @@ inline const Buckets& ByteBuckets() {
 
 // Kernels whose launches show as 0 before the first: a weight that is never quantised again while serving is seen as a 0, not
 // as a missing series.
-inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "quantize_activations",
-                                         "quantize_int8",
-                                         "quantize_nf4", "double_quantize", "rms_norm", "rms_norm_quantize"};
+inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "matmul_ternary",
+                                         "quantize_activations", "quantize_int8", "quantize_nf4", "double_quantize", "ternarise",
+                                         "rms_norm", "rms_norm_quantize"};
 // Reasons of failed jobs that are told apart (api.md 4e); all others are "OTHER".
 inline constexpr const char* kFailureReasons[] = {"NAN_LOSS", "DISK_FULL", "OUT_OF_DEVICE_MEMORY", "TRAINER_SIGNAL", "TRAINER_EXIT",
-                                                  "TRAINER_HUNG", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
+                                                  "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
 struct Metrics::Families {

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "server/base/error.h"
+#include "server/base/json.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::data {
@@ -86,6 +87,55 @@ TEST_F(ExampleTest, TheLossIsOnEveryAssistantTurn) {
   EXPECT_THAT(trained, ::testing::Not(HasSubstr("a?")));
   EXPECT_THAT(trained, ::testing::Not(HasSubstr("b?")));
   EXPECT_THAT(Trained(One(line, Format::kChat, {.max_seq_len = 1000, .train_on_prompt = true})), HasSubstr("a?"));
+}
+
+TEST_F(ExampleTest, AMessagesOwnFlagWinsOverItsRole) {
+  const auto line = [](const char* question, const char* first) {
+    return std::string(R"({"messages": [{"role": "user", "content": "a?")") + question + R"(}, {"role": "assistant", "content": "first")" +
+           first + R"(}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
+  };
+  const Example without = One(line("", R"(, "train": false)"), Format::kChat);
+  EXPECT_THAT(Trained(without), HasSubstr("second"));
+  EXPECT_THAT(Trained(without), ::testing::Not(HasSubstr("first")));
+  EXPECT_EQ(without.tokens, One(line("", ""), Format::kChat).tokens);
+  const std::string with = Trained(One(line(R"(, "train": true)", ""), Format::kChat));
+  EXPECT_THAT(with, HasSubstr("a?"));
+  EXPECT_THAT(with, HasSubstr("first"));
+  EXPECT_THAT(with, ::testing::Not(HasSubstr("b?")));
+  const std::string rest = Trained(One(line("", R"(, "train": false)"), Format::kChat, {.max_seq_len = 1000, .train_on_prompt = true}));
+  EXPECT_THAT(rest, HasSubstr("a?"));
+  EXPECT_THAT(rest, ::testing::Not(HasSubstr("first")));
+  EXPECT_THAT(rest, HasSubstr("second"));
+}
+
+// A template that asks for the date is told one day for ever: tokens of a data set do not depend on when they were made.
+TEST_F(ExampleTest, TheDateOfATemplateIsFixed) {
+  auto dated = text::ChatTemplate::Compile(
+      "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}", {});
+  ASSERT_TRUE(dated.ok()) << dated.status();
+  text_.chat_template = *std::move(dated);
+  const Example example = One(R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}]})", Format::kChat);
+  EXPECT_THAT(text_.tokenizer->Decode(example.tokens, false).value_or(""), HasSubstr("26 Jul 2024"));
+}
+
+// A tokenizer that closes its texts with the end token itself: the model still learns to stop.
+TEST_F(ExampleTest, AnEndTokenOfTheTokenizerIsTrained) {
+  const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";
+  const Example plain = One(line, Format::kPromptCompletion);
+  const testing::TempDirectory directory;
+  std::ifstream in(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16/tokenizer.json");
+  base::Json tokenizer = base::Json::parse(in);
+  tokenizer["post_processor"] = base::Json::parse(
+      R"({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+          "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+          "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}})");
+  std::ofstream(directory / "tokenizer.json") << tokenizer;
+  auto closing = model::LoadTextAssets(directory / "");
+  ASSERT_TRUE(closing.ok()) << closing.status();
+  text_ = *std::move(closing);
+  const Example closed = One(line, Format::kPromptCompletion);
+  EXPECT_EQ(closed.tokens, plain.tokens);
+  EXPECT_EQ(closed.trained, plain.trained);
 }
 
 TEST_F(ExampleTest, WhatIsTooLongIsCutDroppedOrRefusedAsAsked) {

@@ -69,6 +69,10 @@ TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {
   const auto record = ParseRecord("{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\", \"weight\": 1}]}", Format::kChat);
   ASSERT_TRUE(record.ok());
   EXPECT_THAT(record->messages_json, HasSubstr("\"weight\":1"));
+  EXPECT_TRUE(ParseRecord(R"({"messages": [{"role": "user", "content": "a", "train": true}]})", Format::kChat).ok());
+  EXPECT_FALSE(ParseRecord(R"({"messages": [{"role": "assistant", "content": "a", "train": false}]})", Format::kChat).ok());
+  const auto flag = ParseRecord(R"({"messages": [{"role": "assistant", "content": "a", "train": 1}]})", Format::kChat);
+  EXPECT_THAT(std::string(flag.status().message()), HasSubstr("true or false"));
 }
 
 TEST(RecordTest, CompletionMustNotBeEmpty) {

@@ -17,6 +17,7 @@
 #include "nibble/v1/model_service.grpc.pb.h"
 #include "nibble/v1/server_service.grpc.pb.h"
 #include "server/app.h"
+#include "server/base/sha256.h"
 
 namespace nibble::testing_support {
 
@@ -114,6 +115,24 @@ class AppTest : public testing::Test {
     ASSERT_TRUE(status.ok()) << status.error_message();
     const auto done = Wait(operation);
     ASSERT_TRUE(done.has_response()) << done.error().message();
+  }
+
+  // JSON lines, whose format the server finds.
+  v1::Dataset Upload(const std::string& name, const std::string& rows) {
+    grpc::ClientContext context;
+    v1::Dataset dataset;
+    auto writer = datasets_->UploadDataset(&context, &dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name(name);
+    writer->Write(message);
+    message.set_chunk(rows);
+    writer->Write(message);
+    message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
+    writer->Write(message);
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return dataset;
   }
 
   v1::GenerateRequest Prompt(const std::string& model, const std::string& text, int max_tokens) {

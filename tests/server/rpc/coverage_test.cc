@@ -105,6 +105,22 @@ TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
   }
 }
 
+// Every field that is refused as not built is told by GetServerInfo.
+TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
+  std::set<std::string> told;
+  for (const std::string name : rpc::kUnbuilt) told.insert(name.substr(0, name.find(' ')));
+  static const std::regex kField("NotBuilt\\((?:StrCat\\()?\"([A-Za-z0-9]+\\.[a-z0-9_]+)");
+  int fields = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(NIBBLE_SOURCE_DIR "/server/rpc")) {
+    if (entry.path().extension() != ".cc") continue;
+    const std::string code = Read(entry.path().lexically_relative(NIBBLE_SOURCE_DIR));
+    for (std::sregex_iterator it(code.begin(), code.end(), kField), last; it != last; ++it, ++fields) {
+      EXPECT_TRUE(told.contains((*it)[1])) << entry.path() << ": " << (*it)[1];
+    }
+  }
+  EXPECT_GT(fields, 30);
+}
+
 // Literals in capitals among the arguments of WithReason, up to the parenthesis that ends them.
 void AddReasons(const std::string& code, std::set<std::string>& reasons) {
   static const std::string kCall = "WithReason(";

@@ -163,6 +163,44 @@ TEST_F(DatasetServiceTest, EveryChunkIsBounded) {
   EXPECT_EQ(FieldOf(Upload("big", std::string((1 << 20) + 1, 'x'), v1::DATASET_FORMAT_TEXT, &dataset)), "chunk");
 }
 
+class StreamMessagesTest : public DatasetServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = DatasetServiceTest::Options();
+    options.max_stream_messages = 3;
+    return options;
+  }
+  // A header, then so many chunks of so many bytes, then the end.
+  grpc::Status Chunks(const std::string& name, int chunks, std::size_t bytes) {
+    grpc::ClientContext context;
+    v1::Dataset dataset;
+    auto writer = datasets_->UploadDataset(&context, &dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name(name);
+    message.mutable_header()->set_format(v1::DATASET_FORMAT_TEXT);
+    const std::string chunk = "{\"text\": \"" + std::string(bytes - 13, 'x') + "\"}\n";
+    std::string all;
+    bool open = writer->Write(message);
+    for (int i = 0; i < chunks && open; ++i) {
+      message.set_chunk(chunk);
+      all += chunk;
+      open = writer->Write(message);
+    }
+    message.mutable_finish()->set_sha256(base::Sha256Hex(all));
+    writer->Write(message);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+};
+
+// A limit of messages alone would end every large upload: what is large is counted in bytes.
+TEST_F(StreamMessagesTest, OnlySmallMessagesAreCounted) {
+  EXPECT_TRUE(Chunks("one", 1, 100).ok());
+  EXPECT_EQ(ReasonOf(Chunks("many", 2, 100)), "MESSAGE_TOO_LARGE");
+  const grpc::Status large = Chunks("large", 5, 1 << 19);
+  EXPECT_TRUE(large.ok()) << large.error_message();
+}
+
 // api.md, Decided: a path of the server is taken only when it lies below --import_root.
 class ServerPathTest : public DatasetServiceTest {
  protected:

@@ -1,7 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
 
 namespace nibble {
@@ -10,27 +9,7 @@ namespace {
 using testing_support::AppTest;
 using testing_support::ReasonOf;
 
-class EtagTest : public AppTest {
- protected:
-  v1::Dataset Upload(const std::string& name) {
-    grpc::ClientContext context;
-    v1::Dataset dataset;
-    auto writer = datasets_->UploadDataset(&context, &dataset);
-    v1::UploadDatasetRequest message;
-    const std::string rows = "{\"text\": \"a b c\"}\n";
-    message.mutable_header()->set_name(name);
-    message.mutable_header()->set_size_bytes(static_cast<std::int64_t>(rows.size()));
-    writer->Write(message);
-    message.set_chunk(rows);
-    writer->Write(message);
-    message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
-    writer->Write(message);
-    writer->WritesDone();
-    const grpc::Status status = writer->Finish();
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return dataset;
-  }
-};
+class EtagTest : public AppTest {};
 
 TEST_F(EtagTest, AnOldEtagIsRefusedAndTheRightOneTaken) {
   Import("tiny");
@@ -50,7 +29,7 @@ TEST_F(EtagTest, AnOldEtagIsRefusedAndTheRightOneTaken) {
   EXPECT_TRUE(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed).ok());
   EXPECT_EQ(Call(models_, &v1::ModelService::Stub::GetModel, get, &model).error_code(), grpc::StatusCode::NOT_FOUND);
 
-  const v1::Dataset dataset = Upload("page");
+  const v1::Dataset dataset = Upload("page", "{\"text\": \"a b c\"}\n");
   v1::DeleteDatasetRequest drop;
   drop.set_name("page");
   drop.set_etag("old");

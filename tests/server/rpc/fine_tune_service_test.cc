@@ -5,7 +5,6 @@
 #include <thread>
 #include <vector>
 
-#include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
 
 namespace nibble {
@@ -27,21 +26,6 @@ class FineTuneServiceTest : public AppTest {
     AppTest::SetUp();
     Import("tiny");
     Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
-  }
-  void Upload(const std::string& name, const std::string& bytes) {
-    grpc::ClientContext context;
-    v1::Dataset dataset;
-    auto writer = datasets_->UploadDataset(&context, &dataset);
-    v1::UploadDatasetRequest message;
-    message.mutable_header()->set_name(name);
-    writer->Write(message);
-    message.set_chunk(bytes);
-    writer->Write(message);
-    message.mutable_finish()->set_sha256(base::Sha256Hex(bytes));
-    writer->Write(message);
-    writer->WritesDone();
-    const auto status = writer->Finish();
-    ASSERT_TRUE(status.ok()) << status.error_message();
   }
   static v1::CreateJobRequest Request() {
     v1::CreateJobRequest request;

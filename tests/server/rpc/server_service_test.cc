@@ -44,6 +44,8 @@ TEST_F(ServerServiceTest, InfoTellsWhatThereIs) {
   EXPECT_EQ(info.devices(0).device().kind(), v1::DEVICE_KIND_CPU);
   EXPECT_EQ(info.threads(), 2);
   EXPECT_GT(info.unimplemented_size(), 5);
+  EXPECT_THAT(info.serve_formats(), testing::Contains("ternary"));
+  EXPECT_THAT(info.convert_formats(), testing::Contains("ternary"));
   EXPECT_EQ(info.limits().max_chunk_bytes(), 1 << 20);
 }
 

@@ -13,7 +13,6 @@
 
 #include "client/security.h"
 #include "server/base/files.h"
-#include "server/base/sha256.h"
 #include "server/base/strings.h"
 #include "server/rpc/methods.h"
 #include "server/store/checkpoints.h"
@@ -104,21 +103,6 @@ class TenantTest : public AppTest {
     security.token = "token-" + name;
     Use(client::MakeChannel(StrCat("127.0.0.1:", app_->grpc_port()), security, {}));
   }
-  void UploadTexts() {
-    const std::string rows = "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n";
-    grpc::ClientContext context;
-    v1::Dataset dataset;
-    auto writer = datasets_->UploadDataset(&context, &dataset);
-    v1::UploadDatasetRequest message;
-    message.mutable_header()->set_name("texts");
-    writer->Write(message);
-    message.set_chunk(rows);
-    writer->Write(message);
-    message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
-    writer->Write(message);
-    writer->WritesDone();
-    ASSERT_TRUE(writer->Finish().ok());
-  }
   v1::Job CreateJob(const std::string& output) {
     v1::CreateJobRequest request;
     request.set_request_id("8b7a3d1e-0000-4000-8000-000000000001");
@@ -184,7 +168,7 @@ TEST_F(TenantTest, S2TheTableNamesEveryMethod) {
 TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
   As("red");
   Import("tiny");
-  UploadTexts();
+  Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
   const std::string job = CreateJob("red-model").name();
   PlantCheckpoint(job);
   // Its own tenant, and who has none, see it.

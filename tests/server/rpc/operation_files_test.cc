@@ -1,0 +1,45 @@
+#include "server/rpc/operation_files.h"
+
+#include <gmock/gmock.h>
+
+#include <limits>
+
+#include "server/base/error.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::rpc {
+namespace {
+
+class Scope : public OperationScope {
+ public:
+  void Progress(const std::string&, std::int64_t, std::int64_t) override {}
+  bool cancelled() const override { return cancelled_; }
+  bool cancelled_ = false;
+};
+
+TEST(OperationFilesTest, ACancelledOperationWritesNoMore) {
+  const testing::TempDirectory directory;
+  Scope scope;
+  OperationFiles files(base::RealFileSystem(), base::RealFileSystem(), scope, 1);
+  const auto file = files.Create(directory / "tensors");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE((*file)->Append("one").ok());
+  scope.cancelled_ = true;
+  EXPECT_TRUE(absl::IsCancelled((*file)->Append("two")));
+  EXPECT_TRUE((*file)->Close().ok());
+  EXPECT_EQ(files.Read(directory / "tensors", 100).value_or(""), "one");
+  EXPECT_TRUE(files.RemoveAll(directory / "tensors").ok()) << "what was begun can be taken back";
+}
+
+TEST(OperationFilesTest, BelowTheWatermarkNothingIsWritten) {
+  const testing::TempDirectory directory;
+  const Scope scope;
+  OperationFiles files(base::RealFileSystem(), base::RealFileSystem(), scope, std::numeric_limits<std::uint64_t>::max());
+  const auto file = files.Create(directory / "tensors");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(base::Reason((*file)->Append("one")), "DISK_FULL");
+  EXPECT_EQ(files.Read(directory / "tensors", 100).value_or("none"), "");
+}
+
+}  // namespace
+}  // namespace nibble::rpc
