@@ -74,7 +74,12 @@ absl::StatusOr<bool> Engine::RunOnce() {
                                 .logit_rows = step.logit_rows};
   NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, model::RunStep(model_->config(), model_->weights(), pool_->view(),
                                                                        rows, arena_, stream_));
-  for (const Part& part : step.parts) NIBBLE_RETURN_IF_ERROR(Digest(part, logits));
+  for (const Part& part : step.parts) {
+    // What one request's rows come to is its own affair: those beside it go on.
+    if (const absl::Status status = Digest(part, logits); !status.ok()) {
+      EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
+    }
+  }
   return true;
 }
 

@@ -34,7 +34,7 @@ struct Request {
   Stopping stopping;
   bool include_special_tokens = false;          // in the text
   bool logprobs = false;
-  std::int64_t top_logprobs = 0;                // alternatives a token, when logprobs
+  std::int64_t top_logprobs = 0;                // alternatives a token, when logprobs; at most the vocabulary
   bool prompt_logprobs = false;                 // Score: of prompt[1..] given what is before
   bool logits_digests = false;                  // Score: of the logits behind each of them
   std::int64_t score_chunk = 0;                 // Score: rows a step; 0: the engine's

@@ -58,6 +58,9 @@ struct Engine::Group {
   }
 };
 
+// What the requests are told that a step failed for: a fault of ours, or of memory.
+absl::Status StepFault(const absl::Status& status);
+
 // Rows of one output in a step.
 struct Engine::Part {
   Group* group;
