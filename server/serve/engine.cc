@@ -261,7 +261,7 @@ void Engine::EndOutput(Group& group, Sequence& output, FinishReason reason) {
   OutputEnd end = {output.index, reason, output.stops.matched_stop(), ""};
   if (auto tail = output.decoder.Finish(); tail.ok() && !output.stops.matched()) {
     end.incomplete_utf8 = tail->incomplete_utf8;
-    std::string rest = output.stops.Push(tail->text);
+    std::string rest = group.Shown(output, tail->text);
     if (output.stops.matched()) {
       end.reason = FinishReason::kStop;
       end.matched_stop = output.stops.matched_stop();

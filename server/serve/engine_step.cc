@@ -192,7 +192,7 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
   ++group.usage.completion_tokens;
 
   const auto& ends = model_->config().eos_token_ids;
-  const bool may_end = group.generated(output) >= stopping.min_tokens;
+  const bool may_end = group.may_end(output);
   const bool eos = may_end && !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
   const bool stop_id = may_end && std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
   std::string shown;
@@ -203,7 +203,7 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
       EndGroup(group, text.status(), FinishReason::kCancelled);
       return;
     }
-    shown = output.stops.Push(*text);
+    shown = group.Shown(output, *text);
   }
   group.sink->OnDelta(output.index, shown, {&token, 1});
   if (eos) {

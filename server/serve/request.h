@@ -19,7 +19,7 @@ const char* Name(FinishReason reason);  // "stop", "length", "eos", "cancelled",
 
 struct Stopping {
   std::int64_t max_tokens = 0;
-  std::int64_t min_tokens = 0;                  // end tokens and stop ids before that are not taken as an end
+  std::int64_t min_tokens = 0;                  // before that, end tokens, stop ids and stop strings are no end
   std::vector<std::string> strings;
   std::vector<std::int32_t> token_ids;          // beside the model's own end tokens
   bool ignore_eos = false;

@@ -189,6 +189,25 @@ TEST_F(EngineTest, StopIdsAndEndTokensEndAtOnceUnlessTooEarly) {
   EXPECT_EQ(Answer(*engine, request)->ids, whole->ids);
 }
 
+TEST_F(EngineTest, StopStringsCountFromTheTokenThatMayEnd) {
+  auto engine = Start();
+  Request request = Ask(6, 12);
+  request.penalties.bias = {{70, 100.0f}};  // "d", whatever comes before
+  ASSERT_EQ(Answer(*engine, request)->text, std::string(12, 'd'));
+  request.stopping.strings = {"ddd"};
+  EXPECT_EQ(Answer(*engine, request)->ids.size(), 3u);
+  // The fifth token may end the answer: the text of the four before it is no part of a match.
+  request.stopping.min_tokens = 5;
+  const auto stopped = Answer(*engine, request);
+  EXPECT_EQ(stopped->ids.size(), 7u);
+  EXPECT_EQ(stopped->text, "dddd");
+  EXPECT_EQ(stopped->finish.reason, FinishReason::kStop);
+  request.stopping.min_tokens = 100;
+  const auto whole = Answer(*engine, request);
+  EXPECT_EQ(whole->text, std::string(12, 'd'));
+  EXPECT_EQ(whole->finish.reason, FinishReason::kLength);
+}
+
 TEST_F(EngineTest, WhatCannotBeIsRefusedAtOnce) {
   auto engine = Start();
   auto sink = std::make_shared<Sink>();
