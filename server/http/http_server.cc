@@ -11,7 +11,8 @@ namespace nibble::http {
 
 namespace {
 
-constexpr int kThreads = 2;
+constexpr int kThreads = 8;   // each waits for one connection at a time: idle ones must not keep the probes waiting
+constexpr int kSeconds = 1;   // for the next request on a connection, and for the rest of one that has begun
 constexpr std::size_t kMaxHeaderFields = 64;
 constexpr std::size_t kMaxTargetBytes = 1024;
 
@@ -65,8 +66,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   httplib::Server& server = state->server;
   server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
   server.set_keep_alive_max_count(100);
-  server.set_read_timeout(5);
-  server.set_write_timeout(5);
+  server.set_keep_alive_timeout(kSeconds);
+  server.set_read_timeout(kSeconds);
+  server.set_write_timeout(kSeconds);
   server.set_payload_max_length(0);  // GET alone: no bodies
   server.set_tcp_nodelay(true);
   server.set_pre_routing_handler([](const httplib::Request& request, httplib::Response& response) {

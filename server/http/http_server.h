@@ -17,7 +17,7 @@ struct HttpHandlers {
   std::function<absl::Status()> started;     // not OK: still starting
 };
 
-// Thread-safe. Two threads of its own answer GET alone.
+// Thread-safe. A few threads of its own answer GET alone; a connection that is silent for a second is closed.
 class HttpServer {
  public:
   // `address` is HOST:PORT; port 0 picks one. Errors: InvalidArgument (address), Unavailable (cannot bind).

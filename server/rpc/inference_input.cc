@@ -24,7 +24,7 @@ constexpr int kMaxLogprobs = 20;
 constexpr int kMaxOutputs = 16;
 constexpr int kMaxLogitBias = 300;
 constexpr int kMaxPriority = 100;
-constexpr double kMaxRepetitionPenalty = 1000;  // so that no logit leaves f32
+constexpr double kMaxRepetitionPenalty = 1000;  // so that no logit leaves f32, divided or multiplied
 
 absl::Status CheckRange(const char* field, double value, double low, double high) {
   if (std::isfinite(value) && value >= low && value <= high) return absl::OkStatus();
@@ -42,10 +42,8 @@ absl::Status CheckBuilt(const v1::GenerateRequest& request) {
 
 absl::Status TakePenalties(const v1::Sampling& sampling, serve::Penalties& out) {
   if (sampling.has_repetition_penalty()) {
-    if (!(sampling.repetition_penalty() > 0 && sampling.repetition_penalty() <= kMaxRepetitionPenalty)) {
-      return FieldError("sampling.repetition_penalty",
-                        StrCat("is ", sampling.repetition_penalty(), ", wanted above 0, at most ", kMaxRepetitionPenalty));
-    }
+    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.repetition_penalty", sampling.repetition_penalty(), 1 / kMaxRepetitionPenalty,
+                                      kMaxRepetitionPenalty));
     out.repetition = static_cast<float>(sampling.repetition_penalty());
   }
   NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.presence_penalty", sampling.presence_penalty(), -2, 2));
@@ -78,10 +76,10 @@ absl::Status TakeSampling(const v1::Sampling& sampling, GenerateOptions& out) {
     params.top_k = sampling.top_k();
   }
   if (sampling.has_top_p()) {
-    if (!(sampling.top_p() > 0 && sampling.top_p() <= 1)) {
+    params.top_p = static_cast<float>(sampling.top_p());
+    if (!(params.top_p > 0 && sampling.top_p() <= 1)) {  // a double may be 0 only as f32
       return FieldError("sampling.top_p", StrCat("is ", sampling.top_p(), ", wanted above 0, at most 1"));
     }
-    params.top_p = static_cast<float>(sampling.top_p());
   }
   if (sampling.has_min_p()) {
     NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.min_p", sampling.min_p(), 0, 1));

@@ -31,6 +31,11 @@ const char* Name(FinishReason reason) {
   return "unknown";
 }
 
+absl::Status StepFault(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return status;
+  return base::WithReason(absl::InternalError(base::StrCat("a step failed: ", base::ToStd(status.message()))), "KERNEL_FAULT");
+}
+
 Engine::Engine(std::shared_ptr<const model::LoadedModel> model, std::shared_ptr<const text::Tokenizer> tokenizer,
                const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock)
     : model_(std::move(model)),
@@ -97,6 +102,7 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   // A sequence never grows past what the model takes: it ends with "length" there.
   const auto prompt = static_cast<std::int64_t>(request.prompt.size());
   request.stopping.max_tokens = std::min(request.stopping.max_tokens, max_context_ - prompt);
+  request.top_logprobs = std::min(request.top_logprobs, model_->config().vocab_size);  // all that there are
   auto group = std::make_unique<Group>(std::move(request), std::move(sink), *tokenizer_);
   const std::int64_t pages = group->pages_each() * group->request.n;
   if (pages > pool_->num_pages()) {
@@ -162,11 +168,8 @@ void Engine::Run() {
     if (!running_.empty()) {
       const absl::StatusOr<bool> stepped = RunOnce();
       if (!stepped.ok()) {
-        // A step that fails is a fault of ours or of memory: the requests in it end with it, the engine goes on.
-        absl::Status fault = stepped.status();
-        if (!absl::IsResourceExhausted(fault)) {
-          fault = base::WithReason(absl::InternalError(base::StrCat("a step failed: ", base::ToStd(fault.message()))), "KERNEL_FAULT");
-        }
+        // The requests in a step that fails end with it, the engine goes on.
+        const absl::Status fault = StepFault(stepped.status());
         for (auto& group : running_) {
           if (!group->ended) EndGroup(*group, fault, FinishReason::kCancelled);
         }
@@ -258,7 +261,7 @@ void Engine::EndOutput(Group& group, Sequence& output, FinishReason reason) {
   OutputEnd end = {output.index, reason, output.stops.matched_stop(), ""};
   if (auto tail = output.decoder.Finish(); tail.ok() && !output.stops.matched()) {
     end.incomplete_utf8 = tail->incomplete_utf8;
-    std::string rest = output.stops.Push(tail->text);
+    std::string rest = group.Shown(output, tail->text);
     if (output.stops.matched()) {
       end.reason = FinishReason::kStop;
       end.matched_stop = output.stops.matched_stop();

@@ -74,7 +74,12 @@ absl::StatusOr<bool> Engine::RunOnce() {
                                 .logit_rows = step.logit_rows};
   NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits, model::RunStep(model_->config(), model_->weights(), pool_->view(),
                                                                        rows, arena_, stream_));
-  for (const Part& part : step.parts) NIBBLE_RETURN_IF_ERROR(Digest(part, logits));
+  for (const Part& part : step.parts) {
+    // What one request's rows come to is its own affair: those beside it go on.
+    if (const absl::Status status = Digest(part, logits); !status.ok()) {
+      EndGroup(*part.group, StepFault(status), FinishReason::kCancelled);
+    }
+  }
   return true;
 }
 
@@ -187,7 +192,7 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
   ++group.usage.completion_tokens;
 
   const auto& ends = model_->config().eos_token_ids;
-  const bool may_end = group.generated(output) >= stopping.min_tokens;
+  const bool may_end = group.may_end(output);
   const bool eos = may_end && !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
   const bool stop_id = may_end && std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
   std::string shown;
@@ -198,7 +203,7 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
       EndGroup(group, text.status(), FinishReason::kCancelled);
       return;
     }
-    shown = output.stops.Push(*text);
+    shown = group.Shown(output, *text);
   }
   group.sink->OnDelta(output.index, shown, {&token, 1});
   if (eos) {

@@ -19,7 +19,7 @@ const char* Name(FinishReason reason);  // "stop", "length", "eos", "cancelled",
 
 struct Stopping {
   std::int64_t max_tokens = 0;
-  std::int64_t min_tokens = 0;                  // end tokens and stop ids before that are not taken as an end
+  std::int64_t min_tokens = 0;                  // before that, end tokens, stop ids and stop strings are no end
   std::vector<std::string> strings;
   std::vector<std::int32_t> token_ids;          // beside the model's own end tokens
   bool ignore_eos = false;
@@ -34,7 +34,7 @@ struct Request {
   Stopping stopping;
   bool include_special_tokens = false;          // in the text
   bool logprobs = false;
-  std::int64_t top_logprobs = 0;                // alternatives a token, when logprobs
+  std::int64_t top_logprobs = 0;                // alternatives a token, when logprobs; at most the vocabulary
   bool prompt_logprobs = false;                 // Score: of prompt[1..] given what is before
   bool logits_digests = false;                  // Score: of the logits behind each of them
   std::int64_t score_chunk = 0;                 // Score: rows a step; 0: the engine's

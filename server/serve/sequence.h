@@ -2,6 +2,8 @@
 #pragma once
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -52,11 +54,19 @@ struct Engine::Group {
   std::int64_t generated(const Sequence& output) const {
     return static_cast<std::int64_t>(output.tokens.size()) - prompt_size();
   }
+  bool may_end(const Sequence& output) const { return generated(output) >= request.stopping.min_tokens; }
+  // What is shown now that `text` came. Stop strings are looked for from the text of the first token that may end it.
+  std::string Shown(Sequence& output, std::string_view text) const {
+    return may_end(output) ? output.stops.Push(text) : std::string(text);
+  }
   bool read_prompt() const { return outputs.front()->fed >= prompt_size(); }
   std::int64_t pages_each() const {
     return model::KvPool::PagesFor(prompt_size() + request.stopping.max_tokens);
   }
 };
+
+// What the requests are told that a step failed for: a fault of ours, or of memory.
+absl::Status StepFault(const absl::Status& status);
 
 // Rows of one output in a step.
 struct Engine::Part {

@@ -3,8 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <memory>
 #include <stdexcept>
+#include <string_view>
+#include <vector>
 
 namespace nibble::http {
 namespace {
@@ -19,6 +25,25 @@ HttpHandlers Handlers() {
   handlers.started = [] { return absl::OkStatus(); };
   return handlers;
 }
+
+// To the server, without HTTP.
+class RawConnection {
+ public:
+  explicit RawConnection(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  }
+  ~RawConnection() { ::close(socket_); }
+  RawConnection(const RawConnection&) = delete;
+  RawConnection& operator=(const RawConnection&) = delete;
+  void Send(std::string_view text) { EXPECT_EQ(::send(socket_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size())); }
+
+ private:
+  const int socket_;
+};
 
 class HttpServerTest : public testing::Test {
  protected:
@@ -63,6 +88,19 @@ TEST_F(HttpServerTest, LargeHeadersAndTargetsAreRefused) {
   EXPECT_EQ(client_->Get("/livez", many)->status, 431);
   // The server is still there.
   EXPECT_EQ(client_->Get("/livez")->status, 200);
+}
+
+// A peer that connects and says nothing, or not all, has no say in whether this server lives.
+TEST_F(HttpServerTest, IdleConnectionsDoNotHoldUpTheProbes) {
+  std::vector<std::unique_ptr<RawConnection>> idle;
+  for (int i = 0; i < 12; ++i) {
+    idle.push_back(std::make_unique<RawConnection>(server_->port()));
+    if (i % 2 == 1) idle.back()->Send("GET /livez HTTP/1.1\r\nX-Half: ");
+  }
+  client_->set_read_timeout(5);
+  const auto response = client_->Get("/livez");
+  ASSERT_TRUE(response) << "no answer";
+  EXPECT_EQ(response->status, 200);
 }
 
 TEST(HttpServerStartTest, AThrowingHandlerIsAnErrorAnswer) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -198,7 +199,10 @@ TEST_F(InferenceServiceTest, PenaltiesAndBiasAreKeptToTheirBounds) {
   };
   refuse([](auto& s) { s.set_n(0); }, "sampling.n");
   refuse([](auto& s) { s.set_n(17); }, "sampling.n");
-  refuse([](auto& s) { s.set_repetition_penalty(0); }, "sampling.repetition_penalty");
+  for (const double penalty : {0.0, 1e-40, 1e-4, 1001.0, std::nan("")}) {
+    refuse([penalty](auto& s) { s.set_repetition_penalty(penalty); }, "sampling.repetition_penalty");
+  }
+  refuse([](auto& s) { s.set_top_p(1e-60); }, "sampling.top_p");  // 0 in f32
   refuse([](auto& s) { s.set_presence_penalty(2.5); }, "sampling.presence_penalty");
   refuse([](auto& s) { s.set_frequency_penalty(-3); }, "sampling.frequency_penalty");
   refuse([](auto& s) { (*s.mutable_logit_bias())[3] = 101; }, "sampling.logit_bias");

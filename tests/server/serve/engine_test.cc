@@ -8,90 +8,13 @@
 #include <future>
 
 #include "server/base/error.h"
-#include "tests/server/model/small_models.h"
+#include "tests/server/serve/engine_fixture.h"
 
 namespace nibble::serve {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-// What came, and hooks that run on the engine's thread: they place a test's actions between two steps.
-class Sink : public ResponseSink {
- public:
-  void OnStart(double queue_ms) override {
-    started = true;
-    queued_ms = queue_ms;
-    if (on_start) on_start();
-  }
-  void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) override {
-    scored.insert(scored.end(), logprobs.begin(), logprobs.end());
-  }
-  bool Ready() override { return !ready || ready(); }
-  void OnDelta(int index, std::string_view delta, std::span<const TokenLogprob> tokens) override {
-    if (index > 0) {
-      others.resize(std::max(others.size(), static_cast<std::size_t>(index)));
-      for (const TokenLogprob& token : tokens) others[static_cast<std::size_t>(index - 1)].push_back(token.token);
-      return;
-    }
-    text += delta;
-    for (const TokenLogprob& token : tokens) ids.push_back(token.token);
-    if (on_delta) on_delta(ids.size());
-  }
-  void OnOutputEnd(const OutputEnd& end) override { ends.push_back(end); }
-  void OnFinish(const Finish& finished) override {
-    finish = finished;
-    if (on_finish) on_finish();
-    done_.set_value();
-  }
-  const Finish& Wait() {
-    done_.get_future().wait();
-    return finish;
-  }
-
-  bool started = false;
-  double queued_ms = -1;
-  std::string text;               // of output 0, and its tokens
-  std::vector<std::int32_t> ids;
-  std::vector<std::vector<std::int32_t>> others;  // tokens of outputs 1 and up
-  std::vector<OutputEnd> ends;
-  std::vector<TokenLogprob> scored;
-  Finish finish;
-  std::function<void()> on_start, on_finish;
-  std::function<bool()> ready;
-  std::function<void(std::size_t)> on_delta;
-
- private:
-  std::promise<void> done_;
-};
-
-class EngineTest : public testing::Test {
- protected:
-  std::unique_ptr<Engine> Start(EngineOptions options, const std::string& path) {
-    auto engine = Engine::Start(models_.Load(path), models_.tokenizer(), options, models_.stream(), clock_);
-    EXPECT_TRUE(engine.ok()) << engine.status();
-    return *std::move(engine);
-  }
-  std::unique_ptr<Engine> Start(EngineOptions options = {}) { return Start(options, models_.int8()); }
-  static Request Ask(int prompt_tokens, int max_tokens) {
-    Request request;
-    for (int i = 0; i < prompt_tokens; ++i) request.prompt.push_back(3 + i * 7 % 100);
-    request.stopping.max_tokens = max_tokens;
-    request.stopping.ignore_eos = true;
-    return request;
-  }
-  // Runs one request alone.
-  std::shared_ptr<Sink> Answer(Engine& engine, const Request& request) {
-    auto sink = std::make_shared<Sink>();
-    const absl::Status status = engine.Submit(request, sink);
-    EXPECT_TRUE(status.ok()) << status;
-    if (status.ok()) sink->Wait();
-    return sink;
-  }
-
-  model::SmallModels models_;
-  base::FakeClock clock_{absl::UnixEpoch()};
-};
 
 TEST_F(EngineTest, TheSameTokensAloneBesideOthersAndForEveryChunk) {
   const auto alone = Answer(*Start(), Ask(40, 12))->ids;
@@ -264,6 +187,25 @@ TEST_F(EngineTest, StopIdsAndEndTokensEndAtOnceUnlessTooEarly) {
   EXPECT_EQ(stopped->text, "");
   request.stopping.min_tokens = 12;
   EXPECT_EQ(Answer(*engine, request)->ids, whole->ids);
+}
+
+TEST_F(EngineTest, StopStringsCountFromTheTokenThatMayEnd) {
+  auto engine = Start();
+  Request request = Ask(6, 12);
+  request.penalties.bias = {{70, 100.0f}};  // "d", whatever comes before
+  ASSERT_EQ(Answer(*engine, request)->text, std::string(12, 'd'));
+  request.stopping.strings = {"ddd"};
+  EXPECT_EQ(Answer(*engine, request)->ids.size(), 3u);
+  // The fifth token may end the answer: the text of the four before it is no part of a match.
+  request.stopping.min_tokens = 5;
+  const auto stopped = Answer(*engine, request);
+  EXPECT_EQ(stopped->ids.size(), 7u);
+  EXPECT_EQ(stopped->text, "dddd");
+  EXPECT_EQ(stopped->finish.reason, FinishReason::kStop);
+  request.stopping.min_tokens = 100;
+  const auto whole = Answer(*engine, request);
+  EXPECT_EQ(whole->text, std::string(12, 'd'));
+  EXPECT_EQ(whole->finish.reason, FinishReason::kLength);
 }
 
 TEST_F(EngineTest, WhatCannotBeIsRefusedAtOnce) {
