@@ -9,6 +9,14 @@
 
 namespace nibble::base {
 
+namespace {
+
+constexpr std::string_view kIdDigits = "0123456789abcdefghijklmnopqrstuv";
+constexpr std::size_t kIdLength = 16;
+constexpr std::string_view kTemporaryMark = ".tmp.w-";
+
+}  // namespace
+
 absl::Status CheckName(std::string_view field, std::string_view name) {
   const auto refuse = [&](std::string_view why) { return FieldError(field, StrCat("the name ", why)); };
   if (name.empty()) return refuse("is empty");
@@ -23,15 +31,26 @@ absl::Status CheckName(std::string_view field, std::string_view name) {
     return refuse("must begin and end with a letter or digit");
   }
   if (name.find("..") != std::string_view::npos) return refuse("may not hold \"..\"");
+  if (IsTemporaryName(name)) return refuse("ends like the server's names of unfinished work, which it removes");
   return absl::OkStatus();
 }
 
 std::string NewId(std::string_view prefix) {
-  unsigned char bytes[16];
+  unsigned char bytes[kIdLength];
   CHECK(::getrandom(bytes, sizeof bytes, 0) == static_cast<ssize_t>(sizeof bytes));
   std::string id = StrCat(prefix, "-");
-  for (const unsigned char byte : bytes) id.push_back("0123456789abcdefghijklmnopqrstuv"[byte % 32]);
+  for (const unsigned char byte : bytes) id.push_back(kIdDigits[byte % kIdDigits.size()]);
   return id;
+}
+
+std::string TemporaryName(std::string_view name) { return StrCat(name, ".tmp.", NewId("w")); }
+
+bool IsTemporaryName(std::string_view name) {
+  if (name.size() < kTemporaryMark.size() + kIdLength) return false;
+  const std::string_view id = name.substr(name.size() - kIdLength);
+  name.remove_suffix(kIdLength);
+  return name.substr(name.size() - kTemporaryMark.size()) == kTemporaryMark &&
+         id.find_first_not_of(kIdDigits) == std::string_view::npos;
 }
 
 }  // namespace nibble::base

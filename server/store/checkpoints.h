@@ -46,7 +46,7 @@ absl::Status PruneCheckpoints(base::FileSystem& files, const std::string& attemp
 // The same across attempts: for the server, when no trainer of the job lives.
 absl::Status PruneAllCheckpoints(base::FileSystem& files, const std::string& attempts_directory, std::int64_t keep);
 
-// Removes *.tmp.* of an attempt that no trainer writes to any more.
+// Removes the unfinished work (base::TemporaryName) of an attempt that no trainer writes to any more.
 absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_directory);
 
 }  // namespace nibble::store

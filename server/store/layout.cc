@@ -4,9 +4,7 @@
 #include <cstdio>
 
 #include "server/base/files.h"
-#include "server/base/ids.h"
 #include "server/base/log.h"
-#include "server/base/strings.h"
 
 namespace nibble::store {
 
@@ -42,11 +40,5 @@ std::optional<std::int64_t> CheckpointStep(std::string_view name) {
   if (!std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; })) return std::nullopt;
   return std::stoll(std::string(digits));
 }
-
-bool IsTemporaryName(std::string_view name) {
-  return name.find(".tmp.") != std::string_view::npos || (name.size() > 4 && name.substr(name.size() - 4) == ".tmp");
-}
-
-std::string TemporaryPath(const std::string& path) { return base::StrCat(path, ".tmp.", base::NewId("w")); }
 
 }  // namespace nibble::store

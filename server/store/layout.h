@@ -14,7 +14,8 @@
 //     trainer.log                                 its stdout and stderr
 //     checkpoints/step-00000010/                  files and manifest.json
 //     output/                                     the trained model and manifest.json, until it is published
-// A directory counts only with a manifest.json that fits it (published_directory.h); *.tmp.* is work that nobody finished.
+// A directory counts only with a manifest.json that fits it (published_directory.h); what base::TemporaryName
+// made is work that nobody finished.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -59,10 +60,5 @@ inline constexpr char kOutputDirectory[] = "output";
 // "step-00000010", and back (nothing when the name is not of that form).
 std::string CheckpointName(std::int64_t step);
 std::optional<std::int64_t> CheckpointStep(std::string_view name);
-
-// True for names such as "m.tmp.ab12": never shown, removed at start.
-bool IsTemporaryName(std::string_view name);
-// A fresh temporary name beside `path`.
-std::string TemporaryPath(const std::string& path);
 
 }  // namespace nibble::store

@@ -13,11 +13,11 @@
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/store/layout.h"
 
 namespace nibble::store {
 
@@ -170,7 +170,7 @@ absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& dire
 }
 
 absl::StatusOr<PendingDirectory> PendingDirectory::Create(base::FileSystem& files, std::string target) {
-  std::string temporary = TemporaryPath(target);
+  std::string temporary = base::TemporaryName(target);
   return Create(files, std::move(target), std::move(temporary));
 }
 
@@ -188,7 +188,7 @@ PendingDirectory::PendingDirectory(PendingDirectory&& other) noexcept
     : files_(other.files_), path_(std::exchange(other.path_, "")), target_(std::move(other.target_)) {}
 
 PendingDirectory::~PendingDirectory() {
-  // Best effort: what stays behind is a *.tmp.* that start-up removes.
+  // Best effort: what stays behind is a temporary name that start-up removes.
   if (!path_.empty()) (void)files_->RemoveAll(path_);
 }
 
@@ -241,7 +241,7 @@ absl::Status MovePublished(base::FileSystem& files, const std::string& from, con
 }
 
 absl::Status RemovePublished(base::FileSystem& files, const std::string& directory) {
-  const std::string temporary = TemporaryPath(directory);
+  const std::string temporary = base::TemporaryName(directory);
   NIBBLE_RETURN_IF_ERROR(files.Rename(directory, temporary));
   NIBBLE_RETURN_IF_ERROR(files.SyncDirectory(Parent(directory)));
   return files.RemoveAll(temporary);
@@ -251,7 +251,7 @@ absl::Status RemoveTemporaries(base::FileSystem& files, const std::string& direc
   if (!files.Exists(directory)) return absl::OkStatus();
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(directory));
   for (const std::string& name : names) {
-    if (IsTemporaryName(name)) NIBBLE_RETURN_IF_ERROR(files.RemoveAll(JoinPath(directory, name)));
+    if (base::IsTemporaryName(name)) NIBBLE_RETURN_IF_ERROR(files.RemoveAll(JoinPath(directory, name)));
   }
   return absl::OkStatus();
 }

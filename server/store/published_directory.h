@@ -68,7 +68,7 @@ class PendingDirectory {
 absl::Status MovePublished(base::FileSystem& files, const std::string& from, const std::string& to);
 // Out of sight at once by a rename, then removed: a crash leaves only what start-up collects.
 absl::Status RemovePublished(base::FileSystem& files, const std::string& directory);
-// Removes what *.tmp.* is directly below `directory`. Fine when it is absent.
+// Removes what base::TemporaryName named directly below `directory`. Fine when it is absent.
 absl::Status RemoveTemporaries(base::FileSystem& files, const std::string& directory);
 
 }  // namespace nibble::store

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_join.h"
 #include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -314,8 +315,7 @@ class AttemptRun {
 
   absl::Status EvaluateServed(const std::string& trained_directory, model::ArtifactInfo info, Json& final) {
     const std::string name = model::Name(recipe_->served_format());  // "int8"
-    const std::string directory = base::JoinPath(context_.directory, base::StrCat(name, ".tmp.eval"));
-    NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(directory));
+    const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
     NIBBLE_ASSIGN_OR_RETURN(const auto trained, model::Artifact::Open(trained_directory));
     NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
                             convert::ConvertModel(context_.files, *trained, directory, {.to = recipe_->served_format()},

@@ -1,5 +1,6 @@
 // QLoRA: an adapter on an nf4 base, served merged as int8.
 #include "server/base/clock.h"
+#include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
@@ -21,9 +22,8 @@ class QLoraRecipe : public Recipe {
     NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(context_.order.base_model_directory));
     std::string directory = context_.order.base_model_directory;
     if (source->info().format != model::Format::kNf4) {
-      // A name that start-up collects: it is made again by every attempt, the same bytes each time.
-      directory = scratch_ = base::JoinPath(context_.directory, "base.tmp.nf4");
-      NIBBLE_RETURN_IF_ERROR(context_.files.RemoveAll(directory));
+      // A name that the server collects: it is made again by every attempt, the same bytes each time.
+      directory = scratch_ = base::TemporaryName(base::JoinPath(context_.directory, "base.nf4"));
       const absl::Duration began = base::RealClock().Monotonic();
       NIBBLE_RETURN_IF_ERROR(
           convert::ConvertModel(context_.files, *source, directory, {.to = model::Format::kNf4}, context_.stream).status());

@@ -19,7 +19,7 @@ namespace nibble::trainer {
 // What a recipe works with; all borrowed.
 struct RecipeContext {
   const jobs::AttemptOrder& order;
-  std::string directory;  // of the attempt: files named *.tmp.* are collected when it is over
+  std::string directory;  // of the attempt: what base::TemporaryName named there is collected when it is over
   base::FileSystem& files;
   kernels::Stream stream;
   std::function<absl::Status(const std::string&)> log;

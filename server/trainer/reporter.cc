@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <thread>
@@ -78,9 +79,12 @@ struct Reporter::State {
       v1::ReportRequest request;
       {
         base::MutexLock lock(mutex);
-        changed.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return stop || broken || sent < written; });
+        changed.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+          // The server also reads the journal from the disk: it may have acknowledged what was not sent yet.
+          sent = std::max(sent, acknowledged);
+          return stop || broken || sent < written;
+        });
         if (broken || (stop && sent >= written)) break;
-        // What was acknowledged meanwhile has left the front.
         const std::int64_t index = sent - acknowledged;
         ++sent;
         request.mutable_line()->set_sequence(sent);

@@ -4,6 +4,7 @@
 import hashlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def write(kind, **fields):
 
 
 def publish(path, files):
-    temporary = path + ".tmp.trainer"
+    temporary = f"{path}.tmp.w-{secrets.token_hex(8)}"
     os.makedirs(temporary)
     entries = []
     for name, text in sorted(files.items()):

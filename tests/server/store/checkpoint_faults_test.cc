@@ -9,6 +9,7 @@
 #include <random>
 
 #include "server/base/failpoint_files.h"
+#include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/store/checkpoints.h"
 #include "server/store/layout.h"
@@ -73,7 +74,7 @@ TEST_P(CheckpointFaultsTest, WriterKilledAtAnyOperationLeavesAGoodCheckpointAndN
     const auto names = files.List(Attempt() + "/checkpoints");
     ASSERT_TRUE(names.ok());
     for (const std::string& name : *names) {
-      EXPECT_FALSE(IsTemporaryName(name)) << name;
+      EXPECT_FALSE(base::IsTemporaryName(name)) << name;
       EXPECT_TRUE(Verify(files, Attempt() + "/checkpoints/" + name).ok()) << name;
     }
     if (!killed) {

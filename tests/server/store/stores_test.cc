@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/sha256.h"
 #include "server/store/checkpoints.h"
 #include "server/store/disk_space.h"
@@ -41,6 +42,14 @@ class StoresTest : public ::testing::Test {
     WriteFile((*pending)->directory() + "/nibble.json", R"({"format":"f32"})");
     const auto model = (*pending)->Commit();
     ASSERT_TRUE(model.ok()) << model.status();
+  }
+  void AddDataset(const std::string& name) {
+    const std::string text = "{\"text\":\"a\"}\n";
+    auto pending = state_->datasets->Begin(name);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    ASSERT_TRUE((*pending)->Append(text).ok());
+    const auto dataset = (*pending)->Finish(base::Sha256Hex(text), [](const std::string&) { return base::Json::object(); });
+    ASSERT_TRUE(dataset.ok()) << dataset.status();
   }
   // A trainer's output: published in its own place.
   std::string Output(const std::string& where, std::string* digest) {
@@ -86,7 +95,7 @@ TEST_F(StoresTest, LockIsFreeAfterItsOwnerIsKilled) {  // R23
 
 TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
   AddModel("m");
-  std::filesystem::create_directories(state_->layout.model("half.tmp.w-1"));
+  std::filesystem::create_directories(state_->layout.model("half.tmp.w-0123456789abcdef"));
   std::filesystem::create_directories(state_->layout.model("no-manifest"));
   std::filesystem::create_directories(state_->layout.uploads() + "/upload-1");
   Reopen();
@@ -95,9 +104,30 @@ TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
   ASSERT_TRUE(model.ok());
   EXPECT_EQ(model->info["format"], "f32");
   EXPECT_TRUE(state_->models->Verify("m").ok());
-  EXPECT_FALSE(Files().Exists(state_->layout.model("half.tmp.w-1")));
+  EXPECT_FALSE(Files().Exists(state_->layout.model("half.tmp.w-0123456789abcdef")));
   EXPECT_TRUE(Files().List(state_->layout.uploads())->empty());
   EXPECT_EQ(base::Reason(state_->models->Get("no-manifest").status()), "MODEL");
+}
+
+// A name may look like the server's own temporary ones as long as it is not of their very form.
+TEST_F(StoresTest, NamesThatLookTemporarySurviveAReopenAndThoseThatAreCannotBeGiven) {
+  const char* names[] = {"llama.tmp", "m.tmp.w-0123456789abcdez", "m.tmp.w-0123456789abcdef0", "v1.tmp.2"};
+  for (const char* name : names) {
+    AddModel(name);
+    AddDataset(name);
+  }
+  Reopen();
+  EXPECT_EQ(state_->models->List().size(), 4u);
+  EXPECT_EQ(state_->datasets->List().size(), 4u);
+  for (const char* name : names) {
+    EXPECT_TRUE(state_->models->Verify(name).ok()) << name;
+    EXPECT_TRUE(state_->datasets->Get(name).ok()) << name;
+  }
+  const std::string temporary = base::TemporaryName("m");
+  for (const absl::Status& refused : {state_->models->Begin(temporary).status(), state_->datasets->Begin(temporary).status()}) {
+    EXPECT_EQ(base::Reason(refused), "FIELD_VIOLATION");
+    EXPECT_NE(refused.message().find("unfinished work"), std::string::npos) << refused;
+  }
 }
 
 TEST_F(StoresTest, NameIsTakenByAModelByAnImportAndByAReservation) {
@@ -289,7 +319,7 @@ TEST_F(CheckpointsTest, PruningKeepsTheLastTwoGoodOnes) {
 
 TEST_F(CheckpointsTest, UnfinishedCheckpointIsNotOneAndIsCollected) {  // R5
   Save(1, 1, "x");
-  std::filesystem::create_directories(temp_ / "1/checkpoints/step-00000002.tmp.w-1");
+  std::filesystem::create_directories(temp_ / "1/checkpoints/step-00000002.tmp.w-0123456789abcdef");
   EXPECT_EQ(Newest(), "1/1");
   ASSERT_TRUE(CollectAttempt(Files(), temp_ / "1").ok());
   EXPECT_EQ(Files().List(temp_ / "1/checkpoints")->size(), 1u);
