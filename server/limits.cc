@@ -54,7 +54,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--default_deadline_s", l.default_deadline_s, "Of a unary call whose client gave none")->check(seconds);
   cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Of an upload")->check(seconds);
   cli.add_option("--max_stream_messages", l.max_stream_messages, "Of an upload, of less than 512 KiB each")->check(CLI::PositiveNumber);
-  cli.add_option("--stream_buffer", l.stream_buffer, "Messages that a slow reader may be behind")->check(CLI::Range(64, 65536));
+  cli.add_option("--stream_buffer", l.stream_buffer, "Messages that a slow reader may be behind")->check(CLI::Range(128, 65536));
   cli.add_option("--slow_reader_s", l.slow_reader_s, "A reader that takes nothing for so long loses its request")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_dataset_bytes", l.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);

@@ -93,15 +93,15 @@ TEST(LimitsTest, EveryFlagSetsTheFieldOfItsNameAndNoOther) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);
-    const int value = name == "workers" || name == "max_running_jobs" ? 64 : 97;
+    const int value = name == "workers" || name == "max_running_jobs" ? 64 : 130;
     cli.parse(std::vector<std::string>{flag + "=" + std::to_string(value)});
     for (const auto& [other, get] : Fields()) EXPECT_EQ(get(l), other == name ? value : get(Limits())) << flag << " and " << other;
   }
 }
 
 TEST(LimitsTest, ValuesOutOfRangeAreRefused) {
-  for (const char* wrong : {"--max_receive_bytes=0", "--workers=65", "--handshake_timeout_s=-1", "--min_free_bytes=-2",
-                            "--max_running_jobs=0", "--retry_backoff_scale=-1", "--max_retries=x"}) {
+  for (const char* wrong : {"--max_receive_bytes=0", "--workers=65", "--stream_buffer=127", "--handshake_timeout_s=-1",
+                            "--min_free_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1", "--max_retries=x"}) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);
