@@ -139,16 +139,18 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
       NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
       states.push_back(parsed);
     }
-    while (response->jobs_size() < size) {
+    while (true) {
       NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(states, before, size));
       for (const jobs::JobRecord& job : page) {
-        before = job.number;
-        if (MaySee(call, job) && Matches(job, request->filter())) *response->add_jobs() = ToProto(job);
-        if (response->jobs_size() == size) break;
+        if (!MaySee(call, job) || !Matches(job, request->filter())) continue;
+        if (response->jobs_size() == size) return absl::OkStatus();  // there is one more: the token leads to it
+        *response->add_jobs() = ToProto(job);
+        response->set_next_page_token(std::to_string(job.number));
       }
-      if (static_cast<std::int64_t>(page.size()) < size) return absl::OkStatus();
+      if (static_cast<std::int64_t>(page.size()) < size) break;
+      before = page.back().number;
     }
-    response->set_next_page_token(std::to_string(before));
+    response->clear_next_page_token();
     return absl::OkStatus();
   });
 }
