@@ -4,8 +4,10 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/sha256.h"
@@ -198,7 +200,11 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
     std::reverse(all.begin(), all.end());  // newest first
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
+    // Ascending as text, as PageOf wants it, where steps descend.
+    const auto key_of = [](const store::CheckpointInfo& one) {
+      return base::StrCat(absl::Dec(std::numeric_limits<std::int64_t>::max() - one.step, absl::kZeroPad20));
+    };
+    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, key_of, request->page_size(), request->page_token()));
     for (std::size_t i = page.begin; i < page.end; ++i) *response->add_checkpoints() = ToProto(job, all[i]);
     response->set_next_page_token(page.next_token);
     return absl::OkStatus();
