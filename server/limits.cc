@@ -68,6 +68,8 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--train_memory_bytes", l.train_memory_bytes, "Planned memory of all trainers; 0: all that there is")
       ->check(CLI::NonNegativeNumber);
+  cli.add_option("--serve_memory_bytes", l.serve_memory_bytes, "Planned memory of all loaded models; 0: all that there is")
+      ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_retries", l.max_retries, "Of a job whose trainer fails")->check(CLI::Range(0, 1000));
   cli.add_option("--retry_backoff_scale", l.retry_backoff_scale, "Of the waits before a job is tried again")
       ->check(CLI::NonNegativeNumber);
@@ -109,11 +111,11 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
   return bytes;
 }
 
-std::int64_t TrainMemoryBytes(const Limits& limits, base::FileSystem& files) {
-  if (limits.train_memory_bytes > 0) return limits.train_memory_bytes;
+std::int64_t MemoryBytes(std::int64_t flag, base::FileSystem& files) {
+  if (flag > 0) return flag;
   const auto machine = MachineMemoryBytes(files, "/");
   if (machine.ok()) return *machine;
-  base::LogWarning("the machine's memory is not known: jobs are admitted by number alone",
+  base::LogWarning("the machine's memory is not known: jobs are admitted by number alone, models always",
                    {{"why", std::string(machine.status().message())}});
   return 0;
 }
