@@ -152,7 +152,7 @@ absl::Status App::State::OpenJobs() {
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
-  control.queue.memory_bytes = TrainMemoryBytes(options, base::RealFileSystem());
+  control.queue.memory_bytes = MemoryBytes(options.train_memory_bytes, base::RealFileSystem());
   control.retry.max_retries = static_cast<int>(options.max_retries);
   control.retry.scale = options.retry_backoff_scale;
   control.no_progress_timeout = absl::Seconds(options.no_progress_timeout_s);
@@ -207,7 +207,8 @@ absl::Status App::State::OpenServing() {
     metrics.SetScheduler(resident.name, {});
     if (loaded) metrics.ModelLoaded(resident.name, absl::ToDoubleSeconds(took));
   };
-  manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_stream, base::RealClock(), observe);
+  const std::int64_t memory_bytes = MemoryBytes(options.serve_memory_bytes, base::RealFileSystem());
+  manager = std::make_unique<serve::ModelManager>(locate, options.engine, memory_bytes, serve_stream, base::RealClock(), observe);
   rpc::ModelLibraryOptions library_options;
   library_options.import_root = options.import_root;
   library_options.upload_limits.max_files = 1000;

@@ -38,7 +38,7 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec) cons
   rpc::PlannedJob planned;
   planned.spec = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, plan::PlanJob(planned.spec, inputs));
-  planned.available_bytes = TrainMemoryBytes(limits_, base::RealFileSystem());
+  planned.available_bytes = MemoryBytes(limits_.train_memory_bytes, base::RealFileSystem());
   return planned;
 }
 

@@ -54,7 +54,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--default_deadline_s", l.default_deadline_s, "Of a unary call whose client gave none")->check(seconds);
   cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Of an upload")->check(seconds);
   cli.add_option("--max_stream_messages", l.max_stream_messages, "Of an upload, of less than 512 KiB each")->check(CLI::PositiveNumber);
-  cli.add_option("--stream_buffer", l.stream_buffer, "Messages that a slow reader may be behind")->check(CLI::Range(64, 65536));
+  cli.add_option("--stream_buffer", l.stream_buffer, "Messages that a slow reader may be behind")->check(CLI::Range(128, 65536));
   cli.add_option("--slow_reader_s", l.slow_reader_s, "A reader that takes nothing for so long loses its request")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_dataset_bytes", l.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);
@@ -67,6 +67,8 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_jobs_per_principal", l.max_jobs_per_principal, "Not over yet, of one user who has a name; 0: no bound")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--train_memory_bytes", l.train_memory_bytes, "Planned memory of all trainers; 0: all that there is")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--serve_memory_bytes", l.serve_memory_bytes, "Planned memory of all loaded models; 0: all that there is")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_retries", l.max_retries, "Of a job whose trainer fails")->check(CLI::Range(0, 1000));
   cli.add_option("--retry_backoff_scale", l.retry_backoff_scale, "Of the waits before a job is tried again")
@@ -109,11 +111,11 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
   return bytes;
 }
 
-std::int64_t TrainMemoryBytes(const Limits& limits, base::FileSystem& files) {
-  if (limits.train_memory_bytes > 0) return limits.train_memory_bytes;
+std::int64_t MemoryBytes(std::int64_t flag, base::FileSystem& files) {
+  if (flag > 0) return flag;
   const auto machine = MachineMemoryBytes(files, "/");
   if (machine.ok()) return *machine;
-  base::LogWarning("the machine's memory is not known: jobs are admitted by number alone",
+  base::LogWarning("the machine's memory is not known: jobs are admitted by number alone, models always",
                    {{"why", std::string(machine.status().message())}});
   return 0;
 }

@@ -51,6 +51,7 @@ struct Limits {
   std::int64_t max_running_jobs = 1;
   std::int64_t max_jobs_per_principal = 10;  // not over yet; 0: no bound
   std::int64_t train_memory_bytes = 0;  // of all trainers together, as planned; 0: what the machine (or its cgroup) has
+  std::int64_t serve_memory_bytes = 0;  // of all models in memory together, as planned; 0: as above
   std::int64_t max_retries = 5;         // exits that count, of one job
   double retry_backoff_scale = 1.0;     // of the waits of 10 s, 20 s ... 360 s before a retry
   double no_progress_timeout_s = 30 * 60;  // a trainer that tells of nothing for so long is ended; 0: never
@@ -62,8 +63,9 @@ struct Limits {
 void AddLimitFlags(CLI::App& cli, Limits& limits);
 // Those that gRPC itself keeps.
 void ApplyLimits(const Limits& limits, grpc::ServerBuilder& builder);
-// What trainers may take: the flag, or all that this process may (cgroup v2 or v1, or the machine).
-std::int64_t TrainMemoryBytes(const Limits& limits, base::FileSystem& files);
+// What trainers, and what models in memory may take: the flag, or where that is 0 all that this process may (cgroup v2 or v1, or
+// the machine); 0 where that is not known.
+std::int64_t MemoryBytes(std::int64_t flag, base::FileSystem& files);
 // The smallest bound, in bytes, that /proc/meminfo and the cgroup files below `root` ("/") name.
 absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const std::string& root);
 

@@ -75,6 +75,11 @@ absl::Status AnswerSink::Ended(const serve::Finish& finish) const {
 }
 
 void AnswerSink::OnFinish(const serve::Finish& finish) {
+  if (finish.status.ok()) {
+    v1::GenerateReply usage;
+    *usage.mutable_usage() = ToProto(finish.usage);
+    Emit(usage);
+  }
   const absl::Status status = Ended(finish);
   const std::string model = context_.resident->name;
   context_.edge.metrics.GenerateEnded(model, status.ok() ? serve::Name(finish.reason) : CodeName(status.code()),
@@ -82,11 +87,6 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
                                        .decode_seconds = finish.usage.decode_ms * 1e-3,
                                        .prompt_tokens = finish.usage.ttft_ms > 0 ? finish.usage.prompt_tokens : 0,
                                        .completion_tokens = finish.usage.completion_tokens});
-  if (status.ok()) {
-    v1::GenerateReply usage;
-    *usage.mutable_usage() = ToProto(finish.usage);
-    Emit(usage);
-  }
   End(status);
   LetGo();
 }

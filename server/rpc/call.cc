@@ -91,6 +91,8 @@ Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, cons
   if (context->deadline() != std::chrono::system_clock::time_point::max()) {
     deadline_ = began_ + absl::FromChrono(context->deadline() - std::chrono::system_clock::now());
   }
+  // Before it is asked whether the server drains: one that is let in is there for who waits for the calls to end.
+  if (EndsByItself()) edge_.live_calls.Add(context_);
   if (edge_.authority != nullptr) {
     auto principal = edge_.authority->Admit(method, CallerOf(*context));
     admitted_ = principal.status();
@@ -101,7 +103,6 @@ Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, cons
   if (admitted_.ok() && edge_.draining && !stays_open) {
     admitted_ = base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   }
-  if (EndsByItself()) edge_.live_calls.Add(context_);
   edge_.metrics.RpcStarted(Name(type_), service_, method_);
 }
 

@@ -29,7 +29,8 @@ grpc::ServerUnaryReactor* DatasetService::ListDatasets(grpc::CallbackServerConte
                                                        v1::ListDatasetsResponse* response) {
   return Unary(edge_, context, "nibble.v1.DatasetService/ListDatasets", [&]() -> absl::Status {
     const auto all = state_.datasets->List();
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
+    const auto name_of = [](const store::StoredDataset& one) { return one.name; };
+    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, name_of, request->page_size(), request->page_token()));
     for (std::size_t i = page.begin; i < page.end; ++i) {
       NIBBLE_ASSIGN_OR_RETURN(*response->add_datasets(), ToProto(all[i]));
     }

@@ -4,8 +4,10 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
+#include "absl/strings/str_cat.h"
 #include "server/base/error.h"
 #include "server/base/json.h"
 #include "server/base/sha256.h"
@@ -139,16 +141,18 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
       NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
       states.push_back(parsed);
     }
-    while (response->jobs_size() < size) {
+    while (true) {
       NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(states, before, size));
       for (const jobs::JobRecord& job : page) {
-        before = job.number;
-        if (MaySee(call, job) && Matches(job, request->filter())) *response->add_jobs() = ToProto(job);
-        if (response->jobs_size() == size) break;
+        if (!MaySee(call, job) || !Matches(job, request->filter())) continue;
+        if (response->jobs_size() == size) return absl::OkStatus();  // there is one more: the token leads to it
+        *response->add_jobs() = ToProto(job);
+        response->set_next_page_token(std::to_string(job.number));
       }
-      if (static_cast<std::int64_t>(page.size()) < size) return absl::OkStatus();
+      if (static_cast<std::int64_t>(page.size()) < size) break;
+      before = page.back().number;
     }
-    response->set_next_page_token(std::to_string(before));
+    response->clear_next_page_token();
     return absl::OkStatus();
   });
 }
@@ -196,7 +200,11 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
     NIBBLE_ASSIGN_OR_RETURN(auto all, jobs_.Checkpoints(request->name()));
     std::reverse(all.begin(), all.end());  // newest first
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
+    // Ascending as text, as PageOf wants it, where steps descend.
+    const auto key_of = [](const store::CheckpointInfo& one) {
+      return base::StrCat(absl::Dec(std::numeric_limits<std::int64_t>::max() - one.step, absl::kZeroPad20));
+    };
+    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, key_of, request->page_size(), request->page_token()));
     for (std::size_t i = page.begin; i < page.end; ++i) *response->add_checkpoints() = ToProto(job, all[i]);
     response->set_next_page_token(page.next_token);
     return absl::OkStatus();

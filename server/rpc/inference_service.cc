@@ -86,9 +86,9 @@ class StreamSink final : public AnswerSink {
       : AnswerSink(std::move(context)), stream_(std::move(stream)), cancel_(stream_->call().cancel()) {}
 
  private:
-  // Of every output a delta and a finish may come before the engine asks again, and a usage.
+  // Of every output a delta, what was held back and a finish may come before the engine asks again, and then the usage.
   bool Ready() override {
-    if (stream_->ended() || stream_->space() > 2 * static_cast<std::size_t>(num_outputs())) {
+    if (stream_->ended() || stream_->space() > 3 * static_cast<std::size_t>(num_outputs())) {
       behind_since_ = absl::InfiniteDuration();
       return true;
     }
@@ -102,12 +102,12 @@ class StreamSink final : public AnswerSink {
     return false;
   }
   void Emit(v1::GenerateReply& reply) override {
-    if (stream_->Push(reply) || stream_->ended()) return;
+    if (slow_ || stream_->Push(reply) || stream_->ended()) return;
     slow_ = true;
     cancel_.Cancel();
   }
   absl::Status Why(const absl::Status& status) const override {
-    if (!slow_ || !absl::IsCancelled(status)) return status;
+    if (!slow_ || !(status.ok() || absl::IsCancelled(status))) return status;  // OK is not said of half an answer
     return base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER");
   }
   // What the slow reader has not taken is dropped: it would not come to the end.

@@ -32,7 +32,8 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
                                                    const v1::ListModelsRequest* request, v1::ListModelsResponse* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ListModels", [=, this](const Call&) -> absl::Status {
     const auto all = library_.models().List();
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
+    const auto name_of = [](const store::StoredModel& one) { return one.name; };
+    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, name_of, request->page_size(), request->page_token()));
     for (std::size_t i = page.begin; i < page.end; ++i) {
       NIBBLE_ASSIGN_OR_RETURN(*response->add_models(), ToProto(all[i], library_.manager().IsLoaded(all[i].name), false));
     }

@@ -81,7 +81,8 @@ grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServer
   return Unary(edge_, context, "google.longrunning.Operations/ListOperations", [&]() -> absl::Status {
     if (!request->filter().empty()) return NotBuilt("ListOperationsRequest.filter");
     const auto all = operations_.List();
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all.size(), request->page_size(), request->page_token()));
+    const auto name_of = [](const longrunning::Operation& one) { return one.name(); };
+    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, name_of, request->page_size(), request->page_token()));
     for (std::size_t i = page.begin; i < page.end; ++i) *response->add_operations() = all[i];
     response->set_next_page_token(page.next_token);
     return absl::OkStatus();

@@ -1,13 +1,21 @@
 #include "server/rpc/page.h"
 
-#include <algorithm>
-
 #include "absl/strings/numbers.h"
 #include "server/base/error.h"
-#include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
 namespace nibble::rpc {
+
+namespace {
+
+// What tells a token of ours from a name that somebody takes for one.
+constexpr std::string_view kAfter = "after:";
+
+absl::Status NotOurs() {
+  return base::WithReason(absl::OutOfRangeError("page_token: is none of this server's"), "PAGE_TOKEN");
+}
+
+}  // namespace
 
 absl::StatusOr<std::int64_t> CheckPageSize(std::int64_t page_size) {
   if (page_size == 0) return kDefaultPageSize;
@@ -20,20 +28,16 @@ absl::StatusOr<std::int64_t> CheckPageSize(std::int64_t page_size) {
 absl::StatusOr<std::int64_t> ParsePageToken(const std::string& token) {
   std::int64_t value = 0;
   if (token.empty()) return value;
-  if (token.size() > 18 || !absl::SimpleAtoi(token, &value) || value < 0) {
-    return base::WithReason(absl::OutOfRangeError("page_token: is none of this server's"), "PAGE_TOKEN");
-  }
+  if (token.size() > 18 || !absl::SimpleAtoi(token, &value) || value < 0) return NotOurs();
   return value;
 }
 
-absl::StatusOr<Page> PageOf(std::size_t total, std::int64_t page_size, const std::string& token) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(page_size));
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t begin, ParsePageToken(token));
-  Page page;
-  page.begin = std::min(static_cast<std::size_t>(begin), total);
-  page.end = std::min(page.begin + static_cast<std::size_t>(size), total);
-  if (page.end < total) page.next_token = std::to_string(page.end);
-  return page;
+std::string TokenAfter(std::string_view key) { return base::StrCat(kAfter, key); }
+
+absl::StatusOr<std::string> KeyOfToken(const std::string& token) {
+  if (token.empty()) return token;
+  if (!token.starts_with(kAfter) || token.size() == kAfter.size()) return NotOurs();
+  return token.substr(kAfter.size());
 }
 
 }  // namespace nibble::rpc

@@ -68,20 +68,18 @@ class Watch : public std::enable_shared_from_this<Watch> {
     });
     return absl::OkStatus();
   }
+  // A page at a time, until nothing is left or nothing fits: OnSpace wakes it again.
   absl::Status TryFill() {
-    const auto room = static_cast<std::int64_t>(stream_->space());
-    if (room == 0) return absl::OkStatus();  // OnSpace wakes it again
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(name_));
-    NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(name_, sent_, room));
-    for (const jobs::Event& event : page.events) {
-      v1::JobEvent message = ToProto(job, event);
-      if (!stream_->Push(message)) return absl::OkStatus();
-      sent_ = event.sequence;
-    }
-    if (page.ended) {
-      stream_->End(absl::OkStatus());
-    } else if (!page.events.empty()) {
-      return TryFill();  // more may have come, or not all fitted
+    while (const auto room = static_cast<std::int64_t>(stream_->space())) {
+      NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(name_));
+      NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(name_, sent_, room));
+      for (const jobs::Event& event : page.events) {
+        v1::JobEvent message = ToProto(job, event);
+        if (!stream_->Push(message)) return absl::OkStatus();
+        sent_ = event.sequence;
+      }
+      if (page.ended) stream_->End(absl::OkStatus());
+      if (page.ended || page.events.empty()) break;
     }
     return absl::OkStatus();
   }

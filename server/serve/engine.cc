@@ -52,7 +52,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(std::shared_ptr<const mode
   std::unique_ptr<Engine> engine(new Engine(std::move(model), std::move(tokenizer), options, stream, clock));
   NIBBLE_ASSIGN_OR_RETURN(engine->pool_,
                           model::KvPool::Create(engine->model_->config(), engine->model_->weights().kv_dtype,
-                                                model::KvPool::PagesFor(std::max(options.kv_tokens, engine->max_context_))));
+                                                NumPages(options, engine->max_context_)));
   {
     base::MutexLock lock(engine->mutex_);
     engine->load_.total_pages = engine->pool_->num_pages();

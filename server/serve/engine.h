@@ -1,6 +1,7 @@
 // Continuous batching: one thread that runs a loaded model over whatever requests are there. Requests join and leave between
 // steps; long prompts are fed in chunks beside the decoding of others.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -62,6 +63,10 @@ class Engine {
   const model::LoadedModel& model() const { return *model_; }
   const text::Tokenizer& tokenizer() const { return *tokenizer_; }
   std::int64_t max_context() const { return max_context_; }
+  // Of the cache of an engine whose sequences have up to max_context tokens.
+  static std::int64_t NumPages(const EngineOptions& options, std::int64_t max_context) {
+    return model::KvPool::PagesFor(std::max(options.kv_tokens, max_context));
+  }
 
  private:
   struct Sequence;

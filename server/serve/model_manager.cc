@@ -1,14 +1,23 @@
 #include "server/serve/model_manager.h"
 
+#include <algorithm>
+#include <limits>
+#include <utility>
+
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
 namespace nibble::serve {
 
-ModelManager::ModelManager(Locate locate, EngineOptions options, kernels::Stream stream, base::Clock& clock,
-                           Observer observer)
-    : locate_(std::move(locate)), options_(options), stream_(stream), clock_(clock), observer_(std::move(observer)) {}
+ModelManager::ModelManager(Locate locate, EngineOptions options, std::int64_t memory_bytes, kernels::Stream stream,
+                           base::Clock& clock, Observer observer)
+    : locate_(std::move(locate)),
+      options_(options),
+      memory_(MemoryBudget::Make(memory_bytes)),
+      stream_(stream),
+      clock_(clock),
+      observer_(std::move(observer)) {}
 
 absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std::string& name) {
   while (true) {
@@ -42,10 +51,26 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
   }
 }
 
+// Its tensors as they are stored, and its engine's cache.
+absl::StatusOr<std::int64_t> ModelManager::PlannedBytes(const std::string& directory) const {
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(directory));
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor] : artifact->tensors()) bytes += static_cast<std::int64_t>(tensor.bytes.size());
+  const std::int64_t pages = Engine::NumPages(options_, std::min(options_.max_context, artifact->config().context_limit()));
+  std::int64_t cache = 0;
+  if (__builtin_mul_overflow(pages, model::KvPool::PageBytes(artifact->config(), artifact->info().kv_dtype), &cache) ||
+      __builtin_add_overflow(bytes, cache, &bytes)) {
+    return std::numeric_limits<std::int64_t>::max();
+  }
+  return bytes;
+}
+
 absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name, const std::string& directory) {
   const absl::Duration began = clock_.Monotonic();
   auto resident = std::make_shared<Resident>();
   resident->name = name;
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bytes, PlannedBytes(directory));
+  NIBBLE_ASSIGN_OR_RETURN(resident->memory, memory_->Take(bytes, base::StrCat("model ", name)));
   NIBBLE_ASSIGN_OR_RETURN(resident->text, model::LoadTextAssets(directory));
   NIBBLE_ASSIGN_OR_RETURN(
       auto loaded, model::LoadedModel::Load(directory, {.max_positions = options_.max_context}, stream_));

@@ -10,6 +10,7 @@
 #include "server/base/mutex.h"
 #include "server/model/text_assets.h"
 #include "server/serve/engine.h"
+#include "server/serve/memory_budget.h"
 
 namespace nibble::serve {
 
@@ -17,6 +18,7 @@ namespace nibble::serve {
 struct Resident {
   std::string name;
   absl::Time loaded;
+  std::shared_ptr<const void> memory;  // of the budget; given back after the engine has gone
   model::TextAssets text;
   std::unique_ptr<Engine> engine;
 };
@@ -34,9 +36,12 @@ class ModelManager {
   // Told when a model came or went, with its load time; for metrics.
   using Observer = std::function<void(const Resident& resident, bool loaded, absl::Duration took)>;
 
-  ModelManager(Locate locate, EngineOptions options, kernels::Stream stream, base::Clock& clock, Observer observer);
+  // memory_bytes: of all models together, 0: no limit is known.
+  ModelManager(Locate locate, EngineOptions options, std::int64_t memory_bytes, kernels::Stream stream, base::Clock& clock,
+               Observer observer);
 
-  // The resident of that name, loaded now if it is not there. Concurrent callers share one load, or its failure.
+  // The resident of that name, loaded now if it is not there. Concurrent callers share one load, or its failure. What it is
+  // planned to take beside those that are there must fit: ResourceExhausted (OUT_OF_DEVICE_MEMORY).
   absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name);
   // FailedPrecondition (MODEL_NOT_LOADED) when it is not there.
   absl::Status Unload(const std::string& name);
@@ -53,10 +58,12 @@ class ModelManager {
     absl::Status failed;
   };
 
+  absl::StatusOr<std::int64_t> PlannedBytes(const std::string& directory) const;
   absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name, const std::string& directory);
 
   const Locate locate_;
   const EngineOptions options_;
+  const std::shared_ptr<MemoryBudget> memory_;
   const kernels::Stream stream_;
   base::Clock& clock_;
   const Observer observer_;

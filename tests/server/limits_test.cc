@@ -70,6 +70,7 @@ const std::map<std::string, double (*)(const Limits&)>& Fields() {
       {"max_running_jobs", [](const Limits& l) { return static_cast<double>(l.max_running_jobs); }},
       {"max_jobs_per_principal", [](const Limits& l) { return static_cast<double>(l.max_jobs_per_principal); }},
       {"train_memory_bytes", [](const Limits& l) { return static_cast<double>(l.train_memory_bytes); }},
+      {"serve_memory_bytes", [](const Limits& l) { return static_cast<double>(l.serve_memory_bytes); }},
       {"max_retries", [](const Limits& l) { return static_cast<double>(l.max_retries); }},
       {"retry_backoff_scale", [](const Limits& l) { return static_cast<double>(l.retry_backoff_scale); }},
       {"no_progress_timeout_s", [](const Limits& l) { return static_cast<double>(l.no_progress_timeout_s); }},
@@ -93,15 +94,15 @@ TEST(LimitsTest, EveryFlagSetsTheFieldOfItsNameAndNoOther) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);
-    const int value = name == "workers" || name == "max_running_jobs" ? 64 : 97;
+    const int value = name == "workers" || name == "max_running_jobs" ? 64 : 130;
     cli.parse(std::vector<std::string>{flag + "=" + std::to_string(value)});
     for (const auto& [other, get] : Fields()) EXPECT_EQ(get(l), other == name ? value : get(Limits())) << flag << " and " << other;
   }
 }
 
 TEST(LimitsTest, ValuesOutOfRangeAreRefused) {
-  for (const char* wrong : {"--max_receive_bytes=0", "--workers=65", "--handshake_timeout_s=-1", "--min_free_bytes=-2",
-                            "--max_running_jobs=0", "--retry_backoff_scale=-1", "--max_retries=x"}) {
+  for (const char* wrong : {"--max_receive_bytes=0", "--workers=65", "--stream_buffer=127", "--handshake_timeout_s=-1",
+                            "--min_free_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1", "--max_retries=x"}) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);
@@ -140,10 +141,8 @@ TEST_F(MemoryTest, SmallestBoundOfMachineAndCgroupCounts) {
 }
 
 TEST(LimitsMemoryTest, FlagWinsOverTheMachine) {
-  Limits l;
-  EXPECT_GT(TrainMemoryBytes(l, base::RealFileSystem()), 1 << 28);
-  l.train_memory_bytes = 12345;
-  EXPECT_EQ(TrainMemoryBytes(l, base::RealFileSystem()), 12345);
+  EXPECT_GT(MemoryBytes(0, base::RealFileSystem()), 1 << 28);
+  EXPECT_EQ(MemoryBytes(12345, base::RealFileSystem()), 12345);
 }
 
 }  // namespace

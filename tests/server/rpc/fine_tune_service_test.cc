@@ -41,6 +41,20 @@ class FineTuneServiceTest : public AppTest {
     grpc::ClientContext context;
     return jobs_->CreateJob(&context, request, job);
   }
+  // Names on each page, from the first to the one without a token.
+  std::vector<std::vector<std::string>> Pages(v1::ListJobsRequest request, int page_size) {
+    std::vector<std::vector<std::string>> pages;
+    request.set_page_size(page_size);
+    do {
+      v1::ListJobsResponse list;
+      const auto status = Call(jobs_, &v1::FineTuneService::Stub::ListJobs, request, &list);
+      EXPECT_TRUE(status.ok()) << status.error_message();
+      pages.emplace_back();
+      for (const v1::Job& job : list.jobs()) pages.back().push_back(job.name());
+      request.set_page_token(list.next_page_token());
+    } while (!request.page_token().empty() && pages.size() < 100);
+    return pages;
+  }
 };
 
 TEST_F(FineTuneServiceTest, WhatIsWrongIsRefusedBeforeAnythingIsQueued) {
@@ -194,6 +208,32 @@ TEST_F(FineTuneServiceTest, FiftyParallelCallsOfOneRequestMakeOneJob) {  // R24
   grpc::ClientContext context;
   ASSERT_TRUE(jobs_->ListJobs(&context, {}, &list).ok());
   EXPECT_EQ(list.jobs_size(), 1);
+}
+
+// What a filter leaves out shifts the pages, but no job falls between two of them.
+TEST_F(FineTuneServiceTest, PagesOfAFilteredListAreTheWholeList) {
+  const std::string labels = "MMMMMxMMxxM";  // oldest first: M matches
+  for (std::size_t i = 0; i < labels.size(); ++i) {
+    v1::CreateJobRequest request = Request();
+    request.mutable_spec()->mutable_publish()->set_output_model("out" + std::to_string(i));
+    (*request.mutable_spec()->mutable_labels())["kind"] = labels.substr(i, 1);
+    v1::Job job;
+    const auto status = Create(request, &job);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  v1::ListJobsRequest request;
+  (*request.mutable_filter()->mutable_labels())["kind"] = "M";
+  const auto all = Pages(request, 100);
+  ASSERT_EQ(all.size(), 1u);
+  ASSERT_EQ(all[0].size(), 8u);
+  for (int size = 1; size <= 9; ++size) {
+    std::vector<std::string> joined;
+    for (const auto& page : Pages(request, size)) {
+      EXPECT_LE(page.size(), static_cast<std::size_t>(size));
+      joined.insert(joined.end(), page.begin(), page.end());
+    }
+    EXPECT_EQ(joined, all[0]) << size;
+  }
 }
 
 TEST_F(FineTuneServiceTest, EtagsGuardEveryMutation) {

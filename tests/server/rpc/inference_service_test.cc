@@ -480,7 +480,7 @@ class SlowReaderTest : public InferenceServiceTest {
  protected:
   AppOptions Options() override {
     AppOptions options = InferenceServiceTest::Options();
-    options.stream_buffer = 40;
+    options.stream_buffer = 64;
     options.slow_reader_s = 0.3;
     options.engine.kv_tokens = 8192;
     return options;
@@ -521,6 +521,44 @@ TEST_F(SlowReaderTest, OneThatTakesNothingLosesItsRequestAndIsToldWhatItCost) {
   EXPECT_GT(usage.completion_tokens(), 0);
   EXPECT_LT(usage.completion_tokens(), 16 * 240);
   EXPECT_EQ(Load().kv_blocks_used(), 0);
+}
+
+// Wherever the buffer fills up, in the last step too: what comes with OK is the whole answer.
+TEST_F(SlowReaderTest, OkIsNeverSaidOfHalfAnAnswer) {
+  int whole = 0, lost = 0;
+  for (int tokens = 2; tokens < 60 && lost < 3; ++tokens) {
+    v1::GenerateStreamRequest request = Large();
+    auto& ask = *request.mutable_request();
+    ask.mutable_stopping()->set_max_tokens(tokens);
+    (*ask.mutable_sampling()->mutable_logit_bias())[70] = 100;  // "ddd...", held back to the end by the string below
+    ask.mutable_stopping()->add_stop(std::string(200, 'd'));
+    const std::int64_t before = Load().requests_total();
+    grpc::ClientContext context;
+    auto reader = inference_->GenerateStream(&context, request);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (Load().requests_total() == before && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+    int ids = 0, finishes = 0, usages = 0;
+    std::size_t bytes = 0;
+    for (v1::GenerateReply reply; reader->Read(&reply);) {
+      ids += reply.delta().token_ids_size();
+      bytes += reply.delta().text().size();
+      finishes += reply.has_finish();
+      usages += reply.has_usage();
+    }
+    const auto status = reader->Finish();
+    if (!status.ok()) {
+      EXPECT_EQ(ReasonOf(status), "SLOW_CONSUMER") << status.error_message();
+      ++lost;
+      continue;
+    }
+    ++whole;
+    EXPECT_EQ(ids, 16 * tokens);
+    EXPECT_EQ(bytes, 16u * static_cast<std::size_t>(tokens));
+    EXPECT_EQ(finishes, 16);
+    EXPECT_EQ(usages, 1);
+  }
+  EXPECT_GT(whole, 0);
+  EXPECT_EQ(lost, 3) << "the buffer never filled up";
 }
 
 TEST_F(SlowReaderTest, OneThatReadsGetsEverything) {

@@ -334,6 +334,32 @@ TEST_F(ModelServiceTest, ListsByPagesInOrderOfName) {
   EXPECT_EQ(ReasonOf(models_->ListModels(&context3, request, &page)), "PAGE_TOKEN");
 }
 
+// A page begins behind the last name of the one before, whatever went meanwhile.
+TEST_F(ModelServiceTest, ADeletionBetweenTwoPagesHidesNothing) {
+  for (const char* name : {"a", "b", "c", "d"}) Import(name);
+  v1::ListModelsRequest request;
+  request.set_page_size(2);
+  v1::ListModelsResponse page;
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ListModels, request, &page).ok());
+  request.set_page_token(page.next_page_token());
+  for (const char* gone : {"a", "b"}) {  // the last one shown, too
+    v1::DeleteModelRequest remove;
+    remove.set_name(gone);
+    v1::DeleteModelResponse removed;
+    ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed).ok());
+    v1::ListModelsResponse next;
+    ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ListModels, request, &next).ok());
+    ASSERT_EQ(next.models_size(), 2) << gone;
+    EXPECT_EQ(next.models(0).name(), "c");
+    EXPECT_EQ(next.models(1).name(), "d");
+    EXPECT_EQ(next.next_page_token(), "");
+  }
+  for (const char* garbage : {"2", "after", "b", "\x01"}) {
+    request.set_page_token(garbage);
+    EXPECT_EQ(ReasonOf(Call(models_, &v1::ModelService::Stub::ListModels, request, &page)), "PAGE_TOKEN") << garbage;
+  }
+}
+
 TEST_F(ModelServiceTest, AnOperationThatEndedIsAnsweredAfterARestart) {
   v1::ImportModelRequest request;
   request.set_server_path("hf_tied_bf16");

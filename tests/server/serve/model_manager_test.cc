@@ -4,11 +4,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "server/base/error.h"
 #include "tests/server/model/small_models.h"
 
 namespace nibble::serve {
@@ -28,17 +30,21 @@ class ModelManagerTest : public testing::Test {
   absl::Status damage_;
   std::function<void()> while_locating_ = [] {};
   std::weak_ptr<const int> last_pin_;
-  ModelManager manager_{[this](const std::string& name) -> absl::StatusOr<ModelManager::Artifact> {
-                          ++located_;
-                          while_locating_();
-                          if (!damage_.ok()) return damage_;
-                          if (name != "small") return absl::NotFoundError(name);
-                          const auto pin = std::make_shared<const int>(1);
-                          last_pin_ = pin;
-                          return ModelManager::Artifact{models_.int8(), pin};
-                        },
-                        Options(), models_.stream(), clock_,
-                        [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? came_ : went_); }};
+  std::unique_ptr<ModelManager> Make(std::int64_t memory_bytes) {
+    const auto locate = [this](const std::string& name) -> absl::StatusOr<ModelManager::Artifact> {
+      ++located_;
+      while_locating_();
+      if (!damage_.ok()) return damage_;
+      if (name != "small" && name != "twin") return absl::NotFoundError(name);
+      const auto pin = std::make_shared<const int>(1);
+      last_pin_ = pin;
+      return ModelManager::Artifact{models_.int8(), pin};
+    };
+    const auto observe = [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? came_ : went_); };
+    return std::make_unique<ModelManager>(locate, Options(), memory_bytes, models_.stream(), clock_, observe);
+  }
+  const std::unique_ptr<ModelManager> made_ = Make(0);
+  ModelManager& manager_ = *made_;
 };
 
 // Locate reads every byte of the artifact: a request for what is in memory must not pay for it, nor fail by it.
@@ -111,6 +117,51 @@ TEST_F(ModelManagerTest, ThoseWhoComeAtOnceShareOneLoad) {
   }
   EXPECT_EQ(located_, 1);
   EXPECT_EQ(came_, 1);
+}
+
+// A name that loads must not end the server: what does not fit beside the others is refused before it is read.
+TEST_F(ModelManagerTest, ModelsInMemoryFitTheLimitTogether) {
+  const absl::Status refused = Make(1)->Acquire("small").status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "OUT_OF_DEVICE_MEMORY");
+  EXPECT_NE(refused.message().find("--serve_memory_bytes"), absl::string_view::npos) << refused;
+  EXPECT_EQ(base::ReasonMetadata(refused)["have"], "1");
+  const std::int64_t need = std::stoll(base::ReasonMetadata(refused)["need"]);
+  {
+    const auto resident = manager_.Acquire("small");
+    ASSERT_TRUE(resident.ok()) << resident.status();
+    const Engine& engine = *(*resident)->engine;
+    const std::int64_t page = model::KvPool::PageBytes(engine.model().config(), engine.model().info().kv_dtype);
+    const std::int64_t weights = need - engine.load().total_pages * page;
+    const auto file = static_cast<std::int64_t>(std::filesystem::file_size(models_.Path("int8") + "/model.safetensors"));
+    EXPECT_GT(weights, file / 2);
+    EXPECT_LE(weights, file);
+  }
+
+  const auto manager = Make(2 * need - 1);
+  auto held = manager->Acquire("small");
+  ASSERT_TRUE(held.ok()) << held.status();
+  EXPECT_EQ(base::Reason(manager->Acquire("twin").status()), "OUT_OF_DEVICE_MEMORY");
+  EXPECT_TRUE(manager->Acquire("small").ok()) << "what is there stays";
+  ASSERT_TRUE(manager->Unload("small").ok());
+  EXPECT_FALSE(manager->Acquire("twin").ok()) << "a request still runs on the one that was unloaded";
+  held = absl::NotFoundError("ended");
+  EXPECT_TRUE(manager->Acquire("twin").ok());
+  EXPECT_TRUE(Make(2 * need)->Acquire("small").ok());
+}
+
+TEST(MemoryBudgetTest, GivesBackWhatItsHandlesHeld) {
+  auto budget = MemoryBudget::Make(100);
+  auto first = budget->Take(60, "a");
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_EQ(base::ReasonMetadata(budget->Take(41, "b").status())["have"], "40");
+  auto second = budget->Take(40, "b");
+  EXPECT_TRUE(second.ok());
+  first->reset();
+  EXPECT_TRUE(budget->Take(60, "c").ok());
+  budget.reset();
+  second->reset();  // outlives its budget
+  EXPECT_TRUE(MemoryBudget::Make(0)->Take(std::int64_t{1} << 62, "d").ok());
 }
 
 // Loads and unloads that overlap leave as many in memory as came and did not go.
