@@ -72,7 +72,7 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
   }
 }
 
-AttemptSupervisor::Finding AttemptSupervisor::Examine(const Ended& ended) const {
+absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ended& ended) const {
   const Live& live = ended.live;
   Finding finding;
   if (!ended.start_failure.ok()) {
@@ -84,6 +84,8 @@ AttemptSupervisor::Finding AttemptSupervisor::Examine(const Ended& ended) const 
   auto outcome = ReadOutcome(state_.files, live.directory);
   if (outcome.ok()) {
     finding.outcome = *std::move(outcome);
+  } else if (!store::SaysDamaged(outcome.status())) {
+    return outcome.status();
   } else if (!absl::IsNotFound(outcome.status())) {
     base::LogWarning("an outcome cannot be read",
                      {{"job", live.job_id}, {"why", std::string(outcome.status().message())}});
@@ -94,6 +96,8 @@ AttemptSupervisor::Finding AttemptSupervisor::Examine(const Ended& ended) const 
     const auto manifest = store::Verify(state_.files, JoinPath(live.directory, store::kOutputDirectory));
     if (manifest.ok()) {
       finding.output_digest = manifest->digest;
+    } else if (!store::SaysDamaged(manifest.status())) {
+      return manifest.status();
     } else {
       if (observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
       verdict = {Kind::kRetry, "DATA_LOSS", "OUTPUT_INVALID",
@@ -114,7 +118,7 @@ absl::Status AttemptSupervisor::Settle(Ended& ended) {
     NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
     NIBBLE_RETURN_IF_ERROR(store::CollectAttempt(state_.files, live.directory));
   }
-  const Finding finding = Examine(ended);
+  NIBBLE_ASSIGN_OR_RETURN(const Finding finding, Examine(ended));
   for (int i = 0; i < kMaxDecisions; ++i) {
     NIBBLE_ASSIGN_OR_RETURN(const bool done, Decide(ended, finding));
     if (done) return absl::OkStatus();

@@ -99,7 +99,7 @@ class AttemptSupervisor {
     std::optional<Outcome> outcome;
     std::string output_digest;  // of the verified output, when it succeeded
   };
-  Finding Examine(const Ended& ended) const;
+  absl::StatusOr<Finding> Examine(const Ended& ended) const;  // an error where that cannot be told now
   absl::StatusOr<bool> Decide(Ended& ended, const Finding& finding);
   void SettleAll();
 
