@@ -62,11 +62,15 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
     if (status.ok() && lines->empty()) return status;
     if (status.ok()) status = IngestLines(live, *lines);
     if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status)) {
-      // What the trainer itself wrote is wrong: that must not keep its end from being settled.
+      // What the trainer itself wrote is wrong: that must not keep its end from being settled. Said once, however often
+      // that is tried.
+      if (live.told_damaged) return absl::OkStatus();
       Json fields = Json::object();
       fields["reason"] = "JOURNAL_DAMAGED";
       fields["message"] = std::string(status.message());
-      return Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
+      NIBBLE_RETURN_IF_ERROR(Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}}));
+      live.told_damaged = true;
+      return absl::OkStatus();
     }
     NIBBLE_RETURN_IF_ERROR(status);
   }

@@ -71,6 +71,7 @@ class AttemptSupervisor {
     bool hung = false;
     bool complained = false;  // of what is wrong with the journal now
     bool unreadable = false;  // the journal is damaged: left alone until the end
+    bool told_damaged = false;  // the user was, of the journal
     bool adopted = false;  // taken over after a restart: its end may be LOST
     absl::Duration last_line;
   };

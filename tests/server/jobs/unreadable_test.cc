@@ -52,8 +52,9 @@ class UnreadableTest : public ControllerFixture {
   base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
 };
 
-TEST_F(UnreadableTest, OutcomeIsWaitedFor) {
+TEST_F(UnreadableTest, OutcomeIsWaitedForAndADamagedJournalIsToldOnce) {
   const std::string id = Start();
+  std::ofstream(Trainer(id).directory + "/journal.jsonl", std::ios::app) << "{\"sequence\":\n";
   Finish(Trainer(id));
   disk_.unreadable = "/outcome.json";
   machine_.Exit(Trainer(id), 0);
@@ -64,7 +65,7 @@ TEST_F(UnreadableTest, OutcomeIsWaitedFor) {
   disk_.unreadable = "";
   TickLater(2);
   EXPECT_EQ(State(id), kSucceeded);
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
 }
 
 TEST_F(UnreadableTest, OutputIsWaitedFor) {
