@@ -83,7 +83,14 @@ class AttemptSupervisor {
   };
 
   Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token) const;
-  absl::Status Launch(const JobRecord& job, Live& live);
+  // What an attempt goes on from: the newest good checkpoint, if there is one, and those that were passed over for it.
+  struct Resume {
+    std::optional<store::CheckpointInfo> checkpoint;
+    std::vector<store::CheckpointInfo> damaged;
+  };
+  // Hashes gigabytes: without mutex_. For a job that has no trainer.
+  absl::StatusOr<Resume> FindResume(const JobRecord& job) const;
+  absl::Status Launch(const JobRecord& job, const Resume& resume, Live& live);
   absl::Status TellDamaged(Live& live, const store::CheckpointInfo& checkpoint);
   // `live` is the caller's alone: under mutex_, or out of the table.
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);

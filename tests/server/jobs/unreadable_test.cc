@@ -1,6 +1,10 @@
 // A disk that cannot be read now says nothing of what is on it.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
+#include <future>
+
 #include "server/base/hooked_files.h"
 #include "tests/server/jobs/controller_fixture.h"
 
@@ -11,9 +15,10 @@ using enum JobState;
 
 class UnreadableTest : public ControllerFixture {
  protected:
-  // Reads of paths that hold `unreadable` fail.
+  // Reads of paths that hold `unreadable` fail; before each, `before_read` is called.
   struct Disk {
     std::string unreadable;
+    std::function<void(const std::string& path)> before_read;
   };
   class Hook {
    public:
@@ -21,6 +26,7 @@ class UnreadableTest : public ControllerFixture {
     template <typename Work>
     auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
       if (operation != "read") return work();
+      if (disk_.before_read) disk_.before_read(path);
       if (!disk_.unreadable.empty() && path.find(disk_.unreadable) != std::string::npos) return absl::InternalError("EIO");
       return work();
     }
@@ -97,6 +103,24 @@ TEST_F(UnreadableTest, CheckpointIsNotPassedOver) {
   TickLater(100);
   EXPECT_EQ(Trainer(id).order.resume_step, 2);
   EXPECT_EQ(observer_.damaged, 0);
+}
+
+TEST_F(UnreadableTest, JobsAreMovedWhileTheCheckpointOfOneIsLookedAt) {
+  const std::string id = Start();
+  Checkpoint(Trainer(id), 1);
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  std::future<bool> cancelled;
+  disk_.before_read = [&](const std::string& path) {
+    if (cancelled.valid() || path.find("/checkpoints/") == std::string::npos) return;
+    cancelled = std::async(std::launch::async, [&] { return controller_->Cancel(id).ok(); });
+    EXPECT_EQ(cancelled.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  };
+  TickLater(10);
+  ASSERT_TRUE(cancelled.valid());
+  EXPECT_TRUE(cancelled.get());
+  EXPECT_EQ(State(id), kCancelled);
+  EXPECT_EQ(database_->Get(id)->attempt, 1) << "no trainer was started for it";
 }
 
 }  // namespace
