@@ -284,7 +284,6 @@ class AttemptRun {
   // The trained model, and beside it what it will answer as it will be served: the loss that will be served, and the record of the logits
   // that nibbled must give again after `models convert` (numerics.md, Decided 10).
   absl::StatusOr<jobs::Outcome> Publish() {
-    moments_.clear();  // no step comes any more, and what follows has files of the whole model in memory
     NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
                             store::PendingDirectory::Create(context_.files, context_.order.output_directory));
     const Json provenance = {{"job_id", context_.order.job_id},
@@ -316,16 +315,18 @@ class AttemptRun {
   absl::Status EvaluateServed(const std::string& trained_directory, model::ArtifactInfo info, Json& final) {
     const std::string name = model::Name(recipe_->served_format());  // "int8"
     const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
-    NIBBLE_ASSIGN_OR_RETURN(const auto trained, model::Artifact::Open(trained_directory));
+    NIBBLE_ASSIGN_OR_RETURN(auto trained, model::Artifact::Open(trained_directory));
     NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
                             convert::ConvertModel(context_.files, *trained, directory, {.to = recipe_->served_format()},
                                                   context_.stream));
+    trained.reset();  // its files would stay in memory beside what is served
     NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len},
                                                                         context_.stream));
     if (inputs_.has_eval) {
       NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluateAs(name, served->weights()));
       final[base::StrCat("eval_loss_", name)] = loss;
     }
+    moments_.clear();  // not before: told to stop in the evaluation, the trainer writes a checkpoint; from here on it does not stop
     final[base::StrCat(name, "_digest")] = report.info.weights_digest;
     const std::vector<data::Example>& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
     std::vector<std::vector<std::int32_t>> sequences;
