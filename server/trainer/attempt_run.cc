@@ -31,6 +31,8 @@ double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+absl::Status NanLoss(const std::string& where) { return base::WithReason(absl::InvalidArgumentError(where), "NAN_LOSS"); }
+
 class AttemptRun {
  public:
   explicit AttemptRun(const AttemptContext& context) : context_(context), spec_(context.order.spec) {}
@@ -169,9 +171,7 @@ class AttemptRun {
     for (const Parameter& parameter : model_->parameters()) gradients.emplace_back(parameter.grad);
     const double grad_norm = GlobalNorm(gradients, context_.stream);
     if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
-      return base::WithReason(absl::InvalidArgumentError(base::StrCat("step ", progress_.step + 1, ": loss ", loss,
-                                                                      ", gradient norm ", grad_norm)),
-                              "NAN_LOSS");
+      return NanLoss(base::StrCat("step ", progress_.step + 1, ": loss ", loss, ", gradient norm ", grad_norm));
     }
     if (spec_.optim.max_grad_norm > 0 && grad_norm > spec_.optim.max_grad_norm) {
       const auto factor = static_cast<float>(spec_.optim.max_grad_norm / grad_norm);
@@ -225,6 +225,9 @@ class AttemptRun {
                             data::Evaluate(recipe_->config(), weights, inputs_.eval.examples, {}, context_.stream,
                                            [&](std::int64_t) { return !Stopping(); }));
     const bool trained = what.empty();  // a served form is evaluated once
+    if (!std::isfinite(result.loss)) {
+      return NanLoss(base::StrCat("evaluation", trained ? "" : " as ", what, " after step ", progress_.step, ": loss ", result.loss));
+    }
     Json event = {{"step", progress_.step},
                   {"eval_loss", result.loss},
                   {"best", !trained || result.loss < progress_.best_eval_loss},
