@@ -21,8 +21,8 @@ namespace {
 absl::Status FromErrno(int error, std::string_view what, const std::string& path) {
   const std::string text = StrCat(what, " ", path, ": ", std::strerror(error));
   switch (error) {
-    case ENOENT: return absl::NotFoundError(text);
-    case EISDIR: case ENOTDIR: return absl::InvalidArgumentError(text);
+    case ENOENT: case ESRCH: return absl::NotFoundError(text);  // ESRCH: of a process, below /proc
+    case EISDIR: case ENOTDIR: case ELOOP: case ENAMETOOLONG: return absl::InvalidArgumentError(text);
     case EEXIST: return absl::AlreadyExistsError(text);
     case EACCES: case EPERM: case EROFS: return absl::PermissionDeniedError(text);
     case ENOSPC: case EDQUOT: return WithReason(absl::ResourceExhaustedError(text), "DISK_FULL");

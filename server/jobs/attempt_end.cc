@@ -62,17 +62,21 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
     if (status.ok() && lines->empty()) return status;
     if (status.ok()) status = IngestLines(live, *lines);
     if (absl::IsDataLoss(status) || absl::IsInvalidArgument(status)) {
-      // What the trainer itself wrote is wrong: that must not keep its end from being settled.
+      // What the trainer itself wrote is wrong: that must not keep its end from being settled. Said once, however often
+      // that is tried.
+      if (live.told_damaged) return absl::OkStatus();
       Json fields = Json::object();
       fields["reason"] = "JOURNAL_DAMAGED";
       fields["message"] = std::string(status.message());
-      return Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
+      NIBBLE_RETURN_IF_ERROR(Append(live, {{live.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}}));
+      live.told_damaged = true;
+      return absl::OkStatus();
     }
     NIBBLE_RETURN_IF_ERROR(status);
   }
 }
 
-AttemptSupervisor::Finding AttemptSupervisor::Examine(const Ended& ended) const {
+absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ended& ended) const {
   const Live& live = ended.live;
   Finding finding;
   if (!ended.start_failure.ok()) {
@@ -84,6 +88,8 @@ AttemptSupervisor::Finding AttemptSupervisor::Examine(const Ended& ended) const 
   auto outcome = ReadOutcome(state_.files, live.directory);
   if (outcome.ok()) {
     finding.outcome = *std::move(outcome);
+  } else if (!store::SaysDamaged(outcome.status())) {
+    return outcome.status();
   } else if (!absl::IsNotFound(outcome.status())) {
     base::LogWarning("an outcome cannot be read",
                      {{"job", live.job_id}, {"why", std::string(outcome.status().message())}});
@@ -94,6 +100,8 @@ AttemptSupervisor::Finding AttemptSupervisor::Examine(const Ended& ended) const 
     const auto manifest = store::Verify(state_.files, JoinPath(live.directory, store::kOutputDirectory));
     if (manifest.ok()) {
       finding.output_digest = manifest->digest;
+    } else if (!store::SaysDamaged(manifest.status())) {
+      return manifest.status();
     } else {
       if (observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
       verdict = {Kind::kRetry, "DATA_LOSS", "OUTPUT_INVALID",
@@ -114,7 +122,7 @@ absl::Status AttemptSupervisor::Settle(Ended& ended) {
     NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
     NIBBLE_RETURN_IF_ERROR(store::CollectAttempt(state_.files, live.directory));
   }
-  const Finding finding = Examine(ended);
+  NIBBLE_ASSIGN_OR_RETURN(const Finding finding, Examine(ended));
   for (int i = 0; i < kMaxDecisions; ++i) {
     NIBBLE_ASSIGN_OR_RETURN(const bool done, Decide(ended, finding));
     if (done) return absl::OkStatus();

@@ -44,6 +44,8 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::i
 }
 
 absl::Status AttemptSupervisor::Start(const JobRecord& job) {
+  // While the job is still in the queue, where its stop needs nobody here.
+  const absl::StatusOr<Resume> resume = FindResume(job);
   Transition transition;
   transition.job_id = job.id;
   transition.from = JobState::kQueued;
@@ -62,7 +64,7 @@ absl::Status AttemptSupervisor::Start(const JobRecord& job) {
     NIBBLE_ASSIGN_OR_RETURN(const bool started, database_.Apply(transition));
     if (!started) return absl::OkStatus();  // Cancelled or paused meanwhile.
     Live live = MakeLive(job, job.attempt + 1, transition.new_attempt_token);
-    absl::Status launched = Launch(job, live);
+    absl::Status launched = resume.ok() ? Launch(job, *resume, live) : resume.status();
     if (launched.ok()) {
       live_.emplace(job.id, std::move(live));
     } else {
@@ -74,16 +76,20 @@ absl::Status AttemptSupervisor::Start(const JobRecord& job) {
   return absl::OkStatus();
 }
 
-absl::Status AttemptSupervisor::Launch(const JobRecord& job, Live& live) {
+absl::StatusOr<AttemptSupervisor::Resume> AttemptSupervisor::FindResume(const JobRecord& job) const {
   const std::string attempts = state_.layout.attempts(job.id);
-  std::vector<store::CheckpointInfo> damaged;
-  NIBBLE_ASSIGN_OR_RETURN(const auto checkpoint, store::FindNewestCheckpoint(state_.files, attempts, &damaged));
-  for (const store::CheckpointInfo& one : damaged) NIBBLE_RETURN_IF_ERROR(TellDamaged(live, one));
+  Resume resume;
+  NIBBLE_ASSIGN_OR_RETURN(resume.checkpoint, store::FindNewestCheckpoint(state_.files, attempts, &resume.damaged));
   // Older ones go only while the newest is known to be good.
   NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, attempts));
-  if (checkpoint.has_value() && all.back().directory == checkpoint->directory) {
+  if (resume.checkpoint.has_value() && all.back().directory == resume.checkpoint->directory) {
     NIBBLE_RETURN_IF_ERROR(store::PruneAllCheckpoints(state_.files, attempts, job.spec.run.keep_last));
   }
+  return resume;
+}
+
+absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resume, Live& live) {
+  for (const store::CheckpointInfo& one : resume.damaged) NIBBLE_RETURN_IF_ERROR(TellDamaged(live, one));
   AttemptOrder order;
   order.job_id = job.id;
   order.attempt = live.attempt;
@@ -96,9 +102,9 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, Live& live) {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(job.spec.eval_dataset));
     order.eval_data_path = eval.data_path;
   }
-  if (checkpoint.has_value()) {
-    order.resume_checkpoint_directory = checkpoint->directory;
-    order.resume_step = checkpoint->step;
+  if (resume.checkpoint.has_value()) {
+    order.resume_checkpoint_directory = resume.checkpoint->directory;
+    order.resume_step = resume.checkpoint->step;
   }
   order.output_directory = JoinPath(live.directory, store::kOutputDirectory);
   order.report_address = report_address_;

@@ -71,6 +71,7 @@ class AttemptSupervisor {
     bool hung = false;
     bool complained = false;  // of what is wrong with the journal now
     bool unreadable = false;  // the journal is damaged: left alone until the end
+    bool told_damaged = false;  // the user was, of the journal
     bool adopted = false;  // taken over after a restart: its end may be LOST
     absl::Duration last_line;
   };
@@ -82,7 +83,14 @@ class AttemptSupervisor {
   };
 
   Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token) const;
-  absl::Status Launch(const JobRecord& job, Live& live);
+  // What an attempt goes on from: the newest good checkpoint, if there is one, and those that were passed over for it.
+  struct Resume {
+    std::optional<store::CheckpointInfo> checkpoint;
+    std::vector<store::CheckpointInfo> damaged;
+  };
+  // Hashes gigabytes: without mutex_. For a job that has no trainer.
+  absl::StatusOr<Resume> FindResume(const JobRecord& job) const;
+  absl::Status Launch(const JobRecord& job, const Resume& resume, Live& live);
   absl::Status TellDamaged(Live& live, const store::CheckpointInfo& checkpoint);
   // `live` is the caller's alone: under mutex_, or out of the table.
   absl::Status IngestLines(Live& live, const std::vector<JournalLine>& lines);
@@ -99,7 +107,7 @@ class AttemptSupervisor {
     std::optional<Outcome> outcome;
     std::string output_digest;  // of the verified output, when it succeeded
   };
-  Finding Examine(const Ended& ended) const;
+  absl::StatusOr<Finding> Examine(const Ended& ended) const;  // an error where that cannot be told now
   absl::StatusOr<bool> Decide(Ended& ended, const Finding& finding);
   void SettleAll();
 

@@ -94,27 +94,33 @@ class LocalRunner : public Runner {
       (void)Reap(pid, true);
       return absl::FailedPreconditionError(StrCat("cannot start ", options_.trainer_path, ": ", std::strerror(error)));
     }
-    const ProcessId id{pid, StartTicks(pid).value_or(0)};
-    running_[directory] = {id, true, {}};
+    const auto ticks = StartTicks(pid);
+    const ProcessId id{pid, ticks.ok() ? ticks->value_or(0) : 0};  // 0: Adopt looks for itself
+    running_[directory] = {.id = id, .is_child = true};
     return id;
   }
 
   absl::StatusOr<ProcessId> Adopt(const std::string& directory, std::optional<ProcessId> recorded) override {
-    if (!LockHeld(directory)) return absl::NotFoundError(StrCat("no process of ", directory, " is alive"));
+    NIBBLE_ASSIGN_OR_RETURN(bool held, LockHeld(directory));
     ProcessId id = recorded.value_or(ProcessId{});
-    if (!recorded.has_value()) {
+    if (held && id.start_ticks == 0) {
       // The server died between the start and the record. The child writes its pid before it becomes the trainer.
       const SteadyTime give_up = std::chrono::steady_clock::now() + kWaitForPid;
-      while (id.pid == 0 && LockHeld(directory)) {
-        const auto text = base::RealFileSystem().Read(LockPath(directory), 32);
-        if (text.ok() && !text->empty()) id.pid = std::strtoll(text->c_str(), nullptr, 10);
-        if (id.pid != 0 || std::chrono::steady_clock::now() > give_up) break;
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      for (id.pid = 0; held; std::this_thread::sleep_for(std::chrono::milliseconds(10))) {
+        NIBBLE_ASSIGN_OR_RETURN(const std::string text, base::RealFileSystem().Read(LockPath(directory), 32));
+        id.pid = std::strtoll(text.c_str(), nullptr, 10);
+        if (id.pid > 1 || std::chrono::steady_clock::now() > give_up) break;
+        NIBBLE_ASSIGN_OR_RETURN(held, LockHeld(directory));
       }
-      if (id.pid <= 1) return absl::NotFoundError(StrCat("no process of ", directory, " could be found"));
-      id.start_ticks = StartTicks(static_cast<pid_t>(id.pid)).value_or(0);
+      if (held && id.pid <= 1) {
+        KillHolders(LockPath(directory));  // It could not write its pid: nobody can watch it.
+        held = false;
+      }
+      NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(static_cast<pid_t>(id.pid)));
+      id.start_ticks = ticks.value_or(0);
     }
-    running_[directory] = {id, false, {}};
+    if (!held) return absl::NotFoundError(StrCat("no process of ", directory, " is alive"));
+    running_[directory] = {.id = id, .is_child = false};
     return id;
   }
 
@@ -122,29 +128,17 @@ class LocalRunner : public Runner {
     const auto it = running_.find(directory);
     if (it == running_.end()) return ExitStatus{};
     Running& running = it->second;
-    const pid_t pid = static_cast<pid_t>(running.id.pid);
-    if (running.is_child) {
-      siginfo_t info = {};
-      if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0) {
-        return std::nullopt;
+    const absl::StatusOr<bool> over = Over(directory, running);
+    if (!over.ok()) {
+      if (!std::exchange(running.complained, true)) {
+        base::LogWarning("whether a trainer lives cannot be told now",
+                         {{"attempt", directory}, {"why", std::string(over.status().message())}});
       }
-      // Not reaped yet, so the number is still its own: end what it left behind.
-      ::kill(-pid, SIGKILL);
-    } else if (Leader(running)) {
       return std::nullopt;
-    } else if (LockHeld(directory) && !StartTicks(pid).has_value()) {
-      // The group's number stays taken as long as it has a member; if the pid is in use, it is a stranger's.
-      ::kill(-pid, SIGKILL);
     }
-    if (LockHeld(directory)) {
-      const SteadyTime now = std::chrono::steady_clock::now();
-      if (!running.gone_since.has_value()) running.gone_since = now;
-      KillHolders(LockPath(directory));
-      if (now - *running.gone_since < kWaitForDescendants) return std::nullopt;
-      base::LogWarning("a process that the trainer started does not end", {{"attempt", directory}});
-    }
+    if (!*over) return std::nullopt;
     // Also for the adopted: it may be our child after all (a controller made anew in the same process).
-    const ExitStatus status = Reap(pid, running.is_child);
+    const ExitStatus status = Reap(static_cast<pid_t>(running.id.pid), running.is_child);
     running_.erase(it);
     std::set<pid_t> known;
     for (const auto& [other, process] : running_) known.insert(static_cast<pid_t>(process.id.pid));
@@ -155,7 +149,10 @@ class LocalRunner : public Runner {
   void Send(const std::string& directory, Signal signal) override {
     const auto it = running_.find(directory);
     if (it == running_.end()) return;
-    if (!it->second.is_child && !Leader(it->second)) return;
+    if (!it->second.is_child) {
+      const auto leads = Leads(it->second);
+      if (!leads.ok() || !*leads) return;
+    }
     ::kill(-static_cast<pid_t>(it->second.id.pid), signal == Signal::kKill ? SIGKILL : SIGTERM);
   }
 
@@ -163,21 +160,50 @@ class LocalRunner : public Runner {
   struct Running {
     ProcessId id;
     bool is_child = false;
-    std::optional<SteadyTime> gone_since;
+    std::optional<SteadyTime> gone_since = std::nullopt;
+    bool complained = false;
   };
 
   static std::string LockPath(const std::string& directory) { return JoinPath(directory, store::kAttemptLockFile); }
 
-  // True when the adopted pid is alive and still the process that it was.
-  static bool Leader(const Running& running) {
-    const auto ticks = StartTicks(static_cast<pid_t>(running.id.pid));
-    return ticks.has_value() && *ticks == running.id.start_ticks;
+  // True when no process of the attempt is left. Those that outlive the trainer are ended.
+  static absl::StatusOr<bool> Over(const std::string& directory, Running& running) {
+    const pid_t pid = static_cast<pid_t>(running.id.pid);
+    if (running.is_child) {
+      siginfo_t info = {};
+      if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == 0) return false;
+      // Not reaped yet, so the number is still its own: end what it left behind.
+      ::kill(-pid, SIGKILL);
+    } else {
+      NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(pid));
+      if (ticks == running.id.start_ticks) return false;
+      NIBBLE_ASSIGN_OR_RETURN(const bool held, LockHeld(directory));
+      // The group's number stays taken as long as it has a member; if the pid is in use, it is a stranger's.
+      if (held && !ticks.has_value()) ::kill(-pid, SIGKILL);
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const bool held, LockHeld(directory));
+    if (!held) return true;
+    const SteadyTime now = std::chrono::steady_clock::now();
+    if (!running.gone_since.has_value()) running.gone_since = now;
+    KillHolders(LockPath(directory));
+    if (now - *running.gone_since < kWaitForDescendants) return false;
+    base::LogWarning("a process that the trainer started does not end", {{"attempt", directory}});
+    return true;
   }
 
-  static bool LockHeld(const std::string& directory) {
+  // True when the adopted pid is alive and still the process that it was.
+  static absl::StatusOr<bool> Leads(const Running& running) {
+    NIBBLE_ASSIGN_OR_RETURN(const auto ticks, StartTicks(static_cast<pid_t>(running.id.pid)));
+    return ticks == running.id.start_ticks;
+  }
+
+  static absl::StatusOr<bool> LockHeld(const std::string& directory) {
     Descriptor lock(::open(LockPath(directory).c_str(), O_RDWR | O_CLOEXEC));
-    if (lock.get() < 0) return false;
-    return ::flock(lock.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (lock.get() < 0 && errno == ENOENT) return false;
+    if (lock.get() < 0) return FromErrno("open the attempt's lock");
+    if (::flock(lock.get(), LOCK_SH | LOCK_NB) == 0) return false;
+    if (errno == EWOULDBLOCK) return true;
+    return FromErrno("look at the attempt's lock");
   }
 
   const LocalRunnerOptions options_;

@@ -87,20 +87,21 @@ ExitStatus Reap(pid_t pid, bool wait) {
   return {ExitStatus::Kind::kExited, WEXITSTATUS(status)};
 }
 
-std::optional<std::int64_t> StartTicks(pid_t pid) {
-  if (pid <= 0) return std::nullopt;
+absl::StatusOr<std::optional<std::int64_t>> StartTicks(pid_t pid) {
+  constexpr std::optional<std::int64_t> kGone;
+  if (pid <= 0) return kGone;
   const auto text = base::RealFileSystem().Read(base::StrCat("/proc/", pid, "/stat"), 4096);
-  if (!text.ok()) return std::nullopt;
+  if (absl::IsNotFound(text.status())) return kGone;
+  if (!text.ok()) return text.status();
   // The second field is the program's name in brackets and may hold anything.
   const std::size_t close = text->rfind(')');
-  if (close == std::string::npos) return std::nullopt;
-  std::istringstream fields(text->substr(close + 1));
+  std::istringstream fields(close == std::string::npos ? "" : text->substr(close + 1));
   std::string field;
   for (int number = 3; fields >> field; ++number) {
-    if (number == 3 && (field == "Z" || field == "X")) return std::nullopt;
-    if (number == 22) return std::stoll(field);
+    if (number == 3 && (field == "Z" || field == "X")) return kGone;
+    if (number == 22) return std::optional<std::int64_t>(std::stoll(field));
   }
-  return std::nullopt;
+  return absl::InternalError(base::StrCat("/proc/", pid, "/stat has no field 22"));
 }
 
 }  // namespace nibble::jobs

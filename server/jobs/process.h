@@ -28,7 +28,7 @@ absl::StatusOr<pid_t> Spawn(const ChildPlan& plan);
 // Collects an ended process, waiting for it if asked to; kUnknown when it is not our child.
 ExitStatus Reap(pid_t pid, bool wait);
 
-// Field 22 of /proc/PID/stat; nothing for a process that is gone or a zombie.
-std::optional<std::int64_t> StartTicks(pid_t pid);
+// Field 22 of /proc/PID/stat; nothing for a process that is gone or a zombie. An error where that cannot be told now.
+absl::StatusOr<std::optional<std::int64_t>> StartTicks(pid_t pid);
 
 }  // namespace nibble::jobs

@@ -37,9 +37,9 @@ class Runner {
   // Starts the trainer for an attempt whose attempt.json is written. At most once an attempt.
   virtual absl::StatusOr<ProcessId> Start(const std::string& attempt_directory) = 0;
   // After a restart: takes over the attempt's process. `recorded` is what the database knows (nothing when the server died
-  // between start and record). NotFound when no process of the attempt lives.
+  // between start and record). NotFound when no process of the attempt lives; another error when that cannot be told now.
   virtual absl::StatusOr<ProcessId> Adopt(const std::string& attempt_directory, std::optional<ProcessId> recorded) = 0;
-  // Nothing while it runs. Once it has answered, no process of the attempt is left, and it is forgotten.
+  // Nothing while it runs, or while that cannot be told. Once it has answered, no process of the attempt is left, and it is forgotten.
   virtual std::optional<ExitStatus> Poll(const std::string& attempt_directory) = 0;
   // To the process and all that it started. Fine when it is gone.
   virtual void Send(const std::string& attempt_directory, Signal signal) = 0;

@@ -1,5 +1,8 @@
 #include "server/rpc/job_proto.h"
 
+#include <cmath>
+#include <limits>
+
 #include "server/base/error.h"
 #include "server/base/strings.h"
 #include "server/jobs/attempt.h"
@@ -14,9 +17,17 @@ namespace {
 
 using base::Json;
 
-// Journals and progress were checked when they were taken in: what is absent is 0.
-double Number(const Json& object, const char* key) { return base::GetNumber(object, key, "", 0).value_or(0); }
-std::int64_t Int(const Json& object, const char* key) { return static_cast<std::int64_t>(Number(object, key)); }
+// Journals and progress were checked when they were taken in: what is absent is 0. A null is how JSON writes a number that
+// is none.
+double Number(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found != object.end() && found->is_null()) return std::numeric_limits<double>::quiet_NaN();
+  return base::GetNumber(object, key, "", 0).value_or(0);
+}
+std::int64_t Int(const Json& object, const char* key) {
+  const double number = Number(object, key);
+  return std::isfinite(number) ? static_cast<std::int64_t>(number) : 0;
+}
 std::string Text(const Json& object, const char* key) { return ToUtf8(base::GetString(object, key, "", "").value_or("")); }
 
 v1::StepMetrics StepOf(const Json& body) {

@@ -68,6 +68,7 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListOne(base::FileSystem& files, con
     info.directory = JoinPath(folder, name);
     const auto manifest = CheckSizes(files, info.directory);
     if (!manifest.ok()) {
+      if (!SaysDamaged(manifest.status())) return manifest.status();
       if (damaged != nullptr) damaged->push_back(std::move(info));
       continue;
     }
@@ -117,6 +118,7 @@ absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSys
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
     const auto verified = Verify(files, it->directory);
     if (verified.ok()) return std::optional<CheckpointInfo>(*it);
+    if (!SaysDamaged(verified.status())) return verified.status();
     base::LogWarning("a checkpoint is damaged, the one before it is tried",
                      {{"directory", it->directory}, {"why", std::string(verified.status().message())}});
     if (damaged != nullptr) damaged->push_back(*it);

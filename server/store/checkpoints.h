@@ -30,7 +30,8 @@ struct CheckpointInfo {
 absl::StatusOr<PendingDirectory> BeginCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
                                                  std::int64_t step);
 
-// Those of one attempt whose sizes fit their manifests, by step. What has no valid manifest is not one.
+// Those of one attempt whose sizes fit their manifests, by step. What has no valid manifest is not one; what cannot be read
+// now is an error, here and below.
 absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& files, const std::string& attempt_directory,
                                                             std::int64_t attempt);
 // Those of all attempts below `attempts_directory`, by step, then attempt.

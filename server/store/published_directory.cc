@@ -96,11 +96,13 @@ absl::Time ModifiedTime(const std::string& path) {
 
 absl::StatusOr<ManifestEntry> HashFile(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) {
-    const std::string text = StrCat("open ", path, ": ", std::strerror(errno));
+  const auto failed = [&path](std::string_view what) -> absl::Status {
+    const std::string text = StrCat(what, " ", path, ": ", std::strerror(errno));
     if (errno == ENOENT) return absl::NotFoundError(text);
+    if (errno == ELOOP || errno == ENOTDIR || errno == EISDIR) return absl::DataLossError(text);
     return absl::InternalError(text);
-  }
+  };
+  if (fd < 0) return failed("open");
   ManifestEntry entry;
   base::Sha256 sha;
   const auto buffer = std::make_unique<char[]>(kReadBytes);
@@ -108,7 +110,7 @@ absl::StatusOr<ManifestEntry> HashFile(const std::string& path) {
   while (true) {
     const ssize_t n = ::read(fd, buffer.get(), kReadBytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) status = absl::InternalError(StrCat("read ", path, ": ", std::strerror(errno)));
+    if (n < 0) status = failed("read");
     if (n <= 0) break;
     sha.Update(buffer.get(), static_cast<std::size_t>(n));
     entry.size += static_cast<std::uint64_t>(n);
@@ -147,13 +149,18 @@ absl::StatusOr<Manifest> CheckSizes(base::FileSystem& files, const std::string& 
   NIBBLE_ASSIGN_OR_RETURN(Manifest manifest, ReadManifest(files, directory));
   for (const ManifestEntry& file : manifest.files) {
     const auto size = files.Size(JoinPath(directory, file.name));
-    if (!size.ok()) return absl::DataLossError(StrCat(directory, ": ", file.name, " is missing"));
+    if (absl::IsNotFound(size.status())) return absl::DataLossError(StrCat(directory, ": ", file.name, " is missing"));
+    if (!size.ok()) return size.status();
     if (*size != file.size) {
       return absl::DataLossError(
           StrCat(directory, ": ", file.name, " has ", *size, " bytes, its manifest says ", file.size));
     }
   }
   return manifest;
+}
+
+bool SaysDamaged(const absl::Status& status) {
+  return absl::IsNotFound(status) || absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
 }
 
 absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory) {

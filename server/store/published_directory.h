@@ -33,6 +33,9 @@ absl::StatusOr<Manifest> ReadManifest(base::FileSystem& files, const std::string
 absl::StatusOr<Manifest> CheckSizes(base::FileSystem& files, const std::string& directory);
 // CheckSizes, and every hash: before a checkpoint or an output is used. DataLoss names the file.
 absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory);
+// Of a status of the three above: the directory is not, or not as it was published. Else it could not be read now, which
+// says nothing of it.
+bool SaysDamaged(const absl::Status& status);
 
 // When a file was last written; the epoch when that cannot be told.
 absl::Time ModifiedTime(const std::string& path);

@@ -31,6 +31,8 @@ double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+absl::Status NanLoss(const std::string& where) { return base::WithReason(absl::InvalidArgumentError(where), "NAN_LOSS"); }
+
 class AttemptRun {
  public:
   explicit AttemptRun(const AttemptContext& context) : context_(context), spec_(context.order.spec) {}
@@ -169,9 +171,7 @@ class AttemptRun {
     for (const Parameter& parameter : model_->parameters()) gradients.emplace_back(parameter.grad);
     const double grad_norm = GlobalNorm(gradients, context_.stream);
     if (!std::isfinite(loss) || !std::isfinite(grad_norm)) {
-      return base::WithReason(absl::InvalidArgumentError(base::StrCat("step ", progress_.step + 1, ": loss ", loss,
-                                                                      ", gradient norm ", grad_norm)),
-                              "NAN_LOSS");
+      return NanLoss(base::StrCat("step ", progress_.step + 1, ": loss ", loss, ", gradient norm ", grad_norm));
     }
     if (spec_.optim.max_grad_norm > 0 && grad_norm > spec_.optim.max_grad_norm) {
       const auto factor = static_cast<float>(spec_.optim.max_grad_norm / grad_norm);
@@ -225,6 +225,9 @@ class AttemptRun {
                             data::Evaluate(recipe_->config(), weights, inputs_.eval.examples, {}, context_.stream,
                                            [&](std::int64_t) { return !Stopping(); }));
     const bool trained = what.empty();  // a served form is evaluated once
+    if (!std::isfinite(result.loss)) {
+      return NanLoss(base::StrCat("evaluation", trained ? "" : " as ", what, " after step ", progress_.step, ": loss ", result.loss));
+    }
     Json event = {{"step", progress_.step},
                   {"eval_loss", result.loss},
                   {"best", !trained || result.loss < progress_.best_eval_loss},
@@ -284,7 +287,6 @@ class AttemptRun {
   // The trained model, and beside it what it will answer as it will be served: the loss that will be served, and the record of the logits
   // that nibbled must give again after `models convert` (numerics.md, Decided 10).
   absl::StatusOr<jobs::Outcome> Publish() {
-    moments_.clear();  // no step comes any more, and what follows has files of the whole model in memory
     NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
                             store::PendingDirectory::Create(context_.files, context_.order.output_directory));
     const Json provenance = {{"job_id", context_.order.job_id},
@@ -316,16 +318,18 @@ class AttemptRun {
   absl::Status EvaluateServed(const std::string& trained_directory, model::ArtifactInfo info, Json& final) {
     const std::string name = model::Name(recipe_->served_format());  // "int8"
     const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
-    NIBBLE_ASSIGN_OR_RETURN(const auto trained, model::Artifact::Open(trained_directory));
+    NIBBLE_ASSIGN_OR_RETURN(auto trained, model::Artifact::Open(trained_directory));
     NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
                             convert::ConvertModel(context_.files, *trained, directory, {.to = recipe_->served_format()},
                                                   context_.stream));
+    trained.reset();  // its files would stay in memory beside what is served
     NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len},
                                                                         context_.stream));
     if (inputs_.has_eval) {
       NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluateAs(name, served->weights()));
       final[base::StrCat("eval_loss_", name)] = loss;
     }
+    moments_.clear();  // not before: told to stop in the evaluation, the trainer writes a checkpoint; from here on it does not stop
     final[base::StrCat(name, "_digest")] = report.info.weights_digest;
     const std::vector<data::Example>& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
     std::vector<std::vector<std::int32_t>> sequences;

@@ -112,3 +112,15 @@ def test_names_are_refused_before_anything_is_sent(shared, model_directory, text
         assert result.returncode in (4, 6) and "upload" not in result.stderr
     result = shared.run("datasets", "upload", text_file, "--name", "a b", check=False)
     assert result.returncode == 4 and "upload" not in result.stderr
+
+
+def test_evaluation_without_a_number_fails_the_job(shared):
+    """One step so long that the weights overflow: its own loss, before it, was still a number."""
+    name = shared.json(*job(eval_dataset="page", output="overflown", max_steps=1, lr="1e38"))["id"]
+    shared.run("jobs", "watch", name, check=False)
+    got = shared.json("jobs", "get", name)
+    assert got["state"] == "FAILED" and got["attempt"] == 1, got
+    assert "NAN_LOSS" in json.dumps(got["error"]) and "evaluation" in json.dumps(got["error"]), got
+    (step,) = [event for event in shared.lines("jobs", "watch", name, check=False) if event["type"] == "step"]
+    assert step["loss"] > 0
+    assert shared.run("models", "get", "overflown", check=False).returncode != 0

@@ -55,6 +55,40 @@ def is_stopped(pid):
         return False
 
 
+def test_R4_sigterm_while_the_served_form_is_evaluated_leaves_a_whole_checkpoint(make_server, model_directory, text_file):
+    """All steps are made, but what is saved then has the optimiser too: the bytes of a checkpoint that was asked for in time."""
+    server = prepare(make_server("--retry_backoff_scale", "0.01"), model_directory, text_file)
+
+    def stopped_at(failpoint, output):
+        server.stop()
+        server.environment = {"NIBBLE_FAILPOINT": f"attempts/1/{failpoint}:1:stop"}
+        server.start()
+        job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--eval-dataset", "page",
+                          "--output", output, "--max-steps", 1, "--save-every", 0, *TRAIN)["id"]
+        wait_until(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
+        (pid,) = trainers(server)
+        return job, pid
+
+    def finish(job, pid):
+        os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+        server.run("jobs", "watch", job)
+        (tensors,) = server.state.glob(f"jobs/{job}/attempts/1/checkpoints/step-00000001/*.safetensors")
+        return server.json("jobs", "get", job), tensors.read_bytes()
+
+    job, pid = stopped_at("journal.jsonl", "asked")
+    (server.state / "jobs" / job / "attempts/1/checkpoint.request").touch()
+    asked, wanted = finish(job, pid)
+    assert asked["state"] == "SUCCEEDED" and asked["attempt"] == 1
+
+    job, pid = stopped_at("int8.tmp.", "preempted")
+    os.kill(pid, signal.SIGTERM)
+    preempted, saved = finish(job, pid)
+    assert preempted["state"] == "SUCCEEDED" and preempted["attempt"] == 2 and preempted["retries"] == 0
+    assert saved == wanted
+    assert server.json("models", "get", "preempted")["digest"] == server.json("models", "get", "asked")["digest"]
+
+
 @every_operation
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGKILL])
 def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_server, model_directory, text_file, calm, operation, second):

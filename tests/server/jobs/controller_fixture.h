@@ -38,7 +38,7 @@ class ControllerFixture : public ::testing::Test {
     AddDataset("eval");
   }
   void Open() {
-    auto state = store::StateDirectory::Open(base::RealFileSystem(), temp_ / "state", {.min_free_bytes = min_free_bytes_});
+    auto state = store::StateDirectory::Open(*files_, temp_ / "state", {.min_free_bytes = min_free_bytes_});
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
     auto database = Database::Open(state_->layout.database());
@@ -174,6 +174,7 @@ class ControllerFixture : public ::testing::Test {
   }
 
   nibble::testing::TempDirectory temp_;
+  base::FileSystem* files_ = &base::RealFileSystem();  // of the server; the trainers have the real one
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   FakeMachine machine_{clock_};
   ControllerOptions options_;

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -134,6 +135,44 @@ TEST_F(LocalRunnerTest, TrainerWhosePidWasNeverRecordedIsAdoptedToo) {
   EXPECT_EQ(WaitForEnd(id).attempt, 1);
 }
 
+// As long as it lives, nothing can be opened: EMFILE.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit none = {0, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &none);
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST_F(LocalRunnerTest, TrainerIsNotTakenForDeadWhereNothingCanBeOpened) {
+  std::ofstream(Hold()) << "x";
+  const std::string id = Submit("ok");
+  WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
+  const ProcessId recorded = *database_->GetAttempt(id, 1)->process;
+  Kill();
+  const std::string directory = state_->layout.attempt(id, 1);
+  auto runner = MakeLocalRunner({kTrainer, Environment()});
+  for (const std::optional<ProcessId>& known : {std::optional(recorded), std::optional<ProcessId>()}) {
+    const NoDescriptors none;
+    EXPECT_THAT(std::string(runner->Adopt(directory, known).status().message()), HasSubstr("Too many open files"));
+  }
+  ASSERT_TRUE(runner->Adopt(directory, recorded).ok());
+  {
+    const NoDescriptors none;
+    EXPECT_FALSE(runner->Poll(directory).has_value());
+  }
+  EXPECT_FALSE(runner->Poll(directory).has_value());
+  EXPECT_EQ(**StartTicks(static_cast<pid_t>(recorded.pid)), recorded.start_ticks) << "it was not ended";
+  Open();
+  std::filesystem::remove(Hold());
+  EXPECT_EQ(WaitForEnd(id).attempt, 1);
+}
+
 TEST_F(LocalRunnerTest, PidThatIsAnothersNowIsNotAdopted) {
   std::ofstream(Hold()) << "x";
   const std::string id = Submit("ok");
@@ -144,7 +183,7 @@ TEST_F(LocalRunnerTest, PidThatIsAnothersNowIsNotAdopted) {
   ::waitpid(pid, nullptr, 0);
   // As if the number had been given away: this process' own pid stands in the record.
   auto database = *Database::Open(state_->layout.database());
-  ASSERT_TRUE(database->RecordProcess(id, 1, {::getpid(), *StartTicks(::getpid())}).ok());
+  ASSERT_TRUE(database->RecordProcess(id, 1, {::getpid(), **StartTicks(::getpid())}).ok());
   database.reset();
   std::filesystem::remove(Hold());
   Open();
@@ -167,13 +206,13 @@ TEST(LocalRunnerEnvironmentTest, OnlyAllowedVariablesPass) {
 
 TEST(ProcessTest, StartTicksTellAProcessFromALaterOne) {
   const auto mine = StartTicks(::getpid());
-  ASSERT_TRUE(mine.has_value());
-  EXPECT_EQ(StartTicks(::getpid()), mine);
+  ASSERT_TRUE(mine.ok() && mine->has_value());
+  EXPECT_EQ(*StartTicks(::getpid()), *mine);
   const pid_t child = ::fork();
   if (child == 0) ::_exit(3);
   siginfo_t info;
   ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
-  EXPECT_EQ(StartTicks(child), std::nullopt) << "a zombie is gone";
+  EXPECT_EQ(*StartTicks(child), std::nullopt) << "a zombie is gone";
   const ExitStatus status = Reap(child, true);
   EXPECT_EQ(status.kind, ExitStatus::Kind::kExited);
   EXPECT_EQ(status.value, 3);

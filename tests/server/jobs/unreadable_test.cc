@@ -1,0 +1,127 @@
+// A disk that cannot be read now says nothing of what is on it.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <functional>
+#include <future>
+
+#include "server/base/hooked_files.h"
+#include "tests/server/jobs/controller_fixture.h"
+
+namespace nibble::jobs {
+namespace {
+
+using enum JobState;
+
+class UnreadableTest : public ControllerFixture {
+ protected:
+  // Reads of paths that hold `unreadable` fail; before each, `before_read` is called.
+  struct Disk {
+    std::string unreadable;
+    std::function<void(const std::string& path)> before_read;
+  };
+  class Hook {
+   public:
+    explicit Hook(const Disk& disk) : disk_(disk) {}
+    template <typename Work>
+    auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
+      if (operation != "read") return work();
+      if (disk_.before_read) disk_.before_read(path);
+      if (!disk_.unreadable.empty() && path.find(disk_.unreadable) != std::string::npos) return absl::InternalError("EIO");
+      return work();
+    }
+    template <typename Write>
+    absl::Status Append(const std::string&, std::string_view bytes, Write write) {
+      return write(bytes);
+    }
+
+   private:
+    const Disk& disk_;
+  };
+
+  void SetUp() override {
+    files_ = &hooked_;
+    ControllerFixture::SetUp();
+  }
+  std::string Start() {
+    const std::string id = Submit(Spec("out"));
+    controller_->Tick();
+    Ready(Trainer(id));
+    return id;
+  }
+  void TickLater(int seconds) {
+    clock_.Advance(absl::Seconds(seconds));
+    controller_->Tick();
+  }
+
+  Disk disk_;
+  base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
+};
+
+TEST_F(UnreadableTest, OutcomeIsWaitedForAndADamagedJournalIsToldOnce) {
+  const std::string id = Start();
+  std::ofstream(Trainer(id).directory + "/journal.jsonl", std::ios::app) << "{\"sequence\":\n";
+  Finish(Trainer(id));
+  disk_.unreadable = "/outcome.json";
+  machine_.Exit(Trainer(id), 0);
+  for (int i = 0; i < 3; ++i) {
+    TickLater(2);
+    EXPECT_EQ(State(id), kRunning);
+  }
+  disk_.unreadable = "";
+  TickLater(2);
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
+}
+
+TEST_F(UnreadableTest, OutputIsWaitedFor) {
+  const std::string id = Start();
+  Finish(Trainer(id));
+  disk_.unreadable = "/output/manifest.json";
+  machine_.Exit(Trainer(id), 0);
+  for (int i = 0; i < 3; ++i) {
+    TickLater(2);
+    EXPECT_EQ(State(id), kRunning);
+  }
+  disk_.unreadable = "";
+  TickLater(2);
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_EQ(observer_.damaged, 0);
+}
+
+TEST_F(UnreadableTest, CheckpointIsNotPassedOver) {
+  const std::string id = Start();
+  Checkpoint(Trainer(id), 1);
+  Checkpoint(Trainer(id), 2);
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  disk_.unreadable = "/step-00000002/manifest.json";
+  TickLater(10);
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_EQ(Events(id).back().body["reason"], "START_FAILED");
+  disk_.unreadable = "";
+  TickLater(100);
+  EXPECT_EQ(Trainer(id).order.resume_step, 2);
+  EXPECT_EQ(observer_.damaged, 0);
+}
+
+TEST_F(UnreadableTest, JobsAreMovedWhileTheCheckpointOfOneIsLookedAt) {
+  const std::string id = Start();
+  Checkpoint(Trainer(id), 1);
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  std::future<bool> cancelled;
+  disk_.before_read = [&](const std::string& path) {
+    if (cancelled.valid() || path.find("/checkpoints/") == std::string::npos) return;
+    cancelled = std::async(std::launch::async, [&] { return controller_->Cancel(id).ok(); });
+    EXPECT_EQ(cancelled.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  };
+  TickLater(10);
+  ASSERT_TRUE(cancelled.valid());
+  EXPECT_TRUE(cancelled.get());
+  EXPECT_EQ(State(id), kCancelled);
+  EXPECT_EQ(database_->Get(id)->attempt, 1) << "no trainer was started for it";
+}
+
+}  // namespace
+}  // namespace nibble::jobs

@@ -1,0 +1,22 @@
+#include "server/rpc/job_proto.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace nibble::rpc {
+namespace {
+
+TEST(JobProtoTest, FigureThatIsNoNumberIsShownAsNoneAndOneThatIsAbsentAsZero) {
+  jobs::JobRecord job;
+  job.progress = *base::ParseJson(R"({"tokens_per_s":null,"tokens":null,"latest_eval":{"step":4,"eval_loss":null}})");
+  const v1::Job shown = ToProto(job);
+  EXPECT_TRUE(std::isnan(shown.latest_eval().eval_loss()));
+  EXPECT_EQ(shown.latest_eval().step(), 4);
+  EXPECT_EQ(shown.latest_eval().duration_ms(), 0);
+  EXPECT_TRUE(std::isnan(shown.progress().tokens_per_s()));
+  EXPECT_EQ(shown.progress().tokens(), 0);
+}
+
+}  // namespace
+}  // namespace nibble::rpc
