@@ -16,9 +16,6 @@ class QLoraRecipe : public Recipe {
   explicit QLoraRecipe(const RecipeContext& context) : context_(context), spec_(context.order.spec) {}
 
   absl::Status Prepare() {
-    if (!spec_.qlora.double_quant) {
-      return absl::UnimplementedError("qlora.double_quant: false is not built, nf4 bases are always double quantised");
-    }
     NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(context_.order.base_model_directory));
     std::string directory = context_.order.base_model_directory;
     if (source->info().format != model::Format::kNf4) {

@@ -117,6 +117,13 @@ TEST(JobSpecTest, MethodsToComeAreUnimplementedAndNamed) {
   EXPECT_EQ(Parse(R"({"run":{"keep_best":1}})").status().code(), absl::StatusCode::kUnimplemented);
 }
 
+TEST(JobSpecTest, BasesWithoutDoubleQuantisationAreUnimplemented) {
+  JobSpec spec = Good();
+  spec.qlora.double_quant = false;
+  EXPECT_TRUE(absl::IsUnimplemented(Validate(spec)));
+  EXPECT_THAT(std::string(Validate(spec).message()), HasSubstr("qlora.double_quant"));
+}
+
 TEST(JobSpecTest, BitNetFieldsAreCheckedByName) {
   const auto violation = [](const char* json) {
     JobSpec spec = Good();
