@@ -24,7 +24,7 @@ BAD = [
     # wrong forms
     ("image.tag", "latest"), ("image.digest", "sha256:short"), ("image.pullPolicy", "Sometimes"), ("image.repository", "Nibble Server"),
     ("image.registry", "https://registry.example.com"), ("nameOverride", "Nibble"), ("fullnameOverride", "a_b"),
-    ("server.device", "gpu0"), ("server.importRoot", "relative"), ("server.extraArgs.0", "threads 4"), ("service.type", "ExternalName"),
+    ("server.device", "gpu0"), ("server.device", "cuda:0"), ("server.importRoot", "relative"), ("server.extraArgs.0", "threads 4"), ("service.type", "ExternalName"),
     ("tls.existingSecret", ""), ("auth.existingSecret", ""), ("tls.certKey", "../../etc/passwd"), ("auth.key", "a/b"),
     ("persistence.size", "50GB"), ("persistence.size", 50), ("persistence.accessMode", "ReadWriteMany"),
     ("persistence.storageClass", "Fast SSD"),
@@ -45,7 +45,6 @@ TOGETHER = [
     ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
     ({"serviceAccount": {"create": False, "name": "default"}}, "serviceAccount.name"),
     ({"gpu": {"count": 1}, "server": {"device": "cpu"}}, "gpu.count"),
-    ({"server": {"device": "cuda:0"}}, "server.device"),
     ({"probes": {"liveness": {"timeoutSeconds": 30}}}, "probes.liveness.timeoutSeconds"),
     ({"probes": {"readiness": {"timeoutSeconds": 30}}}, "probes.readiness.timeoutSeconds"),
     ({"extraVolumes": [{"name": "root", "hostPath": {"path": "/"}}]}, "extraVolumes[0].hostPath"),
