@@ -24,7 +24,8 @@ BAD = [
     # wrong forms
     ("image.tag", "latest"), ("image.digest", "sha256:short"), ("image.pullPolicy", "Sometimes"), ("image.repository", "Nibble Server"),
     ("image.registry", "https://registry.example.com"), ("nameOverride", "Nibble"), ("fullnameOverride", "a_b"),
-    ("server.device", "gpu0"), ("server.device", "cuda:0"), ("server.importRoot", "relative"), ("server.extraArgs.0", "threads 4"), ("service.type", "ExternalName"),
+    ("server.device", "gpu0"), ("server.device", "cuda:0"),
+    ("server.importRoot", "relative"), ("server.extraArgs.0", "threads 4"), ("service.type", "ExternalName"),
     ("tls.existingSecret", ""), ("auth.existingSecret", ""), ("tls.certKey", "../../etc/passwd"), ("auth.key", "a/b"),
     ("persistence.size", "50GB"), ("persistence.size", 50), ("persistence.accessMode", "ReadWriteMany"),
     ("persistence.storageClass", "Fast SSD"),
