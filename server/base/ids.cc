@@ -15,6 +15,14 @@ constexpr std::string_view kIdDigits = "0123456789abcdefghijklmnopqrstuv";
 constexpr std::size_t kIdLength = 16;
 constexpr std::string_view kTemporaryMark = ".tmp.w-";
 
+std::string RandomDigits() {
+  unsigned char bytes[kIdLength];
+  CHECK(::getrandom(bytes, sizeof bytes, 0) == static_cast<ssize_t>(sizeof bytes));
+  std::string digits;
+  for (const unsigned char byte : bytes) digits.push_back(kIdDigits[byte % kIdDigits.size()]);
+  return digits;
+}
+
 }  // namespace
 
 absl::Status CheckName(std::string_view field, std::string_view name) {
@@ -35,15 +43,9 @@ absl::Status CheckName(std::string_view field, std::string_view name) {
   return absl::OkStatus();
 }
 
-std::string NewId(std::string_view prefix) {
-  unsigned char bytes[kIdLength];
-  CHECK(::getrandom(bytes, sizeof bytes, 0) == static_cast<ssize_t>(sizeof bytes));
-  std::string id = StrCat(prefix, "-");
-  for (const unsigned char byte : bytes) id.push_back(kIdDigits[byte % kIdDigits.size()]);
-  return id;
-}
+std::string NewId(std::string_view prefix) { return StrCat(prefix, "-", RandomDigits()); }
 
-std::string TemporaryName(std::string_view name) { return StrCat(name, ".tmp.", NewId("w")); }
+std::string TemporaryName(std::string_view name) { return StrCat(name, kTemporaryMark, RandomDigits()); }
 
 bool IsTemporaryName(std::string_view name) {
   if (name.size() < kTemporaryMark.size() + kIdLength) return false;

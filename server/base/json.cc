@@ -148,7 +148,8 @@ absl::StatusOr<std::int64_t> GetInt(const Json& o, std::string_view k, std::stri
 absl::StatusOr<double> GetNumber(const Json& o, std::string_view k, std::string_view w, double absent) {
   return ReadNumber(o, k, w, &absent);
 }
-absl::StatusOr<std::string> GetString(const Json& o, std::string_view k, std::string_view w, std::string absent) {  // NOLINT(performance-unnecessary-value-param): as the others
+// NOLINTNEXTLINE(performance-unnecessary-value-param): as the others
+absl::StatusOr<std::string> GetString(const Json& o, std::string_view k, std::string_view w, std::string absent) {
   return ReadString(o, k, w, &absent);
 }
 absl::StatusOr<bool> GetBool(const Json& o, std::string_view k, std::string_view w, bool absent) {

@@ -16,7 +16,8 @@
 namespace nibble::model {
 
 // ggml's numbers for the element types that are read (ggml.h, enum ggml_type).
-enum class GgufType : std::uint32_t { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30 };  // NOLINT(readability-identifier-naming): ggml's names
+// NOLINTNEXTLINE(readability-identifier-naming): as ggml names them
+enum class GgufType : std::uint32_t { kF32 = 0, kF16 = 1, kQ4_0 = 2, kQ4_1 = 3, kQ8_0 = 8, kBF16 = 30 };
 const char* Name(GgufType type);  // "Q4_1"
 
 struct GgufTensor {

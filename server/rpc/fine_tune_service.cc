@@ -141,19 +141,21 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
       NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
       states.push_back(parsed);
     }
+    std::int64_t last = 0;  // of the jobs answered
     while (true) {
       NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(states, before, size));
       for (const jobs::JobRecord& job : page) {
         if (!MaySee(call, job) || !Matches(job, request->filter())) continue;
-        if (response->jobs_size() == size) return absl::OkStatus();  // there is one more: the token leads to it
+        if (response->jobs_size() == size) {  // there is one more: the token leads to it
+          response->set_next_page_token(std::to_string(last));
+          return absl::OkStatus();
+        }
         *response->add_jobs() = ToProto(job);
-        response->set_next_page_token(std::to_string(job.number));
+        last = job.number;
       }
-      if (static_cast<std::int64_t>(page.size()) < size) break;
+      if (static_cast<std::int64_t>(page.size()) < size) return absl::OkStatus();
       before = page.back().number;
     }
-    response->clear_next_page_token();
-    return absl::OkStatus();
   });
 }
 

@@ -206,7 +206,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   scope.Progress("quantize", 0, 1);
-  OperationFiles files(state_.files, state_.files, scope, options_.upload_limits.min_free_bytes);
+  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport made,
                           convert::ConvertModel(files, *artifact, pending->directory(), OptionsOf(request), convert_stream_));
   v1::ConversionReport report = ToProto(made);
@@ -264,7 +264,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   auto exported = std::make_shared<ExportedFiles>();
   exported->directory = base::JoinPath(state_.layout.uploads(), response.artifact_id());
   scope.Progress("write", 0, 1);
-  OperationFiles files(state_.files, state_.files, scope, options_.upload_limits.min_free_bytes);
+  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   absl::Status made = request.format() == v1::EXPORT_FORMAT_PEFT
                           ? convert::ExportPeft(files, *artifact, Text(artifact->info().provenance, "base_model"),
                                                 exported->directory)

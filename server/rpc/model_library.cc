@@ -100,7 +100,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   scope.Progress("read", 0, 1);
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
-  OperationFiles files(state_.files, state_.files, scope, options_.upload_limits.min_free_bytes);
+  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto report = model::ImportModel(files, source, pending->directory(), dtype);
   if (!report.ok()) {
     // What a file lacks or lies about is the caller's fault, whatever the reader called it.

@@ -42,6 +42,11 @@ class OperationWrites {
   std::uint64_t unasked_ = kAskEvery;
 };
 
-using OperationFiles = base::HookedFiles<OperationWrites>;
+class OperationFiles : public base::HookedFiles<OperationWrites> {
+ public:
+  // All must outlive this.
+  OperationFiles(base::FileSystem& files, const OperationScope& scope, std::uint64_t min_free_bytes)
+      : HookedFiles(files, files, scope, min_free_bytes) {}
+};
 
 }  // namespace nibble::rpc

@@ -45,10 +45,10 @@ class UploadReactor : public grpc::ServerReadReactor<Request> {
   void Process() {
     const Edge& edge = call_.edge();
     // A large chunk is counted by the bytes of what is uploaded: their limit bounds the number of such messages.
-    const bool counts = message_.ByteSizeLong() < edge.max_chunk_bytes / 2;
-    if (counts && ++num_messages_ > edge.max_stream_messages) {
-      return End(base::WithReason(absl::ResourceExhaustedError(base::StrCat("more than ", edge.max_stream_messages, " messages of less than ", edge.max_chunk_bytes / 2, " bytes")),
-                                  "MESSAGE_TOO_LARGE"));
+    const std::size_t large = edge.max_chunk_bytes / 2;
+    if (message_.ByteSizeLong() < large && ++num_messages_ > edge.max_stream_messages) {
+      const auto what = base::StrCat("more than ", edge.max_stream_messages, " messages of less than ", large, " bytes");
+      return End(base::WithReason(absl::ResourceExhaustedError(what), "MESSAGE_TOO_LARGE"));
     }
     if (call_.edge().clock.Monotonic() - call_.began() > edge.max_stream_age) {
       return End(absl::DeadlineExceededError("the stream is too old"));

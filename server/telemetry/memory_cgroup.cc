@@ -45,7 +45,8 @@ std::optional<std::uint64_t> ReadOomKills(const std::string& proc_cgroup, const 
     const std::string path = line.substr(second + 1);
     // A container sees its own group as the root of the mount, and sometimes the host's path here.
     if (HasMemory(controllers)) {
-      candidates.insert(candidates.begin(), {base::StrCat(mount, "/memory", path, "/memory.oom_control"), base::StrCat(mount, "/memory/memory.oom_control")});
+      candidates.insert(candidates.begin(), {base::StrCat(mount, "/memory", path, "/memory.oom_control"),
+                                             base::StrCat(mount, "/memory/memory.oom_control")});
     } else if (controllers.empty()) {
       candidates.push_back(base::StrCat(mount, path, "/memory.events"));
       candidates.push_back(base::StrCat(mount, "/memory.events"));

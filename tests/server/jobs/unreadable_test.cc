@@ -54,6 +54,20 @@ class UnreadableTest : public ControllerFixture {
     controller_->Tick();
   }
 
+  // The trainer has ended well, and what is at `path` of its attempt comes to be readable only later.
+  void EndUnreadable(const std::string& id, const std::string& path) {
+    Finish(Trainer(id));
+    disk_.unreadable = path;
+    machine_.Exit(Trainer(id), 0);
+    for (int i = 0; i < 3; ++i) {
+      TickLater(2);
+      EXPECT_EQ(State(id), kRunning);
+    }
+    disk_.unreadable = "";
+    TickLater(2);
+    EXPECT_EQ(State(id), kSucceeded);
+  }
+
   Disk disk_;
   base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
 };
@@ -61,31 +75,13 @@ class UnreadableTest : public ControllerFixture {
 TEST_F(UnreadableTest, OutcomeIsWaitedForAndADamagedJournalIsToldOnce) {
   const std::string id = Start();
   std::ofstream(Trainer(id).directory + "/journal.jsonl", std::ios::app) << "{\"sequence\":\n";
-  Finish(Trainer(id));
-  disk_.unreadable = "/outcome.json";
-  machine_.Exit(Trainer(id), 0);
-  for (int i = 0; i < 3; ++i) {
-    TickLater(2);
-    EXPECT_EQ(State(id), kRunning);
-  }
-  disk_.unreadable = "";
-  TickLater(2);
-  EXPECT_EQ(State(id), kSucceeded);
+  EndUnreadable(id, "/outcome.json");
   EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
 }
 
 TEST_F(UnreadableTest, OutputIsWaitedFor) {
   const std::string id = Start();
-  Finish(Trainer(id));
-  disk_.unreadable = "/output/manifest.json";
-  machine_.Exit(Trainer(id), 0);
-  for (int i = 0; i < 3; ++i) {
-    TickLater(2);
-    EXPECT_EQ(State(id), kRunning);
-  }
-  disk_.unreadable = "";
-  TickLater(2);
-  EXPECT_EQ(State(id), kSucceeded);
+  EndUnreadable(id, "/output/manifest.json");
   EXPECT_EQ(observer_.damaged, 0);
 }
 

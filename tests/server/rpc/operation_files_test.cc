@@ -20,7 +20,7 @@ class Scope : public OperationScope {
 TEST(OperationFilesTest, ACancelledOperationWritesNoMore) {
   const testing::TempDirectory directory;
   Scope scope;
-  OperationFiles files(base::RealFileSystem(), base::RealFileSystem(), scope, 1);
+  OperationFiles files(base::RealFileSystem(), scope, 1);
   const auto file = files.Create(directory / "tensors");
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_TRUE((*file)->Append("one").ok());
@@ -34,7 +34,7 @@ TEST(OperationFilesTest, ACancelledOperationWritesNoMore) {
 TEST(OperationFilesTest, BelowTheWatermarkNothingIsWritten) {
   const testing::TempDirectory directory;
   const Scope scope;
-  OperationFiles files(base::RealFileSystem(), base::RealFileSystem(), scope, std::numeric_limits<std::uint64_t>::max());
+  OperationFiles files(base::RealFileSystem(), scope, std::numeric_limits<std::uint64_t>::max());
   const auto file = files.Create(directory / "tensors");
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ(base::Reason((*file)->Append("one")), "DISK_FULL");
