@@ -164,7 +164,7 @@ absl::Status App::State::OpenJobs() {
   control.default_device = kDefaultDevice;
   control.nibble_version = kVersion;
   planner = std::make_unique<JobPlanner>(options, options.trainer_path, *state, *texts);
-  control.plan_memory = [this](const jobs::JobSpec& spec) { return planner->Memory(spec); };
+  control.plan_memory = [this](const auto& spec, const auto& cancel) { return planner->Memory(spec, cancel); };
   NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
   return absl::OkStatus();
 }
@@ -230,7 +230,7 @@ absl::Status App::State::OpenServing() {
 absl::Status App::State::StartGrpc() {
   dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, options.import_root);
   fine_tune_service = std::make_unique<rpc::FineTuneService>(*edge, *controller, *texts,
-                                                             [this](const jobs::JobSpec& spec) { return planner->Plan(spec); });
+                                                             [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); });
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };

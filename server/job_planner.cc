@@ -9,12 +9,13 @@
 
 namespace nibble {
 
-absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec) const {
+absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   if (trainer_path_.empty()) {
     return base::WithReason(absl::UnimplementedError("this server has no nibble-trainer beside it"), "UNIMPLEMENTED");
   }
   plan::JobInputs inputs;
   inputs.devices = {"cpu"};
+  inputs.cancel = cancel;
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(spec.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
   inputs.base_format = model::Name(info.format);
@@ -32,9 +33,9 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec) 
   return inputs;
 }
 
-absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec) const {
+absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, cancel));
   rpc::PlannedJob planned;
   planned.spec = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, plan::PlanJob(planned.spec, inputs));
@@ -42,8 +43,8 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec) cons
   return planned;
 }
 
-absl::StatusOr<std::int64_t> JobPlanner::Memory(const jobs::JobSpec& spec) const {
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec));
+absl::StatusOr<std::int64_t> JobPlanner::Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, cancel));
   NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, plan::PlanJob(spec, inputs));
   return plan.memory_bytes();
 }

@@ -15,19 +15,19 @@ namespace nibble {
 
 inline constexpr char kDefaultDevice[] = "cpu";  // what "auto" stands for
 
-// Thread-safe. All is borrowed.
+// Thread-safe. All is borrowed. A plan reads and tokenises all data: minutes for a GiB of it, unless it is cancelled.
 class JobPlanner {
  public:
   JobPlanner(const Limits& limits, const std::string& trainer_path, const store::StateDirectory& state, rpc::TextCache& texts)
       : limits_(limits), trainer_path_(trainer_path), state_(state), texts_(texts) {}
 
   // Errors: those of a job that is refused; Unimplemented without a trainer.
-  absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec) const;
-  // Of a resolved spec, in bytes. A plan reads all data, so it checks the job as well.
-  absl::StatusOr<std::int64_t> Memory(const jobs::JobSpec& spec) const;
+  absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
+  // Of a resolved spec, in bytes. Checks the job as well.
+  absl::StatusOr<std::int64_t> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
 
  private:
-  absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec) const;
+  absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
 
   const Limits& limits_;
   const std::string& trainer_path_;

@@ -148,7 +148,8 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
 }
 
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
-                                    const model::ModelConfig& config, const TokeniseOptions& options) {
+                                    const model::ModelConfig& config, const TokeniseOptions& options,
+                                    const std::function<bool()>& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
   Dataset dataset;
   std::string_view rest = file->text();
@@ -158,6 +159,7 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
     ++line_number;
+    if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     const auto at_line = [&](const absl::Status& status) {
       absl::Status named(status.code(), base::StrCat("line ", line_number, ": ", base::ToStd(status.message())));

@@ -1,6 +1,7 @@
 // From a record to tokens, with a mark on every token that the loss is taken of.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,8 +48,10 @@ struct Dataset {
   std::int64_t num_trained = 0;
 };
 
-// A whole validated file. InvalidArgument names the line; NO_TRAINABLE_TOKENS when no token of it is trained.
+// A whole validated file. InvalidArgument names the line; NO_TRAINABLE_TOKENS when no token of it is trained; Cancelled once
+// `cancelled`, which is asked at each line, says so.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
-                                    const model::ModelConfig& config, const TokeniseOptions& options);
+                                    const model::ModelConfig& config, const TokeniseOptions& options,
+                                    const std::function<bool()>& cancelled = {});
 
 }  // namespace nibble::data

@@ -48,6 +48,7 @@ absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& direc
   json["base_model_directory"] = order.base_model_directory;
   json["train_data_path"] = order.train_data_path;
   json["eval_data_path"] = order.eval_data_path;
+  json["eval_format"] = order.eval_format;
   json["resume_checkpoint_directory"] = order.resume_checkpoint_directory;
   json["resume_step"] = order.resume_step;
   json["output_directory"] = order.output_directory;
@@ -72,6 +73,7 @@ absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std
   NIBBLE_ASSIGN_OR_RETURN(order.base_model_directory, base::GetString(json, "base_model_directory", where));
   NIBBLE_ASSIGN_OR_RETURN(order.train_data_path, base::GetString(json, "train_data_path", where));
   NIBBLE_ASSIGN_OR_RETURN(order.eval_data_path, base::GetString(json, "eval_data_path", where, ""));
+  NIBBLE_ASSIGN_OR_RETURN(order.eval_format, base::GetString(json, "eval_format", where, ""));
   NIBBLE_ASSIGN_OR_RETURN(order.resume_checkpoint_directory,
                           base::GetString(json, "resume_checkpoint_directory", where, ""));
   NIBBLE_ASSIGN_OR_RETURN(order.resume_step, base::GetInt(json, "resume_step", where, 0));

@@ -27,6 +27,7 @@ struct AttemptOrder {
   std::string base_model_directory;
   std::string train_data_path;
   std::string eval_data_path;               // "": none
+  std::string eval_format;                  // of that file, which may be another than spec.data.format; "": the same
   std::string resume_checkpoint_directory;  // "": from the start
   std::int64_t resume_step = 0;
   std::string output_directory;  // publish the trained model here (store::PendingDirectory)

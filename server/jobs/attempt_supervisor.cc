@@ -101,6 +101,7 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resum
   if (!job.spec.eval_dataset.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(job.spec.eval_dataset));
     order.eval_data_path = eval.data_path;
+    NIBBLE_ASSIGN_OR_RETURN(order.eval_format, base::GetString(eval.meta, "format", "the dataset's meta.json", ""));
   }
   if (resume.checkpoint.has_value()) {
     order.resume_checkpoint_directory = resume.checkpoint->directory;

@@ -44,14 +44,25 @@ absl::Status JobController::CheckCapacity(const std::string& owner) {
   return store::CheckSpace(state_.files, state_.layout.root(), state_.min_free_bytes);
 }
 
-absl::StatusOr<std::int64_t> JobController::PlanMemory(const JobSpec& spec) {
+absl::StatusOr<std::int64_t> JobController::PlanMemory(const JobSpec& spec, const base::CancelToken& cancel) {
   if (!options_.plan_memory) return 0;
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t need, options_.plan_memory(spec));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t need, options_.plan_memory(spec, cancel));
   const std::int64_t have = options_.queue.memory_bytes;
   if (have == 0 || need <= have) return need;
   return base::WithReason(
       absl::ResourceExhaustedError(StrCat("the job needs ", need, " bytes of memory, trainers may take ", have)),
       "OUT_OF_DEVICE_MEMORY", {{"need", std::to_string(need)}, {"have", std::to_string(have)}});
+}
+
+absl::StatusOr<std::optional<JobRecord>> JobController::FindOrAdmit(const std::string& request_id, const std::string& body_digest,
+                                                                    const std::string& owner) {
+  if (!request_id.empty()) {
+    NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
+    NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, database_.FindRequest(request_id, body_digest));
+    if (known.has_value()) return known;
+  }
+  NIBBLE_RETURN_IF_ERROR(CheckCapacity(owner));
+  return std::nullopt;
 }
 
 absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std::string& id_of_request,
@@ -65,44 +76,49 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   const std::string request_id = owned ? StrCat(submission.owner, "\n", id_of_request) : id_of_request;
   const std::string body_digest =
       submission.body_digest.empty() ? base::Sha256Hex(base::Dump(ToJson(asked))) : submission.body_digest;
-
-  base::MutexLock lock(submit_mutex_);
-  if (!request_id.empty()) {
-    NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
-    NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, database_.FindRequest(request_id, body_digest));
+  {
+    base::MutexLock lock(submit_mutex_);
+    NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, submission.owner));
     if (known.has_value()) return Present(*std::move(known));
   }
-  NIBBLE_RETURN_IF_ERROR(CheckCapacity(submission.owner));
-  NIBBLE_RETURN_IF_ERROR(state_.models->Get(asked.base_model).status());
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(asked.train_dataset));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(train.meta, "format", "the dataset's meta.json", "text"));
   JobRecord job;
   job.id = base::NewId("job");
-  job.spec = Resolve(asked, job.id, format, options_.default_device);
+  job.spec = asked;
   job.created = clock_.Now();
   job.owner = submission.owner;
   job.tenant = submission.tenant;
-  NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // What was left open may not fit what was said ("split" rows of a chat).
-  if (options_.check_spec) NIBBLE_RETURN_IF_ERROR(options_.check_spec(job.spec));
-  NIBBLE_ASSIGN_OR_RETURN(job.memory_bytes, PlanMemory(job.spec));
+  // Held before they are read: what was planned is what will be trained.
+  NIBBLE_RETURN_IF_ERROR(HoldInputs(job));
+  auto queued = [&]() -> absl::StatusOr<JobRecord> {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(asked.train_dataset));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(train.meta, "format", "the dataset's meta.json", "text"));
+    job.spec = Resolve(asked, job.id, format, options_.default_device);
+    NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // What was left open may not fit what was said ("split" rows of a chat).
+    if (options_.check_spec) NIBBLE_RETURN_IF_ERROR(options_.check_spec(job.spec));
+    NIBBLE_ASSIGN_OR_RETURN(job.memory_bytes, PlanMemory(job.spec, submission.cancel));
+    return Queue(job, request_id, body_digest);
+  }();
+  if (!queued.ok() || queued->id != job.id) Release(job);
+  NIBBLE_RETURN_IF_ERROR(queued.status());
+  return Present(*std::move(queued));
+}
+
+absl::StatusOr<JobRecord> JobController::Queue(const JobRecord& job, const std::string& request_id, const std::string& body_digest) {
+  base::MutexLock lock(submit_mutex_);
+  if (draining_) return Draining();
+  // Again: the same request, or others, may have come while this one was planned.
+  NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, job.owner));
+  if (known.has_value()) return *std::move(known);
   NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id));
-  const absl::Status held = HoldInputs(job);
-  if (!held.ok()) {
-    Release(job);
-    return held;
-  }
   Json fields = Json::object();
   fields["state"] = Name(JobState::kQueued);
-  auto inserted =
-      database_.Insert(job, request_id, body_digest, {0, std::nullopt, job.created, "state", std::move(fields)});
-  if (!inserted.ok()) {
-    Release(job);
-    return inserted.status();
-  }
-  if (observer_ != nullptr) observer_->OnJobCreated(inserted->job);
+  NIBBLE_ASSIGN_OR_RETURN(
+      Database::Inserted inserted,
+      database_.Insert(job, request_id, body_digest, {0, std::nullopt, job.created, "state", std::move(fields)}));
+  if (observer_ != nullptr) observer_->OnJobCreated(inserted.job);
   hub_.Notify(job.id);
   Wake();
-  return Present(std::move(inserted->job));
+  return std::move(inserted.job);
 }
 
 absl::Status JobController::HoldInputs(const JobRecord& job) {

@@ -49,6 +49,7 @@ class JobController {
     std::string body_digest = {};  // tells whether a repetition asks for the same; "": the spec's
     std::string owner = {};        // as JobRecord; request ids are each owner's own
     std::string tenant = {};
+    base::CancelToken cancel = {};  // ends the planning with Cancelled; nothing is queued then
   };
   absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id) { return Submit(spec, request_id, {}); }
   absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
@@ -95,8 +96,13 @@ class JobController {
   absl::StatusOr<std::vector<JobRecord>> Present(std::vector<JobRecord> jobs);
   absl::StatusOr<JobRecord> Present(JobRecord job);
   absl::Status CheckCapacity(const std::string& owner);
-  absl::StatusOr<std::int64_t> PlanMemory(const JobSpec& spec);
+  absl::StatusOr<std::int64_t> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
   void CollectDeleted();
+  // The job that the request made before; without one, an error when there is no room for another.
+  absl::StatusOr<std::optional<JobRecord>> FindOrAdmit(const std::string& request_id, const std::string& body_digest,
+                                                       const std::string& owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(submit_mutex_);
+  // Queues a planned job that holds its inputs, or returns the one that the request made meanwhile.
+  absl::StatusOr<JobRecord> Queue(const JobRecord& job, const std::string& request_id, const std::string& body_digest);
   absl::Status HoldInputs(const JobRecord& job);
   void Release(const JobRecord& job);
 
@@ -110,7 +116,7 @@ class JobController {
 
   JobObserver* const observer_;
 
-  base::Mutex submit_mutex_;  // one submission at a time: request_id and output name are looked at, then written
+  base::Mutex submit_mutex_;  // request_id, room and output name are looked at and then written, one submission at a time
   base::Mutex pins_mutex_;
   std::map<std::string, std::vector<std::shared_ptr<const store::Pin>>> pins_ ABSL_GUARDED_BY(pins_mutex_);  // of jobs not final
 

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/base/cancel_token.h"
 #include "server/jobs/attempt.h"
 #include "server/jobs/policy.h"
 #include "server/jobs/records.h"
@@ -31,8 +32,9 @@ struct ControllerOptions {
   absl::Duration request_id_kept = absl::Hours(24);
   // What jobs/ cannot know (does the model take such sequences, is there such a device). Called with the resolved spec.
   std::function<absl::Status(const JobSpec&)> check_spec;
-  // The peak memory of the job's trainer, in bytes; for admission. Without it jobs are admitted by number alone.
-  std::function<absl::StatusOr<std::int64_t>(const JobSpec&)> plan_memory;
+  // The peak memory of the job's trainer, in bytes; for admission. Without it jobs are admitted by number alone. May take
+  // minutes, and be called by many at a time.
+  std::function<absl::StatusOr<std::int64_t>(const JobSpec&, const base::CancelToken&)> plan_memory;
 };
 
 // Told what happens, on the thread where it does. Must be quick and may not call the controller. Each thing is told once.

@@ -24,8 +24,9 @@ absl::Status CheckDevice(const jobs::JobSpec& spec, const JobInputs& inputs) {
 absl::StatusOr<data::Dataset> CheckData(const char* field, const std::string& path, const std::string& format_name,
                                         const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
-  auto loaded = data::LoadDataset(path, format, inputs.text, inputs.config, OptionsOf(spec));
-  if (loaded.ok()) return loaded;
+  auto loaded = data::LoadDataset(path, format, inputs.text, inputs.config, OptionsOf(spec),
+                                  [&inputs] { return inputs.cancel.cancelled(); });
+  if (loaded.ok() || absl::IsCancelled(loaded.status())) return loaded;
   absl::Status named(loaded.status().code(), StrCat(field, ": ", base::ToStd(loaded.status().message())));
   const std::string reason = base::Reason(loaded.status());
   return base::WithReason(named, reason.empty() ? "FIELD_VIOLATION" : reason, {{"field", field}});

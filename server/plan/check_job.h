@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/base/cancel_token.h"
 #include "server/data/example.h"
 #include "server/jobs/job_spec.h"
 #include "server/model/model_config.h"
@@ -23,6 +24,7 @@ struct JobInputs {
   std::optional<std::string> eval_path;
   std::optional<std::string> eval_format;
   std::vector<std::string> devices;            // that there are: "cpu", "cuda:0"
+  base::CancelToken cancel;                    // ends the reading of the data with Cancelled
 };
 
 data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec);

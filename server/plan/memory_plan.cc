@@ -10,8 +10,12 @@ namespace {
 using model::LinearKind;
 using model::ModelConfig;
 
-// A trainer before it has a model: torch, gRPC and their libraries.
+// A trainer before it has a model: torch, gRPC and their libraries; in a build with CUDA cuBLASLt too, GPU or not.
+#ifdef NIBBLE_CUDA
 constexpr std::int64_t kProcessBytes = std::int64_t{300} << 20;
+#else
+constexpr std::int64_t kProcessBytes = std::int64_t{150} << 20;
+#endif
 // Primitives that oneDNN keeps, heaps that have grown round what they hold.
 constexpr double kSlack = 1.08;
 constexpr std::int64_t kLossChunk = 128;  // rows of logits that exist at a time (server/trainer/autograd.h)

@@ -89,9 +89,9 @@ absl::StatusOr<jobs::JobSpec> FineTuneService::SpecOf(const v1::JobSpec& request
 
 grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* context, const v1::PlanJobRequest* request,
                                                    v1::PlanJobResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call&) -> absl::Status {
+  return UnaryOnSlowWorker(edge_, planners_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
-    NIBBLE_ASSIGN_OR_RETURN(const PlannedJob planned, plan_(spec));
+    NIBBLE_ASSIGN_OR_RETURN(const PlannedJob planned, plan_(spec, call.cancel()));
     *response = ToProto(planned.plan);
     *response->mutable_spec() = ToProto(planned.spec);
     response->set_memory_available_bytes(planned.available_bytes);
@@ -110,13 +110,13 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnSlowWorker(edge_, planners_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
     const Principal& caller = call.principal();
     const std::string owner = caller.name == kNobody ? "" : caller.name;  // the quota is of those who say who they are
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job,
                             jobs_.Submit(spec, request->request_id(),
-                                         {.body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant}));
+                                         {.body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant, .cancel = call.cancel()}));
     *response = ToProto(job);
     return absl::OkStatus();
   });

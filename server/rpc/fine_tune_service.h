@@ -7,6 +7,7 @@
 #include "server/plan/plan_job.h"
 #include "server/rpc/call.h"
 #include "server/rpc/text_cache.h"
+#include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
 
@@ -16,7 +17,7 @@ struct PlannedJob {
   plan::JobPlan plan;
   std::int64_t available_bytes = 0;  // memory that all trainers may use together; 0: not known
 };
-using Planner = std::function<absl::StatusOr<PlannedJob>(const jobs::JobSpec&)>;
+using Planner = std::function<absl::StatusOr<PlannedJob>(const jobs::JobSpec&, const base::CancelToken&)>;
 
 // Thread-safe.
 class FineTuneService : public v1::FineTuneService::CallbackService {
@@ -49,6 +50,8 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
   jobs::JobController& jobs_;
   TextCache& texts_;
   const Planner plan_;
+  // Other calls do not wait behind plans. Two: a small job is not behind one large data set, nor has memory many at a time.
+  WorkerPool planners_{2, /*max_waiting=*/64};
 };
 
 }  // namespace nibble::rpc

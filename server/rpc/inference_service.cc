@@ -124,7 +124,7 @@ class StreamSink final : public AnswerSink {
 grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerContext* context, const char* method,
                                                           const v1::GenerateRequest* request, bool chat,
                                                           v1::GenerateResponse* response) {
-  return UnaryAsync(edge_, context, method, [this, request, chat, response](UnaryCall* call) {
+  return UnaryAsync(edge_, edge_.workers, context, method, [this, request, chat, response](UnaryCall* call) {
     const absl::Status status = Submit(edge_, models_, ids_, call->call(), *request, chat, [&](AnswerContext answer) {
       return std::make_shared<UnarySink>(std::move(answer), call, response);
     });
@@ -171,7 +171,7 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::ChatStream(grpc::
 
 grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context, const v1::ScoreRequest* request,
                                                   v1::ScoreResponse* response) {
-  return UnaryAsync(edge_, context, "nibble.v1.InferenceService/Score", [this, request, response](UnaryCall* call) {
+  return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.InferenceService/Score", [this, request, response](UnaryCall* call) {
     const absl::Status status = SubmitScore(edge_, models_, *request, call, response);
     if (!status.ok()) call->Done(status);
   });

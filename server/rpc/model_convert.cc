@@ -145,7 +145,8 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   tokenise.overlong = data::ParseOverlong(Text(cut, "overlong"));
   if (tokenise.overlong == data::Overlong::kError) tokenise.overlong = data::Overlong::kTruncate;  // the job has judged
   NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded,
-                          data::LoadDataset(stored.data_path, format, text->assets, text->config, tokenise));
+                          data::LoadDataset(stored.data_path, format, text->assets, text->config, tokenise,
+                                            [&scope] { return scope.cancelled(); }));
   // Master weights are no model to run: what they become is evaluated alone.
   std::vector<std::string> directories = {source, target};
   if (IsMasters(info)) directories.erase(directories.begin());

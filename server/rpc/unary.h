@@ -57,17 +57,17 @@ grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context
   return call;
 }
 
-// Runs `start(call)` on a worker; it, or what it starts, calls Done once. Not begun after the client's deadline or, where it
-// gave none, after `patience`.
+// Runs `start(call)` on one of `workers`; it, or what it starts, calls Done once. Not begun after the client's deadline or, where
+// it gave none, after `patience`.
 template <typename Start>
-grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, grpc::CallbackServerContext* context, const char* method, Start start,
-                                     absl::Duration patience = absl::InfiniteDuration()) {
+grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context, const char* method,
+                                     Start start, absl::Duration patience = absl::InfiniteDuration()) {
   auto* call = new UnaryCall(edge, context, method);
   if (!call->call().admitted().ok()) {
     call->Done(call->call().admitted());
     return call;
   }
-  const bool taken = edge.workers.TryRun([&edge, call, patience, start = std::move(start)]() mutable {
+  const bool taken = workers.TryRun([&edge, call, patience, start = std::move(start)]() mutable {
     const absl::Duration given = call->call().deadline();
     const absl::Duration limit = given == absl::InfiniteDuration() ? call->call().began() + patience : given;
     if (call->call().cancel().cancelled()) {
@@ -87,9 +87,17 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, grpc::CallbackServerContext* co
 // Body returns absl::Status and may wait for the disk or a load.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
-  return UnaryAsync(edge, context, method,
+  return UnaryAsync(edge, edge.workers, context, method,
                     [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); },
                     edge.default_deadline);
+}
+
+// As UnaryOnWorker for what takes minutes: on workers of its own, for whom a call waits as long as its client does.
+template <typename Body>
+grpc::ServerUnaryReactor* UnaryOnSlowWorker(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context,
+                                            const char* method, Body body) {
+  return UnaryAsync(edge, workers, context, method,
+                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); });
 }
 
 inline grpc::ServerUnaryReactor* UnaryNotBuilt(Edge& edge, grpc::CallbackServerContext* context, const char* method) {

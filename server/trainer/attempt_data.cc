@@ -15,18 +15,19 @@ absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, con
                             base::StrCat("is ", cut.max_seq_len, ", the model takes ", recipe.max_positions()));
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(recipe.text_directory()));
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(cut.format.value_or("text")));
-  const auto load = [&](const std::string& path) {
+  const std::string train_format = cut.format.value_or("text");
+  const auto load = [&](const std::string& path, const std::string& format_name) -> absl::StatusOr<data::Dataset> {
+    NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
     return data::LoadDataset(path, format, text, recipe.config(),
                              {.max_seq_len = cut.max_seq_len,
                               .overlong = data::ParseOverlong(cut.overlong.value_or("truncate")),
                               .train_on_prompt = cut.train_on_prompt});
   };
   AttemptData data;
-  NIBBLE_ASSIGN_OR_RETURN(data.train, load(order.train_data_path));
+  NIBBLE_ASSIGN_OR_RETURN(data.train, load(order.train_data_path, train_format));
   data.has_eval = !order.eval_data_path.empty();
   if (data.has_eval) {
-    NIBBLE_ASSIGN_OR_RETURN(data.eval, load(order.eval_data_path));
+    NIBBLE_ASSIGN_OR_RETURN(data.eval, load(order.eval_data_path, order.eval_format.empty() ? train_format : order.eval_format));
   }
   NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path));
   data.identity = {.spec_digest = jobs::Digest(order.spec),

@@ -18,18 +18,22 @@ def train(tmp_path_factory, model_directory):
         path = directory / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
         server.run("datasets", "upload", path, "--name", name)
+    (directory / "pairs.jsonl").write_text(json.dumps({"prompt": PAGE[:60], "completion": PAGE[60:90]}) + "\n")
+    server.run("datasets", "upload", directory / "pairs.jsonl", "--name", "pairs", "--format", "prompt_completion")
     runs = iter(range(100))
 
-    def run(dataset, qlora=None, optim=None, **options):
+    def run(dataset, qlora=None, optim=None, eval_dataset=None, **options):
         spec = {"base_model": "small", "train_dataset": dataset,
                 "qlora": {"r": 4, "alpha": 8, "seed": 5, "compute_dtype": "COMPUTE_DTYPE_F32", **(qlora or {})},
                 "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"},
                 "optim": {"lr": 5e-3, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0, **(optim or {})},
                 "run": {"max_steps": 6, **options}, "publish": {"output_model": f"out-{next(runs)}"}}
+        if eval_dataset:
+            spec["eval_dataset"] = eval_dataset
         path = directory / "spec.json"
         path.write_text(json.dumps(spec))
         events = server.lines("jobs", "create", "--spec", path, "--watch")
-        return [event for event in events if event.get("type") == "step"]
+        return [event for event in events if event.get("type") == ("eval" if eval_dataset else "step")]
 
     yield run
     server.stop()
@@ -75,3 +79,9 @@ def test_bf16_is_near_fp32_and_not_the_same(train):
                       for dtype in ("COMPUTE_DTYPE_F32", "COMPUTE_DTYPE_BF16"))
     assert exact != rounded
     assert all(math.isclose(a, b, rel_tol=2e-2) for a, b in zip(exact, rounded))
+
+
+def test_data_to_evaluate_on_has_a_format_of_its_own(train):
+    """Trained on text, evaluated on pairs: the loss of the pairs' completions."""
+    evaluations = train("ragged", micro_batch=2, eval_dataset="pairs")
+    assert evaluations and all(0 < event["eval_loss"] < 20 for event in evaluations)

@@ -168,5 +168,20 @@ TEST_F(ExampleTest, AFileNamesItsLineAndSaysWhenNothingTrains) {
   EXPECT_EQ(base::Reason(nothing), "NO_TRAINABLE_TOKENS");
 }
 
+TEST_F(ExampleTest, AFileIsReadNoFurtherOnceThatIsCancelled) {
+  const testing::TempDirectory directory;
+  const std::string row = R"({"prompt": "a", "completion": "b"})" "\n";
+  std::ofstream(directory / "rows.jsonl") << row << row << row;
+  int asked = 0;
+  const auto load = [&](int lines) {
+    asked = 0;
+    return LoadDataset(directory / "rows.jsonl", Format::kPromptCompletion, text_, config_, {.max_seq_len = 64},
+                       [&asked, lines] { return asked++ == lines; });
+  };
+  EXPECT_TRUE(absl::IsCancelled(load(2).status()));
+  EXPECT_EQ(asked, 3);
+  EXPECT_TRUE(load(3).ok());
+}
+
 }  // namespace
 }  // namespace nibble::data

@@ -113,7 +113,7 @@ TEST_F(AdmissionTest, RequestIdIsKeptForADayEvenWhenItsJobIsDeleted) {
 TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   Kill();
   options_.queue = {.max_running = 4, .memory_bytes = 1000};
-  options_.plan_memory = [](const JobSpec& spec) -> absl::StatusOr<std::int64_t> { return spec.qlora.r * 100; };
+  options_.plan_memory = [](const JobSpec& spec, const base::CancelToken&) -> absl::StatusOr<std::int64_t> { return spec.qlora.r * 100; };
   Open();
   const auto submit = [&](std::int64_t r) {
     JobSpec spec = Spec();
@@ -136,6 +136,68 @@ TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   controller_->Tick();
   EXPECT_EQ(State(b), kPreparing);
   EXPECT_EQ(State(c), kPreparing);
+}
+
+// A plan reads all data: minutes for a GiB of it.
+TEST_F(AdmissionTest, NobodyWaitsForAnothersPlan) {
+  Kill();
+  base::Mutex mutex;
+  base::Condition changed;
+  int planning = 0;
+  bool go_on = false;
+  options_.plan_memory = [&](const JobSpec& spec, const base::CancelToken&) -> absl::StatusOr<std::int64_t> {
+    if (spec.train_dataset != "slow") return 100;
+    base::MutexLock lock(mutex);
+    ++planning;
+    changed.NotifyAll();
+    changed.Wait(lock, [&] { return go_on; });
+    return 200;
+  };
+  Open();
+  AddDataset("slow");
+  JobSpec spec = Spec("out");
+  spec.train_dataset = "slow";
+  std::vector<std::string> ids(2);
+  std::vector<std::thread> threads;
+  for (std::string& id : ids) {
+    threads.emplace_back([&, this] {
+      const auto job = controller_->Submit(spec, "request");
+      EXPECT_TRUE(job.ok()) << job.status();
+      if (job.ok()) id = job->id;
+    });
+  }
+  {
+    base::MutexLock lock(mutex);
+    changed.Wait(lock, [&] { return planning == 2; });
+  }
+  const std::string other = Submit(Spec("other"));
+  controller_->Tick();
+  EXPECT_EQ(State(other), kPreparing);
+  EXPECT_EQ(base::Reason(state_->datasets->Delete("slow")), "DATASET_IN_USE") << "what is planned is what will be trained";
+  {
+    base::MutexLock lock(mutex);
+    go_on = true;
+    changed.NotifyAll();
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(ids[0], ids[1]) << "one request";
+  EXPECT_EQ(controller_->List({}, 0, 10)->size(), 2u);
+  ASSERT_TRUE(controller_->Cancel(ids[0]).ok());
+  EXPECT_TRUE(state_->datasets->Delete("slow").ok()) << "the second planner holds it no longer";
+}
+
+TEST_F(AdmissionTest, ACancelledPlanLeavesNothing) {
+  Kill();
+  options_.plan_memory = [](const JobSpec&, const base::CancelToken& cancel) -> absl::StatusOr<std::int64_t> {
+    if (cancel.cancelled()) return absl::CancelledError("cancelled");
+    return 100;
+  };
+  Open();
+  JobController::Submission submission;
+  submission.cancel.Cancel();
+  EXPECT_TRUE(absl::IsCancelled(controller_->Submit(Spec("out"), "request", submission).status()));
+  EXPECT_TRUE(controller_->List({}, 0, 10)->empty());
+  EXPECT_TRUE(controller_->Submit(Spec("out"), "request").ok()) << "neither request_id nor name were used up";
 }
 
 TEST_F(AdmissionTest, LowDiskIsRefusedBeforeItIsFullAndReadsGoOn) {  // R9

@@ -31,6 +31,7 @@ TEST(AttemptTest, OrderThereAndBackIsTheSame) {
   order.base_model_directory = "/s/models/b";
   order.train_data_path = "/s/datasets/t/data.jsonl";
   order.eval_data_path = "/s/datasets/e/data.jsonl";
+  order.eval_format = "chat";
   order.resume_checkpoint_directory = "/s/jobs/job-1/attempts/1/checkpoints/step-00000010";
   order.resume_step = 10;
   order.output_directory = "/s/jobs/job-1/attempts/2/output";
@@ -48,6 +49,7 @@ TEST(AttemptTest, OrderThereAndBackIsTheSame) {
   EXPECT_EQ(back->base_model_directory, order.base_model_directory);
   EXPECT_EQ(back->train_data_path, order.train_data_path);
   EXPECT_EQ(back->eval_data_path, order.eval_data_path);
+  EXPECT_EQ(back->eval_format, order.eval_format);
   EXPECT_EQ(back->resume_checkpoint_directory, order.resume_checkpoint_directory);
   EXPECT_EQ(back->resume_step, 10);
   EXPECT_EQ(back->output_directory, order.output_directory);
