@@ -84,4 +84,5 @@ def test_bf16_is_near_fp32_and_not_the_same(train):
 def test_data_to_evaluate_on_has_a_format_of_its_own(train):
     """Trained on text, evaluated on pairs: the loss of the pairs' completions."""
     evaluations = train("ragged", micro_batch=2, eval_dataset="pairs")
-    assert evaluations and all(0 < event["eval_loss"] < 20 for event in evaluations)
+    losses = [event["eval_loss"] for event in evaluations]
+    assert len(losses) >= 2 and 0 < losses[-1] < losses[0], losses
