@@ -8,7 +8,7 @@
 namespace nibble::client {
 namespace {
 
-// The server sends at most this (ops.md 4); gRPC's own limit is 4 MiB.
+// The server sends at most this; gRPC's own limit is 4 MiB.
 constexpr int kMaxReceiveBytes = 16 << 20;
 // Finds a dead peer under a call without a deadline. The server accepts pings at least 10 s apart.
 constexpr int kKeepaliveMs = 30'000;

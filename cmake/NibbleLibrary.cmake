@@ -2,7 +2,7 @@
 
 add_library(nibble_flags INTERFACE)
 target_compile_features(nibble_flags INTERFACE cxx_std_20)
-# -ffp-contract=off: a multiply and an add stay two roundings unless the source says fma (numerics.md, Decided 3).
+# -ffp-contract=off: a multiply and an add stay two roundings unless the source says fma (docs/numerics.md 3).
 target_compile_options(nibble_flags INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wconversion -Werror -ffp-contract=off -fstack-protector-strong>)
 # Locks are annotated (server/base/mutex.h); gcc does not check them.

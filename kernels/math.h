@@ -1,5 +1,5 @@
 // Elementary functions of the promised paths: our own polynomials with explicit fused multiply-add, so that every path
-// gives the same bits (numerics.md, Decided 9). Templates over Vec (vec16_*.h), also where they work on scalars: each
+// gives the same bits (docs/numerics.md 9). Templates over Vec (vec16_*.h), also where they work on scalars: each
 // instruction set then has its own instantiation, and the linker can never give the plain path an AVX one.
 #pragma once
 #include <bit>

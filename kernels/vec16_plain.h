@@ -1,6 +1,6 @@
 // Sixteen virtual f32 lanes in plain loops: the meaning of every vector operation of the house. vec16_avx2.h and
 // vec16_avx512.h give the same bits faster, so an op written once as a template over Vec is equal on all three
-// (numerics.md, Decided 9). Partial loads fill the missing lanes; partial stores leave memory past n untouched.
+// (docs/numerics.md 9). Partial loads fill the missing lanes; partial stores leave memory past n untouched.
 #pragma once
 #include <bit>
 #include <cmath>

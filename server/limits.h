@@ -1,4 +1,4 @@
-// What the server bounds, with the defaults of ops.md 4. Every one is a flag of nibbled of the same name.
+// What the server bounds. Every one is a flag of nibbled of the same name.
 #pragma once
 #include <cstdint>
 #include <string>

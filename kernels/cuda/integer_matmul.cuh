@@ -1,4 +1,4 @@
-// What the integer products on CUDA share: the epilogue (numerics.md, Decided 3), and the way of many rows: the
+// What the integer products on CUDA share: the epilogue (docs/numerics.md 3), and the way of many rows: the
 // weight's codes laid out by rows in scratch for cuBLASLt (int8 in, int32 out), then one epilogue kernel.
 // WeightCode(w, n, k) gives a code of the Weight for the epilogue's outliers.
 #pragma once

@@ -1,5 +1,5 @@
 // Row-wise int8: q = clamp(rne(x * (1 / s)), -127, 127) with s = max(absmax, 1e-12) / 127 in f32, one s a row; the
-// clipped s is what is stored (numerics.md, Decided 1). -128 never appears.
+// clipped s is what is stored (docs/numerics.md 1). -128 never appears.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +8,7 @@ namespace nibble::kernels {
 inline constexpr float kInt8MinAbsmax = 1e-12f;
 inline constexpr float kInt8MaxCode = 127.0f;
 // Served activations: elements with |x| > kOutlierRatio * mean|x| leave the row, at most max_outliers of them, the
-// largest magnitudes first, ties to the lower index (numerics.md, Decided 1).
+// largest magnitudes first, ties to the lower index (docs/numerics.md 1).
 inline constexpr float kOutlierRatio = 6.0f;
 inline constexpr int kMaxOutliers = 16;
 inline constexpr int kDefaultOutliers = 8;

@@ -3,7 +3,7 @@
 // are dimensions:
 //   K [head_dim, kKvPageTokens]   then   V [kKvPageTokens, head_dim]
 // Position p of a sequence is slot p % kKvPageTokens of page page_table[p / kKvPageTokens]: key blocks always begin at
-// multiples of kKvPageTokens from position 0, whatever the chunking (numerics.md, Decided 9).
+// multiples of kKvPageTokens from position 0, whatever the chunking (docs/numerics.md 9).
 #pragma once
 #include <cstdint>
 

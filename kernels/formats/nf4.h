@@ -1,6 +1,6 @@
 // NF4: 4-bit codes into a fixed table of normal quantiles, one absmax for 64 weights along a row.
 // Layout: row r of [N, K] takes ceil(K / 2) bytes, element 0 in the HIGH nibble of byte 0; blocks of 64 begin anew at
-// each row, the last may be partial. A zero block has absmax 0 and code 7 (numerics.md, Decided 4).
+// each row, the last may be partial. A zero block has absmax 0 and code 7 (docs/numerics.md 4).
 #pragma once
 #include <array>
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Ternary weights: codes -1, 0, 1 of 2 bits each (stored as code + 1) and one f32 scale a tensor, s = max(mean|w|,
-// 1e-5), code = clamp(rne(w * (1 / s)), -1, 1) (numerics.md, Decided 2). Made once: ternarising {-s, 0, s} again would
+// 1e-5), code = clamp(rne(w * (1 / s)), -1, 1) (docs/numerics.md 2). Made once: ternarising {-s, 0, s} again would
 // shrink it.
 //
 // Two places for the same codes:

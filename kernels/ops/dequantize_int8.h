@@ -9,7 +9,7 @@ namespace nibble::kernels {
 //   scale  [N]      f32
 //   out    [N, K]   f32 | bf16; overwritten
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: numerics.md, Decided 1. Golden: tests/golden/kernels.
+// Source: docs/numerics.md 1. Golden: tests/golden/kernels.
 absl::Status DequantizeInt8(const DequantizeInt8Args& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -10,7 +10,7 @@ namespace nibble::kernels {
 //   out  [N, K]   f32 | bf16; i8 without a scale; overwritten
 // Same bits on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: numerics.md, Decided 2 and 3.3. Golden: tests/golden/kernels (torch).
+// Source: docs/numerics.md 2 and 10. Golden: tests/golden/kernels (torch).
 absl::Status DequantizeTernary(const DequantizeTernaryArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

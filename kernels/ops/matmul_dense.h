@@ -12,7 +12,7 @@ namespace nibble::kernels {
 //   y     [M, N]   f32 | bf16; overwritten
 // Same bits on every path, batch and thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: numerics.md, Decided 9. Golden: tests/golden/kernels (numpy float64, within the bound of the chain).
+// Source: docs/numerics.md 9. Golden: tests/golden/kernels (numpy float64, within the bound of the chain).
 absl::Status MatmulDense(const MatmulDenseArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

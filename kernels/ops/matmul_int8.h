@@ -15,7 +15,7 @@ namespace nibble::kernels {
 //   y     [M, N]   f32 | bf16; overwritten
 // Requires K <= 133,144 (|acc| < 2^31). Same bits on every path, batch and thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: numerics.md, Decided 1 and 3. Golden: tests/golden/kernels (numpy int64 product and f32 epilogue).
+// Source: docs/numerics.md 1 and 3. Golden: tests/golden/kernels (numpy int64 product and f32 epilogue).
 absl::Status MatmulInt8(const MatmulInt8Args& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -1,5 +1,5 @@
 // Few rows: one fused kernel, a warp an output, weights decoded as they are multiplied. More rows: w is dequantised into
-// scratch in x's type and multiplied by cuBLASLt, which costs less from a few tens of rows on (numerics.md, 0.10).
+// scratch in x's type and multiplied by cuBLASLt, which costs less from a few tens of rows on (docs/numerics.md 4).
 #include "kernels/cuda/float_matmul.cuh"
 #include "kernels/cuda/nf4.cuh"
 #include "kernels/ops/matmul_nf4_launch.h"

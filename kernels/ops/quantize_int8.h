@@ -12,7 +12,7 @@ namespace nibble::kernels {
 // Requires K >= 1, 0 <= max_outliers <= 16. mean|x| is the sum of |x| over 16 virtual lanes (lane l takes l, l + 16,
 // ...), then a fixed tree, divided by K. Same bits on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: LLM.int8(), arXiv:2208.07339, a row at a time; numerics.md, Decided 1. Golden: tests/golden/kernels.
+// Source: LLM.int8(), arXiv:2208.07339, a row at a time; docs/numerics.md 1. Golden: tests/golden/kernels.
 absl::Status QuantizeInt8(const QuantizeInt8Args& args, const Stream& stream);
 
 // The same, counted as "quantize_activations": rows of a running model, so that "quantize_int8" counts weights alone

@@ -13,7 +13,7 @@ namespace nibble::kernels {
 //   q, how                      codes and scale as quantize_int8 wrote them for this x, without outliers; its options
 // Same bits on every path and thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: numerics.md, 7. Golden: tests/golden/kernels (torch autograd of the formula).
+// Source: docs/numerics.md 6. Golden: tests/golden/kernels (torch autograd of the formula).
 absl::Status QuantizeInt8Backward(const QuantizeInt8BackwardArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -12,7 +12,7 @@ namespace nibble::kernels {
 // Requires K >= 1. The sum of squares runs over 16 virtual lanes by fused multiply-add, then a fixed tree; sqrt and division are IEEE.
 // Same bits on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: RMSNorm, arXiv:1910.07467; numerics.md, Decided 9. Golden: tests/golden/kernels (transformers LlamaRMSNorm).
+// Source: RMSNorm, arXiv:1910.07467; docs/numerics.md 9. Golden: tests/golden/kernels (transformers LlamaRMSNorm).
 absl::Status RmsNorm(const RmsNormArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -11,7 +11,7 @@ namespace nibble::kernels {
 //   rstd    [M]      f32, or null; for the backward pass
 // Bits equal to rms_norm into f32 followed by quantize_int8, on every path.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: numerics.md, Decided 1 and 10.1. Golden: by way of rms_norm and quantize_int8.
+// Source: docs/numerics.md 1. Golden: by way of rms_norm and quantize_int8.
 absl::Status RmsNormQuantize(const RmsNormQuantizeArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -12,7 +12,7 @@ namespace nibble::kernels {
 // Requires K >= 1. |w| is summed in f64: within a row over 16 virtual lanes (lane l takes l, l + 16, ...) and a fixed
 // tree, then the rows' sums in the same way. Same bits on every path and thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
-// Source: microsoft/BitNet training tips fig. 3; numerics.md, Decided 2. Golden: tests/golden/kernels (torch, torchao).
+// Source: microsoft/BitNet training tips fig. 3; docs/numerics.md 2. Golden: tests/golden/kernels (torch, torchao).
 absl::Status Ternarise(const TernariseArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -11,7 +11,7 @@ namespace nibble::kernels {
 //   scale              s, as ternarise wrote it for this w
 // Same bits on every path and thread count.
 // Errors: InvalidArgument (shape, dtype, scale), Unimplemented (no kernel for device), Internal (launch).
-// Source: numerics.md, 7. Golden: tests/golden/kernels (torch autograd of the formula).
+// Source: docs/numerics.md 6. Golden: tests/golden/kernels (torch autograd of the formula).
 absl::Status TernariseBackward(const TernariseBackwardArgs& args, const Stream& stream);
 
 }  // namespace nibble::kernels

@@ -1,4 +1,4 @@
-// Machine-readable reasons on absl::Status: what becomes google.rpc.ErrorInfo at the edge (api.md 4e).
+// Machine-readable reasons on absl::Status: what becomes google.rpc.ErrorInfo at the edge (docs/errors.md).
 #pragma once
 #include <map>
 #include <string>

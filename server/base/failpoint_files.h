@@ -1,4 +1,4 @@
-// A file system that ends its process at a chosen moment: for tests of what survives (ops.md 6.2).
+// A file system that ends its process at a chosen moment: for tests of what survives (docs/faults.md).
 #pragma once
 #include <memory>
 #include <string_view>

@@ -13,7 +13,7 @@
 
 namespace nibble::jobs {
 
-// Exit codes of a trainer (ops.md 3). Any other code, and any signal, is a failure that counts and is retried.
+// Exit codes of a trainer (docs/life_of_a_job.md). Any other code, and any signal, is a failure that counts and is retried.
 inline constexpr int kExitOk = 0;         // with an outcome "ok"
 inline constexpr int kExitBadInput = 42;  // never retried; the outcome says why
 inline constexpr int kExitDiskFull = 74;  // EX_IOERR; counts as any other, but even where there was no room to say why
@@ -62,7 +62,7 @@ absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& 
 struct Outcome {
   enum class Kind { kOk, kFailed, kCancelled, kPaused };
   Kind kind = Kind::kFailed;
-  // kFailed: a canonical code by name ("INVALID_ARGUMENT"), a reason of api.md 4e ("NAN_LOSS"), words for people.
+  // kFailed: a canonical code by name ("INVALID_ARGUMENT"), a reason of docs/errors.md ("NAN_LOSS"), words for people.
   std::string code;
   std::string reason;
   std::string message;

@@ -42,7 +42,7 @@ class JobController {
   // One round of the scheduler, by hand; for tests that do not call Run.
   void Tick();
 
-  // Queues a job, or returns the one that this request_id made (api.md 4c). Errors: InvalidArgument (FIELD_VIOLATION),
+  // Queues a job, or returns the one that this request_id made (docs/life_of_a_job.md). Errors: InvalidArgument (FIELD_VIOLATION),
   // Unimplemented, NotFound (MODEL, DATASET), AlreadyExists (NAME_TAKEN, IDEMPOTENCY_CONFLICT), ResourceExhausted
   // (QUEUE_FULL, TENANT_QUOTA, DISK_FULL, OUT_OF_DEVICE_MEMORY), and those of ControllerOptions::check_spec.
   struct Submission {

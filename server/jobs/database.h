@@ -42,7 +42,7 @@ struct Transition {
   std::vector<NewEvent> events;
 };
 
-// Jobs, attempts, events and request ids in one SQLite file: WAL, synchronous=FULL, one connection (ops.md 0.2). What returned
+// Jobs, attempts, events and request ids in one SQLite file: WAL, synchronous=FULL, one connection. What returned
 // Ok survives a power cut. Every SQL error is a Status: Unavailable (locked), ResourceExhausted (DISK_FULL), DataLoss
 // (damaged), Internal. Thread-safe; calls wait for each other and for the disk.
 class Database {

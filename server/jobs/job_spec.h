@@ -1,4 +1,4 @@
-// What a fine-tuning job is to do (api.md 4b), shared by the server and the trainer. The defaults are the initialisers here and
+// What a fine-tuning job is to do, shared by the server and the trainer. The defaults are the initialisers here and
 // nowhere else. std::optional marks what Resolve() fills in; a resolved spec has no field left to choose.
 #pragma once
 #include <cstdint>

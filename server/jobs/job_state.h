@@ -7,7 +7,7 @@
 
 namespace nibble::jobs {
 
-// The states of a job and all edges between them (api.md 4c). Pure.
+// The states of a job and all edges between them (docs/life_of_a_job.md). Pure.
 enum class JobState { kQueued, kPreparing, kRunning, kPausing, kPaused, kCancelling, kSucceeded, kFailed, kCancelled };
 inline constexpr int kNumJobStates = 9;
 

@@ -43,7 +43,7 @@ struct RetryOptions {
   double scale = 1.0;  // tests make time short
 };
 
-// 10 s, 20 s, 40 s ... 360 s before retry 1, 2, 3 ... (ops.md, R2).
+// 10 s, 20 s, 40 s ... 360 s before retry 1, 2, 3 ... (docs/faults.md, R2).
 absl::Duration Backoff(std::int64_t retry, const RetryOptions& options);
 
 }  // namespace nibble::jobs

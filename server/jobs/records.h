@@ -15,7 +15,7 @@ namespace nibble::jobs {
 
 struct JobError {
   std::string code;    // canonical name, "INVALID_ARGUMENT"
-  std::string reason;  // api.md 4e
+  std::string reason;  // docs/errors.md
   std::string message;
 };
 

@@ -1,4 +1,4 @@
-// Processes that a trainer started and that have outlived it, out of its process group (setsid): ops.md, R17.
+// Processes that a trainer started and that have outlived it, out of its process group (setsid): docs/faults.md, R17.
 #pragma once
 #include <sys/types.h>
 

@@ -7,7 +7,7 @@
 
 namespace nibble::jobs {
 
-// What the end of an attempt means, by the table of ops.md 3. Pure. The outcome, where there is one, tells what happened; the
+// What the end of an attempt means, by the table of docs/life_of_a_job.md. Pure. The outcome, where there is one, tells what happened; the
 // exit code tells whether to go on. A trainer that was adopted after a restart has no exit code: its outcome carries one.
 struct Verdict {
   enum class Kind {

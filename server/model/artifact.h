@@ -11,7 +11,7 @@
 //     ternary     NAME u8 [N, ceil(K/4)] and NAME_scale f32 [1] (linears; kernels/formats/ternary.h, rows); norms and biases f32;
 //                 embedding and head f32 or bf16
 //     lora        adapter_model.safetensors and adapter_config.json as PEFT writes them, beside the nf4 base's tensors
-//   record.bin               the proof that verify replays (numerics.md, Decided 10), where there is one
+//   record.bin               the proof that verify replays (docs/numerics.md 10), where there is one
 #pragma once
 #include <cstdint>
 #include <map>

@@ -1,4 +1,4 @@
-// record.bin: what a promised artifact answered when it was made, to be replayed by `models verify` (numerics.md, Decided 10).
+// record.bin: what a promised artifact answered when it was made, to be replayed by `models verify` (docs/numerics.md 10).
 #pragma once
 #include <cstdint>
 #include <string>

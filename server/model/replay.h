@@ -1,4 +1,4 @@
-// Making a record and answering it again: the proof that what was made is what is served (numerics.md, Decided 10).
+// Making a record and answering it again: the proof that what was made is what is served (docs/numerics.md 10).
 #pragma once
 #include <cstdint>
 #include <string>

@@ -67,7 +67,7 @@ absl::Status AnswerSink::Ended(const serve::Finish& finish) const {
     status = base::WithReason(status, CodeName(status.code()),
                               {{"stage", stage}, {"tokens", std::to_string(usage.completion_tokens)}});
   }
-  // What was made is paid for: usage travels with the error (api.md 4d).
+  // What was made is paid for: usage travels with the error (docs/errors.md).
   if (started_) {
     status.SetPayload("type.googleapis.com/nibble.v1.Usage", absl::Cord(ToProto(usage).SerializeAsString()));
   }

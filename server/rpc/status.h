@@ -1,4 +1,4 @@
-// The one place where absl::Status becomes gRPC's: code, message, and google.rpc details in grpc-status-details-bin (api.md 4e).
+// The one place where absl::Status becomes gRPC's: code, message, and google.rpc details in grpc-status-details-bin (docs/errors.md).
 #pragma once
 #include <grpcpp/support/status.h>
 

@@ -1,5 +1,5 @@
 // The low watermark of the disk: what would need room is refused before the disk is full, for a full one could not even delete
-// (ops.md 0.9). Reads, cancels and deletes do not ask.
+// (docs/faults.md, R9). Reads, cancels and deletes do not ask.
 #pragma once
 #include <cstdint>
 #include <string>

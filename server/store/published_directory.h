@@ -1,4 +1,4 @@
-// Directories that appear whole or not at all (ops.md 3): files first, each synced; manifest.json last; then a rename and a
+// Directories that appear whole or not at all (docs/life_of_a_job.md): files first, each synced; manifest.json last; then a rename and a
 // sync of the parent. Models, datasets, checkpoints and a trainer's output are all published like this.
 #pragma once
 #include <cstdint>

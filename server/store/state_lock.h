@@ -6,7 +6,7 @@
 
 namespace nibble::store {
 
-// One server a state directory (ops.md, R23): flock on a file that holds the owner's pid. The kernel lets go of it with
+// One server a state directory (docs/faults.md, R23): flock on a file that holds the owner's pid. The kernel lets go of it with
 // the process, however that ends. Thread-compatible.
 class StateLock {
  public:

@@ -17,7 +17,7 @@ struct UploadLimits {
   std::uint64_t max_total_bytes = 1ull << 30;
   std::int64_t max_files = 1;
   // Refused (ResourceExhausted, DISK_FULL) when a chunk would leave less than this free: a full disk cannot even be
-  // cleaned up by the database (ops.md, finding 9).
+  // cleaned up by the database.
   std::uint64_t min_free_bytes = 256ull << 20;
 };
 

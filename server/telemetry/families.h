@@ -29,7 +29,7 @@ inline Buckets Doubling(double first, int count) {
   return buckets;
 }
 
-// OpenTelemetry GenAI's (ops.md 7.1).
+// OpenTelemetry GenAI's.
 inline const Buckets& RequestBuckets() {
   static const auto* buckets = new Buckets(Doubling(0.01, 14));
   return *buckets;
@@ -63,7 +63,7 @@ inline const Buckets& ByteBuckets() {
 inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "matmul_int8", "matmul_nf4", "matmul_ternary",
                                          "quantize_activations", "quantize_int8", "quantize_nf4", "double_quantize", "ternarise",
                                          "rms_norm", "rms_norm_quantize"};
-// Reasons of failed jobs that are told apart (api.md 4e); all others are "OTHER".
+// Reasons of failed jobs that are told apart (docs/errors.md); all others are "OTHER".
 inline constexpr const char* kFailureReasons[] = {"NAN_LOSS", "DISK_FULL", "OUT_OF_DEVICE_MEMORY", "TRAINER_SIGNAL", "TRAINER_EXIT",
                                                   "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};

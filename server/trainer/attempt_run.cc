@@ -285,7 +285,7 @@ class AttemptRun {
   }
 
   // The trained model, and beside it what it will answer as it will be served: the loss that will be served, and the record of the logits
-  // that nibbled must give again after `models convert` (numerics.md, Decided 10).
+  // that nibbled must give again after `models convert` (docs/numerics.md 10).
   absl::StatusOr<jobs::Outcome> Publish() {
     NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory output,
                             store::PendingDirectory::Create(context_.files, context_.order.output_directory));

@@ -1,5 +1,5 @@
 // BitNet linears with gradients: rows and weights are quantised by the kernels that serve, so the forward bits are those of
-// the ternary artifact; the backward pass is the straight-through estimator's (numerics.md, Decided 2, 6 and 10; 10.1).
+// the ternary artifact; the backward pass is the straight-through estimator's (docs/numerics.md 2, 6 and 10).
 #pragma once
 #include <torch/types.h>
 

@@ -55,7 +55,7 @@ class BitNetRecipe : public Recipe {
 
   model::Format served_format() const override { return model::Format::kTernary; }
 
-  // What the instantiation that trains answers, autograd on: nibbled has to give these bits (numerics.md, Decided 10). Rows that
+  // What the instantiation that trains answers, autograd on: nibbled has to give these bits (docs/numerics.md 10). Rows that
   // shared a scale in training answer otherwise than alone, so then it is the serving instantiation that is asked.
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {

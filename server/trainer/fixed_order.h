@@ -1,5 +1,5 @@
 // The float parts of a promised artifact with gradients: forward by the kernels that serve, in their fixed order, so that
-// training gives the bits of serving (numerics.md, Decided 9 and 10). Backward passes are free of that.
+// training gives the bits of serving (docs/numerics.md 9 and 10). Backward passes are free of that.
 #pragma once
 #include <torch/types.h>
 

@@ -1,4 +1,4 @@
-"""K2 of ops.md section 9: values that are wrong are refused by the schema or a template's `fail`, and the message names the key."""
+"""K2 of docs/faults.md: values that are wrong are refused by the schema or a template's `fail`, and the message names the key."""
 import json
 
 import pytest

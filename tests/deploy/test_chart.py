@@ -1,4 +1,4 @@
-"""K1 and K3 of ops.md section 9: the chart with its defaults and with every file of ci/."""
+"""K1 and K3 of docs/faults.md: the chart with its defaults and with every file of ci/."""
 import re
 import subprocess
 import sys
@@ -195,7 +195,7 @@ def test_k3_sees_what_it_looks_for(helm):
 
 
 def test_secrets_are_files_only(helm):
-    """No Secret reaches an argument or the environment (ops.md 8)."""
+    """No Secret reaches an argument or the environment."""
     for case in charts.CASES:
         for _, _, spec in charts.pods(charts.render(helm, case)):
             for container in spec["containers"]:

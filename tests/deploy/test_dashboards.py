@@ -1,4 +1,4 @@
-"""Conventions of the dashboards (ops.md 7.5)."""
+"""Conventions of the dashboards."""
 import re
 
 import pytest

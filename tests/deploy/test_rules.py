@@ -1,4 +1,4 @@
-"""O2 of ops.md section 9: every alert fires when it should and stays silent when it should not; it says what to do, and where."""
+"""O2 of docs/faults.md: every alert fires when it should and stays silent when it should not; it says what to do, and where."""
 import re
 
 import pytest

@@ -1,4 +1,4 @@
-"""O1 and O3 of ops.md section 9: a real nibbled in a mixed run, scraped by a real Prometheus."""
+"""O1 and O3 of docs/faults.md: a real nibbled in a mixed run, scraped by a real Prometheus."""
 import concurrent.futures
 import os
 import pathlib

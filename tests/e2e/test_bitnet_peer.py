@@ -26,7 +26,7 @@ def to_bf16(value):
 
 
 def quantise(x, s, top, ste, scale_grad):
-    """Codes times scale; numerics.md, 7."""
+    """Codes times scale; docs/numerics.md 6."""
     s = s if scale_grad else s.detach()
     u = x / s
     if ste == "identity":

@@ -1,4 +1,4 @@
-"""Checkpoints and models that are cut short, find no room, or have lost a bit (ops.md, section 9): R5, R8, R12."""
+"""Checkpoints and models that are cut short, find no room, or have lost a bit (docs/faults.md): R5, R8, R12."""
 import os
 import pathlib
 import random

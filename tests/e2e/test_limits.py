@@ -1,4 +1,4 @@
-"""Limits of ops.md, section 4, as flags of nibbled: each is set low and met."""
+"""The limits of nibbled are flags: each is set low and met."""
 import os
 import struct
 

@@ -1,4 +1,4 @@
-"""Messages that are too large, too many, or lie about their size (ops.md, L6): refused, and nothing is allocated for them."""
+"""Messages that are too large, too many, or lie about their size (docs/faults.md, L6): refused, and nothing is allocated for them."""
 import struct
 
 import grpc

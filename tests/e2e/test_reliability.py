@@ -1,4 +1,4 @@
-"""Faults of ops.md, section 9, against the real programs. Each test names its row."""
+"""Faults of docs/faults.md against the real programs. Each test names its row."""
 import concurrent.futures
 import errno
 import json

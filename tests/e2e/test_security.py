@@ -1,4 +1,4 @@
-"""Transport security with the real programs (rows S1, S2, S8, S9 of the acceptance matrix): certificates, tokens, renewal."""
+"""Transport security with the real programs (rows S1, S2, S8, S9 of docs/faults.md): certificates, tokens, renewal."""
 import json
 import socket
 import ssl

@@ -1,5 +1,5 @@
-"""R1 of ops.md: kill -9 of the server while jobs run and clients ask, again and again. What was answered is kept as a history and
-checked against what the next server says (ops.md, 6.2)."""
+"""R1 of docs/faults.md: kill -9 of the server while jobs run and clients ask, again and again. What was answered is kept as a history and
+checked against what the next server says."""
 import os
 import random
 import signal

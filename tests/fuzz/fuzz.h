@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
-// Returns 0. A finding is a crash, a leak, an exception, more than 5 s, or more than 256 MiB asked for at once (ops.md 9, F).
+// Returns 0. A finding is a crash, a leak, an exception, more than 5 s, or more than 256 MiB asked for at once (docs/faults.md).
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
 namespace nibble::fuzz {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the seed corpora of the fuzz targets: small valid files, and one file for each way to lie that we know of
-(ops.md 6.3; the list of malformed GGUF files is that of llama.cpp's test-gguf). Files named found-* were found by libFuzzer
+(The list of malformed GGUF files is that of llama.cpp's test-gguf). Files named found-* were found by libFuzzer
 and are left alone. Needs nothing but Python; the result is committed."""
 import json
 import pathlib

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Looks for new inputs: each fuzz target for a while, two at a time, from the committed corpus, with the limits of ops.md 9.
+# Looks for new inputs: each fuzz target for a while, two at a time, from the committed corpus, with the limits of docs/faults.md.
 #   tests/fuzz/run.sh [--seconds N] [TARGET ...]     60 s each and all targets, unless told otherwise
 # Needs the preset `fuzz` built. What is found lies in build/fuzz/findings; copy it to tests/fuzz/corpus/TARGET/found-... with
 # the fix, so that every build replays it.

@@ -14,7 +14,7 @@
 namespace nibble {
 namespace {
 
-// ops.md 4: the defaults, and every one of them a flag.
+// The defaults, and every one of them a flag.
 TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   const Limits l;
   EXPECT_EQ(l.max_receive_bytes, 4 << 20);

@@ -5,7 +5,7 @@
     python tests/golden/kernels/make_kernel_golden_int8.py
 
 Everything is seeded: the same versions write the same bytes.
-- quantize_int8: numerics.md, Decided 1, in numpy float32; codes and scales of rows without outliers are also compared with
+- quantize_int8: docs/numerics.md 1, in numpy float32; codes and scales of rows without outliers are also compared with
   bitsandbytes' int8_vectorwise_quant here (it multiplies by 127 / absmax, so a code may differ by one at a near tie).
   mean|x| is summed in float64: no element lies near six times the mean, which is checked.
 - rms_norm: transformers' LlamaRMSNorm in float32. rms_norm_backward: torch's autograd of rms_norm in float64.

@@ -7,7 +7,7 @@ What wants matching is computed by the programs themselves, on the CPU:
     python tests/golden/kernels/make_kernel_golden_nf4.py
 
 Everything is seeded: the same versions write the same bytes. What bitsandbytes' CPU path does otherwise than its CUDA
-tree, whose rule is ours (numerics.md, Decided 4):
+tree, whose rule is ours (docs/numerics.md 4):
 - it looks a value up among midpoints with torch.bucketize (right=False): a tie takes the lower code, as in the tree.
   But a midpoint that lies halfway between two float32 values is rounded to even there, while the tree's decimal constant
   is rounded by a compiler: four of the fifteen boundaries are one step apart. `ties` holds exact ties of the eleven

@@ -4,7 +4,7 @@
 
     python tests/golden/trainer/make_bit_linear_golden.py
 
-An eager module in plain PyTorch: RMSNorm, absmax rows, absmean ternary weights (numerics.md, Decided 2 and 7), gradients by
+An eager module in plain PyTorch: RMSNorm, absmax rows, absmean ternary weights (docs/numerics.md 2 and 6), gradients by
 autograd of the straight-through formulas. Everything is seeded: the same versions write the same bytes. The mean of |w| is taken
 in float64 and rounded once, a norm's sum of squares runs in the fixed order of Decided 9, and 1/s is formed before it multiplies, as Decided 2 has it; all else is float32 (or as named).
 `y_codes` multiplies integer-valued codes in float32 and applies our epilogue; `y_dequantised` multiplies dequantised values in float64.

@@ -44,7 +44,7 @@ Case MakeCase(std::uint64_t seed, std::int64_t rows, std::int64_t n, std::int64_
   return c;
 }
 
-// int64 sums and the epilogue as numerics.md states it, from the unpacked codes.
+// int64 sums and the epilogue as docs/numerics.md states it, from the unpacked codes.
 std::vector<float> Oracle(const Case& c, bool bias) {
   std::vector<float> y;
   for (std::int64_t r = 0; r < c.rows; ++r) {

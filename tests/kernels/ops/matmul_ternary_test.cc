@@ -56,7 +56,7 @@ Case MakeCase(std::uint64_t seed, std::int64_t rows, std::int64_t n, std::int64_
   return c;
 }
 
-// int64 sums and the epilogue as numerics.md states it, from the unpacked codes.
+// int64 sums and the epilogue as docs/numerics.md states it, from the unpacked codes.
 std::vector<float> Oracle(const Case& c, bool bias, bool outliers) {
   std::vector<float> y;
   for (std::int64_t r = 0; r < c.rows; ++r) {
@@ -144,7 +144,7 @@ TEST(MatmulTernaryTest, EveryPathAndThreadCountGivesTheOraclesBits) {
 }
 
 // All +1 by all 127 over a lane is what overflows 16-bit sums that are kept too long (bitnet.cpp's AVX2 path,
-// numerics.md fact 7); -128 never comes from our quantiser but must not break the sums either.
+// docs/numerics.md 3); -128 never comes from our quantiser but must not break the sums either.
 TEST(MatmulTernaryTest, ExtremesAreExact) {
   for (const std::int64_t k : {std::int64_t{64}, std::int64_t{2048}, std::int64_t{4096}, kTernaryMaxCols}) {
     Case c = MakeCase(1, 6, 20, k, false, 0);

@@ -77,7 +77,7 @@ TEST(TernariseTest, NanAndInfinityReachTheScale) {
   }
 }
 
-// numerics.md fact 8: codes and scale are made once, because the mean of {-s, 0, s} is s times the share of non-zeros.
+// docs/numerics.md 2: codes and scale are made once, because the mean of {-s, 0, s} is s times the share of non-zeros.
 TEST(TernariseTest, TernarisingTwiceWouldShrinkTheScale) {
   const std::vector<float> w = support::NormalVector(3, 64 * 64);
   std::vector<float> scale(64), again(64), dequantised(64 * 64);
@@ -227,7 +227,7 @@ TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
   }
 }
 
-// round_only and identity point the same way (numerics.md 11: above 0.80).
+// round_only and identity point the same way (docs/numerics.md 6: above 0.80).
 TEST(TernariseBackwardTest, RoundOnlyIsZeroWhereSaturatedAndNearIdentity) {
   const std::vector<float> w = support::NormalVector(11, 64 * 64, 0.02f), g = support::NormalVector(12, 64 * 64);
   std::vector<float> scale(64), got(w.size());

@@ -142,7 +142,7 @@ TEST_F(TernaryTest, SameMastersSameBytesOnEveryPathAndThreadCount) {
   }
 }
 
-// numerics.md, Decided 9: batches, phases, instruction sets, threads.
+// docs/numerics.md 9: batches, phases, instruction sets, threads.
 TEST_F(TernaryTest, LogitsAreTheSameBitsForAnyChunkPathAndThreadCount) {
   for (const auto& [group, name] :
        {std::pair{"families", "llama"}, {"families", "qwen3"}, {"families", "bitnet"}, {"bitnet", "rms_norm"}}) {

@@ -1,4 +1,4 @@
-// Trainers that hang (ops.md, R16) and that leave processes behind (R17).
+// Trainers that hang (docs/faults.md, R16) and that leave processes behind (R17).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/prctl.h>

@@ -14,7 +14,7 @@ namespace {
 
 using enum JobState;
 
-// The table of api.md 4c, written down once more.
+// The table of docs/life_of_a_job.md, written down once more.
 const std::map<JobState, std::set<JobState>>& Table() {
   static const std::map<JobState, std::set<JobState>> table = {
       {kQueued, {kPreparing, kPaused, kFailed, kCancelled}},

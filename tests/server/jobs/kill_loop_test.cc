@@ -1,4 +1,4 @@
-// Kills at random moments, many times (ops.md, R1 and R2): real processes, real time. The server is played by a controller
+// Kills at random moments, many times (docs/faults.md, R1 and R2): real processes, real time. The server is played by a controller
 // that is dropped without a word.
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-// What survives kill -9 of the server (ops.md, R1) and a broken report stream.
+// What survives kill -9 of the server (docs/faults.md, R1) and a broken report stream.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -39,7 +39,7 @@ TEST_F(LoadedModelTest, FewerPositionsMakeAShorterTable) {
   EXPECT_EQ((*model)->max_positions(), 100);
 }
 
-// What was stored as codes is never quantised again (numerics.md, Decided 9).
+// What was stored as codes is never quantised again (docs/numerics.md 9).
 TEST_F(LoadedModelTest, LoadingQuantisesNothing) {
   const std::string paths[] = {models_.int8(), models_.nf4(), models_.ternary()};
   const auto before = models_.launches().Snapshot();

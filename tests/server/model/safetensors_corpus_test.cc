@@ -1,4 +1,4 @@
-// F1 beside another program: the fuzz corpus read by the `safetensors` crate and by us (ops.md 6.3).
+// F1 beside another program: the fuzz corpus read by the `safetensors` crate and by us.
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -1,5 +1,5 @@
 // Every method that the server has, on every transport, called by nobody, by the wrong one and by the right one
-// (ops.md S1-S3, S12): the methods come from the descriptors and from the table of rules.
+// (docs/faults.md, S1-S3, S12): the methods come from the descriptors and from the table of rules.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>

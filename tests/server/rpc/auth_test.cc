@@ -1,4 +1,4 @@
-// The decision itself (ops.md S1, S2, S10): pure, so a table of cases; and the token file under it.
+// The decision itself (docs/faults.md, S1, S2, S10): pure, so a table of cases; and the token file under it.
 #include "server/rpc/auth.h"
 
 #include <gmock/gmock.h>

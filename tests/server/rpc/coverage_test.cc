@@ -1,4 +1,4 @@
-// docs/rpc_coverage.md is true: every method and command has its row, and every test that a row names is there.
+// docs/rpc_coverage.md and docs/faults.md are true: every method, command and fault has its row, every test that a row names is there.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
@@ -30,10 +30,12 @@ struct Citation {
   std::string file, test;
 };
 
-// First cell without quotes -> the tests of the second: "`file`: `test`, `test`; `file`: `test`".
-std::map<std::string, std::vector<Citation>> Rows() {
+constexpr char kCoverage[] = "docs/rpc_coverage.md", kFaults[] = "docs/faults.md";
+
+// First cell without quotes -> the tests of the last: "`file`: `test`, `test`; `file`: `test`".
+std::map<std::string, std::vector<Citation>> Rows(const char* document) {
   std::map<std::string, std::vector<Citation>> rows;
-  std::istringstream text(Read("docs/rpc_coverage.md"));
+  std::istringstream text(Read(document));
   const std::regex row("\\| `([^`]+)` \\| (.*) \\|"), quoted("`([^`]+)`");
   for (std::string line; std::getline(text, line);) {
     std::smatch cells;
@@ -79,14 +81,18 @@ TEST(CoverageTest, EveryMethodAndCommandHasARowAndEveryRowItsMethodOrCommand) {
   EXPECT_GT(commands.size(), 20u);
   wanted.insert(commands.begin(), commands.end());
   std::set<std::string> rows;
-  for (const auto& [name, citations] : Rows()) rows.insert(name);
+  for (const auto& [name, citations] : Rows(kCoverage)) rows.insert(name);
   for (const std::string& name : wanted) EXPECT_TRUE(rows.contains(name)) << name << " has no row";
   for (const std::string& name : rows) EXPECT_TRUE(wanted.contains(name)) << name << " is no method and no command";
 }
 
 TEST(CoverageTest, EveryTestThatARowNamesIsThere) {
   std::map<std::string, std::string> files;
-  for (const auto& [name, citations] : Rows()) {
+  auto rows = Rows(kCoverage);
+  const auto faults = Rows(kFaults);
+  EXPECT_GT(faults.size(), 25u);
+  rows.insert(faults.begin(), faults.end());
+  for (const auto& [name, citations] : rows) {
     for (const Citation& citation : citations) {
       if (!files.contains(citation.file)) files[citation.file] = Read(citation.file);
       const std::regex definition(citation.file.ends_with(".py") ? "def " + citation.test + "\\("
@@ -99,7 +105,7 @@ TEST(CoverageTest, EveryTestThatARowNamesIsThere) {
 // A method that is built needs more than the test of those that are not.
 TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
   const std::set<std::string> unbuilt(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt));
-  for (const auto& [name, citations] : Rows()) {
+  for (const auto& [name, citations] : Rows(kCoverage)) {
     const bool says_unbuilt = citations.front().test == "EveryMethodThatIsNotBuiltSaysSo";
     EXPECT_EQ(says_unbuilt, unbuilt.contains(name)) << name;
   }

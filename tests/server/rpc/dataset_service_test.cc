@@ -201,7 +201,7 @@ TEST_F(StreamMessagesTest, OnlySmallMessagesAreCounted) {
   EXPECT_TRUE(large.ok()) << large.error_message();
 }
 
-// api.md, Decided: a path of the server is taken only when it lies below --import_root.
+// A path of the server is taken only when it lies below --import_root.
 class ServerPathTest : public DatasetServiceTest {
  protected:
   AppOptions Options() override {

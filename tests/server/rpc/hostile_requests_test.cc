@@ -1,4 +1,4 @@
-// Every string field of every method, filled with what an attacker would write (ops.md S4, S7, S11): nothing outside the
+// Every string field of every method, filled with what an attacker would write (docs/faults.md, S4, S7, S11): nothing outside the
 // import root and the state directory is touched, and no answer tells what only the server's operator may know.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>

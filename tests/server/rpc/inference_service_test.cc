@@ -87,7 +87,7 @@ TEST_F(InferenceServiceTest, AStreamIsOneStartDeltasOneFinishOneUsageAndTheUnary
   EXPECT_EQ(ids, std::vector<std::int32_t>(whole.outputs(0).token_ids().begin(), whole.outputs(0).token_ids().end()));
 }
 
-// api.md 4d: one start, deltas, one finish for each output, one usage last; the deltas joined are the unary text.
+// One start, deltas, one finish for each output, one usage last; the deltas joined are the unary text.
 TEST_F(InferenceServiceTest, AStreamOfSeveralOutputsKeepsItsOrder) {
   auto ask = Prompt("tiny", "a b c", 10);
   ask.mutable_sampling()->set_n(3);

@@ -1,4 +1,4 @@
-// Whose job it is (ops.md S2): to another tenant a job is not there, whatever the method and in the same words.
+// Whose job it is (docs/faults.md, S2): to another tenant a job is not there, whatever the method and in the same words.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>

@@ -1,4 +1,4 @@
-// What is left of a checkpoint when its writer is killed at any operation (ops.md, R5), and when its bytes change (R12).
+// What is left of a checkpoint when its writer is killed at any operation (docs/faults.md, R5), and when its bytes change (R12).
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>

@@ -138,7 +138,7 @@ class BitNetModelTest : public ::testing::Test {
   std::int64_t step_ = 0;
 };
 
-// numerics.md, Decided 10: the instantiation that trains and the one that serves, bit for bit, before and after steps; for any
+// docs/numerics.md 10: the instantiation that trains and the one that serves, bit for bit, before and after steps; for any
 // chunking and on every instruction set.
 class TrainIsServeTest : public BitNetModelTest, public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {};
 
