@@ -59,7 +59,7 @@ VOLUME ["/var/lib/nibble"]
 EXPOSE 50051 9464
 STOPSIGNAL SIGTERM
 # Kubernetes has probes of its own (helm/nibble); this is for a plain container with the CMD below.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["/usr/local/bin/nibble", "--timeout", "4", "server", "info"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["/usr/local/bin/nibble", "--timeout", "4", "health"]
 ENTRYPOINT ["/usr/local/bin/nibbled"]
 # Loopback only. A container that serves others is given an address, TLS and tokens: see README.md.
 CMD ["--state_dir", "/var/lib/nibble"]

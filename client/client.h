@@ -34,8 +34,10 @@ struct ClientOptions {
   int attempts = 4;
   absl::Duration first_wait = absl::Milliseconds(200);
   absl::Duration longest_wait = absl::Seconds(5);
-  // A watch that cannot reach the server gives up after this long.
+  // A watch that has lost the server gives up after this long; one that never reached it, after `attempts`.
   absl::Duration reconnect_for = absl::Minutes(2);
+  // Told once each time that a watch loses its connection and goes on trying.
+  std::function<void(const absl::Status& why)> on_lost = {};
 };
 
 // Bytes of an upload or download, or units of an operation's own.
@@ -80,6 +82,9 @@ class Client {
     if (!status.ok()) return status;
     return response;
   }
+
+  // As Wait for an operation of any kind, which is at its end afterwards.
+  absl::Status WaitForEnd(google::longrunning::Operation& operation, const OnProgress& progress);
 
   // Every event of the job with a sequence above `after_sequence`, once and in order, over as many connections as that
   // takes; gaps that a slow reader got are filled from the log. The Snapshot that opens each stream is not passed on.

@@ -22,15 +22,14 @@ void Report(const google::longrunning::Operation& operation, const OnProgress& p
 
 }  // namespace
 
-absl::Status Client::WaitInto(google::longrunning::Operation operation, const OnProgress& progress,
-                              google::protobuf::Message& response) {
+absl::Status Client::WaitForEnd(google::longrunning::Operation& operation, const OnProgress& progress) {
   using google::longrunning::Operations;
   const absl::Time end = absl::Now() + options_.long_deadline;
   bool can_wait = true;
   while (!operation.done()) {
     Report(operation, progress);
     if (absl::Now() > end) {
-      return absl::DeadlineExceededError(base::StrCat("operation ", operation.name(), " goes on at the server"));
+      return absl::DeadlineExceededError(base::StrCat("operation ", operation.name(), " goes on at the server: nibble operations wait ", operation.name()));
     }
     const absl::Time asked = absl::Now();
     absl::StatusOr<google::longrunning::Operation> now = absl::UnimplementedError("");
@@ -56,6 +55,12 @@ absl::Status Client::WaitInto(google::longrunning::Operation operation, const On
     if (!status.ok()) return status;
     return absl::DataLossError("malformed answer: an operation failed with code OK");
   }
+  return absl::OkStatus();
+}
+
+absl::Status Client::WaitInto(google::longrunning::Operation operation, const OnProgress& progress,
+                              google::protobuf::Message& response) {
+  NIBBLE_RETURN_IF_ERROR(WaitForEnd(operation, progress));
   if (!operation.has_response() || !operation.response().UnpackTo(&response)) {
     return absl::DataLossError(
         base::StrCat("malformed answer: operation ", operation.name(), " ended without a ", response.GetTypeName()));

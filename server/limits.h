@@ -30,7 +30,7 @@ struct Limits {
   double min_ping_interval_s = 10;  // a client that pings more often is told to go, after max_ping_strikes
   int max_ping_strikes = 2;
   double max_connection_age_s = 30 * 60;
-  double max_connection_age_grace_s = 60;
+  double max_connection_age_grace_s = 3600;  // then its calls are cut: an upload has the time that max_stream_age_s gives it
   double max_connection_idle_s = 15 * 60;
 
   // Calls.

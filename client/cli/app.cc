@@ -43,6 +43,7 @@ void AddCommands(CLI::App& app, Session& session) {
   AddDatasetCommands(app, session);
   AddJobCommands(app, session);
   AddInferenceCommands(app, session);
+  AddOperationCommands(app, session);
   AddServerCommands(app, session);
   AddTokenCommands(app, session);
 }
@@ -61,7 +62,8 @@ int Parsed(std::vector<std::string>& arguments, Terminal& terminal, const Connec
   app.footer(kFooter);
   app.require_subcommand(1);
   app.fallthrough();  // Global options may also follow the command.
-  app.add_option("--server", session.server, "HOST:PORT of nibbled")->capture_default_str();
+  app.set_version_flag("--version", "nibble " NIBBLE_VERSION, "Print the version of this program");
+  app.add_option("--server", session.server, "HOST:PORT of nibbled")->capture_default_str()->envname("NIBBLE_SERVER");
   app.add_flag("--json", session.json, "Print JSON, and nothing else, on stdout");
   app.add_option("--timeout", session.timeout_s,
                  "Seconds that a call may take (default 60, or no limit where work is long)")

@@ -40,6 +40,7 @@ void AddModelCommands(CLI::App& app, Session& session);
 void AddDatasetCommands(CLI::App& app, Session& session);
 void AddJobCommands(CLI::App& app, Session& session);
 void AddInferenceCommands(CLI::App& app, Session& session);
+void AddOperationCommands(CLI::App& app, Session& session);
 void AddServerCommands(CLI::App& app, Session& session);
 void AddTokenCommands(CLI::App& app, Session& session);
 

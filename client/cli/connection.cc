@@ -26,11 +26,12 @@ absl::Status ReadInto(const char* flag, const std::string& path, std::string& te
 
 void AddConnectionFlags(CLI::App& app, ConnectionFlags& flags) {
   app.add_flag("--tls", flags.tls, "TLS; the server's certificate is checked with the system's authorities");
-  app.add_option("--tls-ca", flags.tls_ca, "TLS; PEM file of the authorities that may sign the server's certificate");
-  app.add_option("--tls-cert", flags.tls_cert, "PEM file: the certificate that this client shows");
-  app.add_option("--tls-key", flags.tls_key, "PEM file: its private key");
+  app.add_option("--tls-ca", flags.tls_ca, "TLS; PEM file of the authorities that may sign the server's certificate")
+      ->envname("NIBBLE_TLS_CA");
+  app.add_option("--tls-cert", flags.tls_cert, "PEM file: the certificate that this client shows")->envname("NIBBLE_TLS_CERT");
+  app.add_option("--tls-key", flags.tls_key, "PEM file: its private key")->envname("NIBBLE_TLS_KEY");
   app.add_option("--tls-name", flags.tls_name, "The name that the server's certificate must have, where it is not the host of --server");
-  app.add_option("--token-file", flags.token_file, "File that holds the bearer token");
+  app.add_option("--token-file", flags.token_file, "File that holds the bearer token")->envname("NIBBLE_TOKEN_FILE");
   app.add_flag("--insecure", flags.insecure, "Send the token in plaintext to another machine");
 }
 

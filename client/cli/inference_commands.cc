@@ -18,9 +18,10 @@ constexpr int kChatMaxTokens = 256;  // of the command line's contract
 
 struct GenerateOptions {
   std::string model;
-  std::optional<std::string> prompt, prompt_file, message;
-  std::optional<std::int32_t> max_tokens, logprobs;
-  std::optional<double> temperature;
+  std::optional<std::string> prompt, prompt_file, message, system;
+  std::optional<std::int32_t> max_tokens, logprobs, top_k;
+  std::optional<double> temperature, top_p, min_p;
+  std::vector<std::string> stop;
   std::optional<std::int64_t> seed;
   bool ignore_eos = false;
 };
@@ -40,6 +41,13 @@ absl::StatusOr<v1::GenerateRequest> BaseRequest(const GenerateOptions& options) 
   if (options.max_tokens.has_value()) request.mutable_stopping()->set_max_tokens(*options.max_tokens);
   if (options.ignore_eos) request.mutable_stopping()->set_ignore_eos(true);
   if (options.temperature.has_value()) request.mutable_sampling()->set_temperature(*options.temperature);
+  if (options.top_k.has_value()) request.mutable_sampling()->set_top_k(*options.top_k);
+  if (options.top_p.has_value()) request.mutable_sampling()->set_top_p(*options.top_p);
+  if (options.min_p.has_value()) request.mutable_sampling()->set_min_p(*options.min_p);
+  for (const std::string& stop : options.stop) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("stop", stop));
+    request.mutable_stopping()->add_stop(stop);
+  }
   if (options.seed.has_value()) request.mutable_sampling()->set_seed(*options.seed);
   if (options.logprobs.has_value()) request.mutable_output()->set_logprobs(*options.logprobs);
   return request;
@@ -105,6 +113,10 @@ void AddMessage(v1::GenerateRequest& request, const char* role, const std::strin
 absl::Status Chat(Session& session, const GenerateOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(v1::GenerateRequest request, BaseRequest(options));
   if (!options.max_tokens.has_value()) request.mutable_stopping()->set_max_tokens(kChatMaxTokens);
+  if (options.system.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(CheckText("system", *options.system));
+    AddMessage(request, "system", *options.system);
+  }
   if (options.message.has_value()) {
     NIBBLE_RETURN_IF_ERROR(CheckText("message", *options.message));
     AddMessage(request, "user", *options.message);
@@ -192,6 +204,10 @@ void AddSampling(CLI::App& sub, GenerateOptions& options, const char* max_tokens
   sub.add_option("MODEL", options.model, "Model or adapter")->required();
   sub.add_option("--max-tokens", options.max_tokens, max_tokens_help);
   sub.add_option("--temperature", options.temperature, "0: greedy (default)");
+  sub.add_option("--top-k", options.top_k, "Draw among the k likeliest tokens (default: all)");
+  sub.add_option("--top-p", options.top_p, "Draw among the likeliest whose probabilities sum to this (default 1)");
+  sub.add_option("--min-p", options.min_p, "Draw among those with at least this share of the likeliest's probability (default 0)");
+  sub.add_option("--stop", options.stop, "Text that ends the answer; may be given again for another");
   sub.add_option("--seed", options.seed, "Seed of the sampling")->check(WholeNumber);
   sub.add_option("--logprobs", options.logprobs, "Log-probabilities, with this many alternatives");
   sub.add_flag("--ignore-eos", options.ignore_eos, "Go on after the end token");
@@ -215,6 +231,7 @@ void AddInferenceCommands(CLI::App& app, Session& session) {
     auto o = std::make_shared<GenerateOptions>();
     AddSampling(*sub, *o, "Tokens at most (default 256)");
     sub->add_option("--message", o->message, "One message instead of a conversation");
+    sub->add_option("--system", o->system, "What the model is told before the first message");
     sub->callback([&session, o] { session.command = [&session, o] { return Chat(session, *o); }; });
   }
   {

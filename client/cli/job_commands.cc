@@ -2,6 +2,7 @@
 #include <memory>
 #include <optional>
 
+#include "absl/strings/ascii.h"
 #include "client/cli/app.h"
 #include "client/cli/job_spec.h"
 #include "client/cli/message_json.h"
@@ -37,7 +38,12 @@ void PrintJob(Session& session, const v1::Job& job) {
   if (job.has_int8_eval()) table.Add({"eval loss, int8", HumanNumber(job.int8_eval().eval_loss(), 6)});
   if (job.has_ternary_eval()) table.Add({"eval loss, ternary", HumanNumber(job.ternary_eval().eval_loss(), 6)});
   table.Add({"output", job.output_model()});
-  if (job.has_error()) table.Add({"error", job.error().message()});
+  if (job.state() == v1::JOB_STATE_QUEUED) table.Add({"before it", base::StrCat(job.progress().queue_position(), " jobs")});
+  if (job.progress().has_eta()) table.Add({"to go", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
+  if (job.has_error()) {
+    const std::string reason = base::Reason(client::FromProto(job.error()));
+    table.Add({"error", base::StrCat(job.error().message(), reason.empty() ? "" : base::StrCat(" (", reason, ")"))});
+  }
   table.Print(session.out());
 }
 
@@ -54,9 +60,10 @@ absl::Status Outcome(const v1::Job& job) {
       base::Reason(error), base::ReasonMetadata(error));
 }
 
-absl::Status Watch(Session& session, const std::string& id) {
+absl::Status Watch(Session& session, const std::string& id, std::int64_t after) {
   NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().WatchJob(id, 0, [&](const v1::JobEvent& event) {
+  session.JobGoesOn(id);
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().WatchJob(id, after, [&](const v1::JobEvent& event) {
     if (session.json) {
       session.Print(EventJson(id, event));
     } else {
@@ -74,22 +81,41 @@ absl::Status Create(Session& session, const JobFlags& flags, const std::string& 
   v1::CreateJobRequest request;
   *request.mutable_spec() = std::move(spec);
   request.set_request_id(request_id.empty() ? NewUuid() : request_id);
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().LongCall(&FineTuneService::Stub::CreateJob, request));
+  const auto created = session.client().LongCall(&FineTuneService::Stub::CreateJob, request);
+  if (absl::IsUnavailable(created.status()) || absl::IsDeadlineExceeded(created.status())) {
+    session.terminal.err << "The server may have taken the job: the same command with --request-id " << request.request_id()
+                         << " makes no second one.\n";
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, created);
   if (!watch) {
     PrintJob(session, job);
     return absl::OkStatus();
   }
   if (!session.json) session.out() << "job " << job.name() << '\n' << std::flush;
-  return Watch(session, job.name());
+  return Watch(session, job.name(), 0);
 }
 
-absl::Status List(Session& session) {
+struct ListOptions {
+  std::vector<std::string> states;
+  std::int64_t limit = 0;  // 0: all
+};
+
+absl::Status List(Session& session, const ListOptions& options) {
   base::Json list = base::Json::array();
   Table table({"ID", "STATE", "METHOD", "BASE", "STEPS", "TOKENS/S", "OUTPUT"});
   v1::ListJobsRequest request;
+  for (const std::string& text : options.states) {
+    v1::JobState state = v1::JOB_STATE_UNSPECIFIED;
+    if (!v1::JobState_Parse(base::StrCat("JOB_STATE_", absl::AsciiStrToUpper(text)), &state)) {
+      return base::FieldError("--state", base::StrCat("got ", text, ", want a state as `jobs list` shows it: QUEUED, RUNNING, ..."));
+    }
+    request.mutable_filter()->add_states(state);
+  }
+  if (options.limit > 0) request.set_page_size(static_cast<std::int32_t>(std::min<std::int64_t>(options.limit, 1000)));
   do {
     NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&FineTuneService::Stub::ListJobs, request));
     for (const v1::Job& job : page.jobs()) {
+      if (options.limit > 0 && static_cast<std::int64_t>(list.size()) == options.limit) break;
       list.push_back(JobJson(job));
       table.Add({job.name(), Upper(job.state()), MethodName(job.spec()), job.spec().base_model(),
                  StepsText(job.progress()), HumanNumber(job.progress().tokens_per_s(), 4), job.output_model()});
@@ -98,7 +124,7 @@ absl::Status List(Session& session) {
       return absl::DataLossError("malformed answer: the pages do not end");
     }
     request.set_page_token(page.next_page_token());
-  } while (!request.page_token().empty());
+  } while (!request.page_token().empty() && (options.limit == 0 || static_cast<std::int64_t>(list.size()) < options.limit));
   if (session.json) {
     session.Print({{"jobs", std::move(list)}});
   } else {
@@ -277,11 +303,23 @@ void AddJobCommands(CLI::App& app, Session& session) {
     AddSpecFlags(*sub, *flags);
     sub->callback([&session, flags] { session.command = [&session, flags] { return Plan(session, *flags); }; });
   }
-  jobs.add_subcommand("list", "All jobs")->callback([&session] {
-    session.command = [&session] { return List(session); };
-  });
+  {
+    CLI::App* sub = jobs.add_subcommand("list", "Jobs, newest first");
+    auto o = std::make_shared<ListOptions>();
+    sub->add_option("--state", o->states, "Those in this state; may be given again for another");
+    sub->add_option("--limit", o->limit, "So many at most (default: all)")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
+    sub->callback([&session, o] { session.command = [&session, o] { return List(session, *o); }; });
+  }
   AddWithId(jobs, session, "get", "One job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
-  AddWithId(jobs, session, "watch", "Print every event from the first until the job ends", &Watch);
+  {
+    CLI::App* sub = jobs.add_subcommand("watch", "Print every event until the job ends");
+    auto id = std::make_shared<std::string>();
+    auto after = std::make_shared<std::int64_t>(0);
+    sub->add_option("ID", *id, "Job")->required();
+    sub->add_option("--after", *after, "Only events with a sequence above this (default: from the first)")
+        ->check(WholeNumber)->check(CLI::NonNegativeNumber);
+    sub->callback([&session, id, after] { session.command = [&session, id, after] { return Watch(session, *id, *after); }; });
+  }
   AddCancel(jobs, session);
   AddWithId(jobs, session, "pause", "Checkpoint a job and stop it",
             &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);

@@ -3,14 +3,18 @@
 #include <iostream>
 
 #include "client/cli/app.h"
+#include "client/cli/interrupt.h"
 
 int main(int argc, char** argv) {
   std::ios::sync_with_stdio(false);
+  static nibble::cli::InterruptNote interrupt;
+  nibble::cli::PrintWhenInterrupted(interrupt);
   nibble::cli::Terminal terminal{std::cin,
                                  std::cout,
                                  std::cerr,
                                  isatty(STDIN_FILENO) != 0,
                                  isatty(STDOUT_FILENO) != 0,
-                                 isatty(STDERR_FILENO) != 0};
+                                 isatty(STDERR_FILENO) != 0,
+                                 &interrupt};
   return nibble::cli::Run(std::vector<std::string>(argv + 1, argv + argc), terminal, &nibble::client::Client::Connect);
 }

@@ -72,6 +72,7 @@ absl::Status Import(Session& session, const std::string& path, const std::string
   if (dtype.has_value()) request.set_dtype(*dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ImportModel, request));
+  session.GoesOn(operation);
   NIBBLE_ASSIGN_OR_RETURN(const v1::Model model,
                           session.client().Wait<v1::Model>(std::move(operation), Show(progress)));
   progress.End();
@@ -205,6 +206,7 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   if (options.eval_dataset.has_value()) request.set_eval_dataset(*options.eval_dataset);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ConvertModel, request));
+  session.GoesOn(operation);
   Progress progress(session.terminal);
   NIBBLE_ASSIGN_OR_RETURN(const auto answer,
                           session.client().Wait<v1::ConvertModelResponse>(std::move(operation), Show(progress)));
@@ -234,6 +236,7 @@ absl::Status Export(Session& session, const std::string& name, const std::string
   if (linear_class == "autobitlinear") request.set_linear_class(v1::HF_LINEAR_CLASS_AUTOBITLINEAR);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ExportModel, request));
+  session.GoesOn(operation);
   Progress progress(session.terminal);
   NIBBLE_ASSIGN_OR_RETURN(const auto answer,
                           session.client().Wait<v1::ExportModelResponse>(std::move(operation), Show(progress)));

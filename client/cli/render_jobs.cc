@@ -163,6 +163,7 @@ Json JobJson(const v1::Job& job) {
   }
   json["latest_eval"] = EvalJson(job.has_latest_eval(), job.latest_eval());
   json["int8_eval"] = EvalJson(job.has_int8_eval(), job.int8_eval());
+  json["ternary_eval"] = EvalJson(job.has_ternary_eval(), job.ternary_eval());
   json["best_checkpoint"] = job.has_best_checkpoint() ? CheckpointJson(job.best_checkpoint()) : Json(nullptr);
   json["output_model"] = job.output_model();
   json["error"] = job.has_error() ? ErrorJson(job.error()) : Json(nullptr);

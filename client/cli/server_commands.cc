@@ -1,4 +1,7 @@
+#include <httplib.h>
+
 #include <CLI/CLI.hpp>
+#include <memory>
 
 #include "absl/strings/str_join.h"
 #include "client/cli/app.h"
@@ -52,6 +55,38 @@ absl::Status Load(Session& session) {
   return absl::OkStatus();
 }
 
+absl::Status Drain(Session& session, double deadline_s) {
+  v1::DrainRequest request;
+  if (deadline_s >= 0) {
+    request.mutable_deadline()->set_seconds(static_cast<std::int64_t>(deadline_s));
+    request.mutable_deadline()->set_nanos(static_cast<std::int32_t>((deadline_s - std::floor(deadline_s)) * 1e9));
+  }
+  NIBBLE_RETURN_IF_ERROR(session.client().Call(&ServerService::Stub::Drain, request).status());
+  if (session.json) {
+    session.Print({{"draining", true}});
+  } else {
+    session.out() << "draining\n";
+  }
+  return absl::OkStatus();
+}
+
+// Over HTTP, which wants neither a token nor TLS: for the probe of a container.
+absl::Status Health(Session& session, const std::string& address) {
+  httplib::Client http("http://" + address);
+  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>((session.timeout_s > 0 ? session.timeout_s : 5) * 1000));
+  http.set_connection_timeout(timeout);
+  http.set_read_timeout(timeout);
+  const httplib::Result answer = http.Get("/readyz");
+  if (!answer) return absl::UnavailableError(base::StrCat("no answer from http://", address, "/readyz: ", httplib::to_string(answer.error())));
+  if (answer->status != 200) return absl::UnavailableError(base::StrCat("not ready: ", answer->body));
+  if (session.json) {
+    session.Print({{"ready", true}});
+  } else {
+    session.out() << "ready\n";
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AddServerCommands(CLI::App& app, Session& session) {
@@ -60,6 +95,18 @@ void AddServerCommands(CLI::App& app, Session& session) {
   server.add_subcommand("info", "What it is and can do")->callback([&session] {
     session.command = [&session] { return Info(session); };
   });
+  {
+    CLI::App* sub = server.add_subcommand("drain", "Take nothing new and let what runs end; its jobs go on after a restart");
+    auto deadline = std::make_shared<double>(-1);
+    sub->add_option("--deadline", *deadline, "Seconds that calls may still take (default: nibbled's --drain_s)")->check(CLI::Range(0.0, 3600.0));
+    sub->callback([&session, deadline] { session.command = [&session, deadline] { return Drain(session, *deadline); }; });
+  }
+  {
+    CLI::App* sub = app.add_subcommand("health", "Exit 0 only when the server is ready");
+    auto address = std::make_shared<std::string>("127.0.0.1:9464");
+    sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address")->capture_default_str();
+    sub->callback([&session, address] { session.command = [&session, address] { return Health(session, *address); }; });
+  }
   server.add_subcommand("load", "How busy it is")->callback([&session] {
     session.command = [&session] { return Load(session); };
   });

@@ -24,9 +24,23 @@ client::Client& Session::client() {
       options.long_deadline = absl::Seconds(timeout_s);
     }
     options.security = security_;
+    options.on_lost = [this](const absl::Status& why) {
+      terminal.err << "connection lost (" << Printable(std::string(why.message())) << "), trying again\n" << std::flush;
+    };
     client_.emplace(connect_(server, options));
   }
   return *client_;
+}
+
+void Session::GoesOn(const google::longrunning::Operation& operation) {
+  if (terminal.interrupt == nullptr || operation.done()) return;
+  const std::string& id = operation.name();
+  terminal.interrupt->Set(base::StrCat("operation ", id, " goes on at the server: nibble operations wait|cancel ", id));
+}
+
+void Session::JobGoesOn(const std::string& job) {
+  if (terminal.interrupt == nullptr) return;
+  terminal.interrupt->Set(Printable(base::StrCat("job ", job, " goes on at the server: nibble jobs watch|cancel ", job)));
 }
 
 absl::Status CheckText(std::string_view field, std::string_view text) {

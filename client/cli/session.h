@@ -24,6 +24,9 @@ class Session {
   client::Client& client();
   // Reads what the flags of the connection name. Before `command` runs.
   absl::Status Prepare();
+  // What Ctrl-C says from now on: that the operation, or the job, goes on, and how to see it again.
+  void GoesOn(const google::longrunning::Operation& operation);
+  void JobGoesOn(const std::string& job);
   // One line on stdout.
   void Print(const base::Json& json) { terminal.out << base::Dump(json) << '\n' << std::flush; }
   std::ostream& out() { return terminal.out; }

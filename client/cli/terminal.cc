@@ -124,9 +124,14 @@ std::string HumanNumber(double value, int significant_digits) {
 std::string Printable(std::string_view text) {
   std::string result;
   result.reserve(text.size());
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 ? byte != 0x7F : c == '\n' || c == '\t') result += c;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    // U+0080 to U+009F are control characters as well: C2 9B is what ESC [ is.
+    if (byte == 0xC2 && i + 1 < text.size() && (static_cast<unsigned char>(text[i + 1]) & 0xE0) == 0x80) {
+      ++i;
+    } else if (byte >= 0x20 ? byte != 0x7F : text[i] == '\n' || text[i] == '\t') {
+      result += text[i];
+    }
   }
   return result;
 }

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "client/cli/interrupt.h"
+
 namespace nibble::cli {
 
 struct Terminal {
@@ -15,6 +17,7 @@ struct Terminal {
   bool in_is_tty = false;
   bool out_is_tty = false;
   bool err_is_tty = false;
+  InterruptNote* interrupt = nullptr;  // where there is nothing to interrupt: none
 };
 
 // Rows in aligned columns under a heading.

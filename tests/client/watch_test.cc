@@ -178,6 +178,34 @@ TEST_F(WatchTest, AStreamThatAlwaysEndsOkIsGivenUp) {
   EXPECT_EQ(Watch().status().code(), absl::StatusCode::kDataLoss);
 }
 
+// A wrong address is said as soon as by any other command; a server that was there is waited for, and the user is told.
+TEST_F(WatchTest, AServerThatWasNeverReachedIsGivenUpAfterTheAttempts) {
+  server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write&) { return Lost(); };
+  EXPECT_EQ(Watch().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(server_.watch_job.asked.size(), static_cast<std::size_t>(FastOptions().attempts));
+}
+
+TEST_F(WatchTest, ALossIsToldOnceAndTheWatchGoesOn) {
+  const std::size_t lost_calls = 2 * static_cast<std::size_t>(FastOptions().attempts);
+  server_.watch_job.answer = [&](const v1::WatchJobRequest& request, const Write& write) {
+    if (request.after_sequence() == 0) {
+      write(Snapshot(v1::JOB_STATE_RUNNING, 2));
+      write(Step(1));
+      return Lost();
+    }
+    if (server_.watch_job.asked.size() <= lost_calls) return Lost();
+    write(End(2));
+    return grpc::Status::OK;
+  };
+  ClientOptions options = FastOptions();
+  std::vector<std::string> told;
+  options.on_lost = [&](const absl::Status& why) { told.emplace_back(why.message()); };
+  Client client(server_.Channel(), options);
+  const auto job = client.WatchJob("job-1", 0, [](const v1::JobEvent&) { return absl::OkStatus(); });
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_THAT(told, ElementsAreArray({"connection reset"}));
+}
+
 TEST_F(WatchTest, ErrorsOtherThanALostConnectionAreReturned) {
   server_.watch_job.answer = [](const v1::WatchJobRequest&, const Write&) {
     return Error(grpc::StatusCode::NOT_FOUND, "no job job-1", "JOB");

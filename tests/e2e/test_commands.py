@@ -1,7 +1,10 @@
 """Commands that the main job does not pass by, on a real server."""
+import json
+import signal
+import subprocess
 import time
 
-from conftest import TRAIN
+from conftest import BIN, TRAIN
 
 
 def wait_for(look, seconds=60):
@@ -101,3 +104,65 @@ def test_disk_operations_are_measured(shared):
     for operation in ("open", "sync", "rename", "sync_directory"):
         assert metrics[f'nibble_store_op_duration_seconds_count{{backend="file",op="{operation}"}}'] > 0
     assert metrics['nibble_store_errors_total{backend="file",reason="DISK_FULL"}'] == 0
+
+
+def test_jobs_are_listed_by_state_and_watched_from_an_event_on(shared):
+    job = shared.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 3, *TRAIN)["id"]
+    events = shared.lines("jobs", "watch", job)
+    assert shared.lines("jobs", "watch", job, "--after", events[4]["sequence"]) == events[5:]
+    succeeded = shared.json("jobs", "list", "--state", "succeeded")["jobs"]
+    assert job in [one["id"] for one in succeeded] and {one["state"] for one in succeeded} == {"SUCCEEDED"}
+    assert [one["id"] for one in shared.json("jobs", "list", "--limit", 1)["jobs"]] == [job]
+    wrong = shared.run("jobs", "list", "--state", "happy", check=False)
+    assert wrong.returncode == 4 and "happy" in wrong.stderr
+
+
+def test_an_interrupted_client_says_what_goes_on(shared):
+    started = subprocess.Popen([BIN / "nibble", "--server", shared.grpc, "jobs", "create", "--method", "qlora", "--base", "small", "--dataset",
+                                "page", "--max-steps", "5000", "--watch", *map(str, TRAIN)], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    job = started.stdout.readline().split()[1]
+    wait_for(lambda: state_of(shared, job, "RUNNING"))
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=30)
+    assert started.returncode == -signal.SIGINT
+    assert f"job {job} goes on at the server: nibble jobs watch|cancel {job}" in err
+    assert state_of(shared, job, "RUNNING")
+    shared.run("jobs", "cancel", job)
+    wait_for(lambda: state_of(shared, job, "CANCELLED"))
+
+
+def test_operations_are_listed_waited_for_and_cancelled(shared):
+    shared.run("models", "convert", "small", "--to", "nf4", "--name", "by-operation")
+    ended = shared.json("operations", "list")["operations"]
+    one = next(operation for operation in ended if operation["state"] == "done")
+    assert one["error"] is None and shared.json("operations", "get", one["id"]) == one == shared.json("operations", "wait", one["id"])
+    assert shared.json("operations", "cancel", one["id"]) == one, "what has ended stays as it is"
+    for command in ("get", "wait", "cancel"):
+        missing = shared.run("operations", command, "nothing", check=False)
+        assert missing.returncode == 3 and "OPERATION" in missing.stderr
+
+
+def test_health_drain_and_version(make_server):
+    version = subprocess.run([BIN / "nibble", "--version"], capture_output=True, text=True, check=True).stdout
+    server = make_server()
+    assert version == f"nibble {server.json('server', 'info')['version']}\n"
+    assert server.run("health", "--http", server.http).stdout == "ready\n"
+    assert server.run("health", "--http", "127.0.0.1:1", check=False).returncode == 5
+    assert server.json("server", "drain", "--deadline", 1) == {"draining": True}
+    refused = server.run("health", "--http", server.http, check=False)
+    assert refused.returncode == 5 and "not ready" in refused.stderr
+    assert "DRAINING" in server.run("datasets", "upload", __file__, "--name", "late", check=False).stderr
+    assert server.stop() == 0
+
+
+def test_the_environment_may_name_server_and_token_file(shared, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("t\n")
+    result = subprocess.run([BIN / "nibble", "--json", "server", "info"], env={"NIBBLE_SERVER": shared.grpc, "NIBBLE_TOKEN_FILE": str(token)},
+                            capture_output=True, text=True)
+    assert result.returncode == 0 and json.loads(result.stdout)["version"]
+    token.write_text("")
+    result = subprocess.run([BIN / "nibble", "server", "info"], env={"NIBBLE_SERVER": shared.grpc, "NIBBLE_TOKEN_FILE": str(token)},
+                            capture_output=True, text=True)
+    assert result.returncode == 4 and "--token-file" in result.stderr

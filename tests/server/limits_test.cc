@@ -30,7 +30,7 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(l.min_ping_interval_s, 10);
   EXPECT_EQ(l.max_ping_strikes, 2);
   EXPECT_EQ(l.max_connection_age_s, 1800);
-  EXPECT_EQ(l.max_connection_age_grace_s, 60);
+  EXPECT_EQ(l.max_connection_age_grace_s, l.max_stream_age_s) << "an upload has its time (ADR 0007)";
   EXPECT_EQ(l.max_connection_idle_s, 900);
   EXPECT_EQ(l.default_deadline_s, 30);
   EXPECT_EQ(l.max_stream_age_s, 3600);

@@ -1,0 +1,129 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "client/cli/app.h"
+#include "client/cli/message_json.h"
+#include "client/cli/render.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::cli {
+namespace {
+
+using google::longrunning::Operation;
+using google::longrunning::Operations;
+
+std::string StateOf(const Operation& operation) {
+  if (!operation.done()) return "running";
+  return operation.has_error() ? "failed" : "done";
+}
+
+v1::ModelOperationMetadata MetadataOf(const Operation& operation) {
+  v1::ModelOperationMetadata metadata;
+  if (operation.has_metadata()) operation.metadata().UnpackTo(&metadata);  // another kind's has no more to show
+  return metadata;
+}
+
+base::Json OperationJson(const Operation& operation) {
+  const v1::ModelOperationMetadata metadata = MetadataOf(operation);
+  base::Json json;
+  json["id"] = operation.name();
+  json["state"] = StateOf(operation);
+  json["stage"] = metadata.stage();
+  json["done"] = metadata.done();
+  json["total"] = metadata.total();
+  json["error"] = nullptr;
+  if (operation.has_error()) {
+    const absl::Status error = client::FromProto(operation.error());
+    json["error"] = {{"code", client::CodeName(error.code())}, {"message", std::string(error.message())}};
+  }
+  return json;
+}
+
+void Print(Session& session, const Operation& operation) {
+  if (session.json) return session.Print(OperationJson(operation));
+  const v1::ModelOperationMetadata metadata = MetadataOf(operation);
+  Table table({"id", operation.name()});
+  table.Add({"state", StateOf(operation)});
+  if (!metadata.stage().empty()) table.Add({"stage", base::StrCat(metadata.stage(), " ", metadata.done(), " of ", metadata.total())});
+  if (operation.has_error()) table.Add({"error", operation.error().message()});
+  table.Print(session.out());
+}
+
+absl::StatusOr<Operation> Find(Session& session, const std::string& id) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
+  google::longrunning::GetOperationRequest request;
+  request.set_name(id);
+  return session.client().Call(&Operations::Stub::GetOperation, request);
+}
+
+absl::Status List(Session& session) {
+  base::Json list = base::Json::array();
+  Table table({"ID", "STATE", "STAGE", "DONE"});
+  google::longrunning::ListOperationsRequest request;
+  do {
+    NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&Operations::Stub::ListOperations, request));
+    for (const Operation& operation : page.operations()) {
+      const v1::ModelOperationMetadata metadata = MetadataOf(operation);
+      list.push_back(OperationJson(operation));
+      table.Add({operation.name(), StateOf(operation), metadata.stage(), base::StrCat(metadata.done(), " of ", metadata.total())});
+    }
+    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
+      return absl::DataLossError("malformed answer: the pages do not end");
+    }
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty());
+  if (session.json) {
+    session.Print({{"operations", std::move(list)}});
+  } else {
+    table.Print(session.out());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Get(Session& session, const std::string& id) {
+  NIBBLE_ASSIGN_OR_RETURN(const Operation operation, Find(session, id));
+  Print(session, operation);
+  return absl::OkStatus();
+}
+
+absl::Status Wait(Session& session, const std::string& id) {
+  NIBBLE_ASSIGN_OR_RETURN(Operation operation, Find(session, id));
+  Progress progress(session.terminal);
+  session.GoesOn(operation);
+  NIBBLE_RETURN_IF_ERROR(session.client().WaitForEnd(operation, [&](const std::string& stage, std::int64_t done, std::int64_t total) {
+    progress.Update(stage, done, total);
+  }));
+  progress.End();
+  Print(session, operation);
+  return absl::OkStatus();
+}
+
+absl::Status Cancel(Session& session, const std::string& id) {
+  NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
+  google::longrunning::CancelOperationRequest request;
+  request.set_name(id);
+  NIBBLE_RETURN_IF_ERROR(session.client().Call(&Operations::Stub::CancelOperation, request).status());
+  return Get(session, id);
+}
+
+}  // namespace
+
+void AddOperationCommands(CLI::App& app, Session& session) {
+  CLI::App& operations = *app.add_subcommand("operations", "Imports, conversions and exports that run at the server");
+  operations.require_subcommand(1);
+  operations.add_subcommand("list", "Those that run, and those that ended within a day")->callback([&session] {
+    session.command = [&session] { return List(session); };
+  });
+  const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
+    CLI::App* sub = operations.add_subcommand(command, help);
+    auto id = std::make_shared<std::string>();
+    sub->add_option("ID", *id, "Operation")->required();
+    sub->callback([&session, id, run] { session.command = [&session, id, run] { return run(session, *id); }; });
+  };
+  add("get", "How far one is", &Get);
+  add("wait", "Wait for its end; exit 0 only when it did what was asked", &Wait);
+  add("cancel", "End it at its next step; what it made goes", &Cancel);
+}
+
+}  // namespace nibble::cli
