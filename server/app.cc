@@ -47,6 +47,7 @@ namespace nibble {
 namespace {
 
 constexpr char kServerFile[] = "server.json";
+constexpr absl::Duration kHung = absl::Minutes(10);  // a scheduler that has not moved for so long never will
 
 std::vector<std::string> Environment() {
   std::vector<std::string> all;
@@ -122,7 +123,11 @@ struct App::State {
 absl::Status App::State::StartHttp() {
   http::HttpHandlers handlers;
   handlers.metrics = [this] { return metrics.Scrape(); };
-  handlers.live = [] { return absl::OkStatus(); };
+  handlers.live = [this] {
+    if (!ready || draining) return absl::OkStatus();
+    const absl::Duration since = controller->SinceTick();
+    return since < kHung ? absl::OkStatus() : absl::UnavailableError(base::StrCat("the scheduler has not moved for ", absl::FormatDuration(since)));
+  };
   handlers.started = [this] { return ready ? absl::OkStatus() : absl::UnavailableError("starting"); };
   handlers.ready = [this] {
     if (draining) return absl::UnavailableError("shutting down");

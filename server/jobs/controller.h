@@ -41,6 +41,8 @@ class JobController {
   void Shutdown(absl::Duration grace);
   // One round of the scheduler, by hand; for tests that do not call Run.
   void Tick();
+  // Since the last round ended, or the controller was opened. A round may hash a model: minutes, never hours.
+  absl::Duration SinceTick() const;
 
   // Queues a job, or returns the one that this request_id made (docs/life_of_a_job.md). Errors: InvalidArgument (FIELD_VIOLATION),
   // Unimplemented, NotFound (MODEL, DATASET), AlreadyExists (NAME_TAKEN, IDEMPOTENCY_CONFLICT), ResourceExhausted
@@ -122,6 +124,7 @@ class JobController {
 
   std::atomic<bool> draining_{false};
   base::Mutex tick_mutex_;  // one round at a time
+  std::atomic<std::int64_t> ticked_ns_;  // on the monotonic clock
   base::Mutex wake_mutex_;
   base::Condition wake_;
   bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;

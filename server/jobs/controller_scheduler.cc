@@ -27,7 +27,8 @@ JobController::JobController(store::StateDirectory& state, Database& database, R
         if (IsFinal(job.state)) Release(job);
         Wake();
       }),
-      observer_(observer) {}
+      observer_(observer),
+      ticked_ns_(absl::ToInt64Nanoseconds(clock.Monotonic())) {}
 
 absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateDirectory& state, Database& database,
                                                                    Runner& runner, base::Clock& clock,
@@ -111,7 +112,10 @@ void JobController::Tick() {
   base::MutexLock lock(tick_mutex_);
   supervisor_.Tick();
   if (!draining_) Admit();
+  ticked_ns_ = absl::ToInt64Nanoseconds(clock_.Monotonic());
 }
+
+absl::Duration JobController::SinceTick() const { return clock_.Monotonic() - absl::Nanoseconds(ticked_ns_.load()); }
 
 void JobController::Admit() {
   const auto unpublished = database_.ListUnpublished();

@@ -60,6 +60,15 @@ TEST_F(ControllerTest, GoodRunEndsAsAModel) {
   EXPECT_TRUE(state_->models->Delete("base").ok()) << "nobody uses it any more";
 }
 
+TEST_F(ControllerTest, TheAgeOfTheLastRoundTellsAHungScheduler) {
+  controller_->Tick();
+  EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
+  clock_.Advance(absl::Minutes(11));
+  EXPECT_EQ(controller_->SinceTick(), absl::Minutes(11));
+  controller_->Tick();
+  EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
+}
+
 TEST_F(ControllerTest, OneRunsTheOthersWaitInOrder) {
   const std::string a = Submit(), b = Submit();
   JobSpec urgent = Spec();
