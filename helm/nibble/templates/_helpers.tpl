@@ -42,6 +42,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "%s-state" (include "nibble.fullname" .)) .Values.persistence.existingClaim }}
 {{- end }}
 
+{{- /* The Service with the port of the metrics: never one that is reached from outside. */ -}}
+{{- define "nibble.metricsService" -}}
+{{- include "nibble.fullname" . }}{{ ternary "" "-metrics" (eq .Values.service.type "ClusterIP") }}
+{{- end }}
+
 {{- define "nibble.image" -}}
 {{- $registry := default .Values.image.registry .Values.global.imageRegistry }}
 {{- $repository := ternary .Values.training.image.repository .Values.image.repository (eq .Values.training.mode "inPod") }}
