@@ -59,6 +59,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 runAsNonRoot: true
 runAsUser: 65532
 runAsGroup: 65532
+{{- /* Bytes of a quantity as values.schema.json takes it: 512Mi. */ -}}
+{{- define "nibble.bytes" -}}
+{{- $factors := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- mul (regexFind "^[0-9]+" .) (get $factors (regexFind "[A-Z]i$" .)) }}
+{{- end }}
+
+{{- /* Requests or limits (list of the chart's context and those): the node's disk for a state that is not kept is the pod's own too. */ -}}
+{{- define "nibble.resources" -}}
+{{- $v := (index . 0).Values }}
+{{- $resources := deepCopy (index . 1) }}
+{{- if not $v.persistence.enabled }}
+{{- $disk := add (include "nibble.bytes" $v.persistence.size) (include "nibble.bytes" (get $resources "ephemeral-storage")) }}
+{{- $_ := set $resources "ephemeral-storage" (toString $disk) }}
+{{- end }}
+{{- toYaml $resources }}
+{{- end }}
+
 fsGroup: 65532
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
