@@ -43,6 +43,8 @@ TOGETHER = [
     ({"persistence": {"storageClass": "fast", "existingClaim": "data"}}, "persistence.storageClass"),
     ({"tls": {"clientCA": {"required": True}}}, "tls.clientCA.required"),
     ({"service": {"grpcPort": 9464}}, "service.httpPort"),
+    ({"service": {"type": "LoadBalancer"}}, "networkPolicy.grpc.from"),
+    ({"service": {"type": "NodePort"}}, "networkPolicy.grpc.from"),
     ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
     ({"serviceAccount": {"create": False, "name": "default"}}, "serviceAccount.name"),
     ({"gpu": {"count": 1}, "server": {"device": "cpu"}}, "gpu.count"),

@@ -19,6 +19,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: server
 {{- end }}
 
+{{- /* Of the pod of `helm test`. */ -}}
+{{- define "nibble.testSelector" -}}
+{{- include "nibble.selector" . | replace "component: server" "component: test" }}
+{{- end }}
+
 {{- define "nibble.labels" -}}
 {{ include "nibble.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -54,11 +59,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- printf "%s%s%s" (ternary (printf "%s/" $registry) "" (ne $registry "")) $repository $version }}
 {{- end }}
 
-{{- /* The restricted profile of the Pod Security Standards, and a root that nobody writes to. */ -}}
-{{- define "nibble.podSecurity" -}}
-runAsNonRoot: true
-runAsUser: 65532
-runAsGroup: 65532
 {{- /* Bytes of a quantity as values.schema.json takes it: 512Mi. */ -}}
 {{- define "nibble.bytes" -}}
 {{- $factors := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
@@ -76,6 +76,11 @@ runAsGroup: 65532
 {{- toYaml $resources }}
 {{- end }}
 
+{{- /* The restricted profile of the Pod Security Standards, and a root that nobody writes to. */ -}}
+{{- define "nibble.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
 fsGroup: 65532
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
