@@ -54,9 +54,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- define "nibble.image" -}}
 {{- $registry := default .Values.image.registry .Values.global.imageRegistry }}
-{{- $repository := ternary .Values.training.image.repository .Values.image.repository (eq .Values.training.mode "inPod") }}
-{{- $version := ternary (printf "@%s" .Values.image.digest) (printf ":%s" (default .Chart.AppVersion .Values.image.tag)) (ne .Values.image.digest "") }}
-{{- printf "%s%s%s" (ternary (printf "%s/" $registry) "" (ne $registry "")) $repository $version }}
+{{- $image := ternary .Values.training.image .Values.image (eq .Values.training.mode "inPod") }}
+{{- $version := ternary (printf "@%s" $image.digest) (printf ":%s" (default .Chart.AppVersion $image.tag)) (ne $image.digest "") }}
+{{- printf "%s%s%s" (ternary (printf "%s/" $registry) "" (ne $registry "")) $image.repository $version }}
 {{- end }}
 
 {{- /* Bytes of a quantity as values.schema.json takes it: 512Mi. */ -}}
