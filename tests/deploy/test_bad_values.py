@@ -19,7 +19,7 @@ BAD = [
     ("limits.maxQueuedJobs", "1000"), ("service.annotations", {"a": 1}), ("extraVolumes", {}),
     # out of range
     ("replicaCount", -1), ("server.threads", -1), ("server.drainSeconds", 36000), ("limits.maxReceiveBytes", 0),
-    ("limits.maxRunningJobs", 65), ("limits.maxRunningRequests", 0), ("service.grpcPort", 80), ("service.httpPort", 70000),
+    ("limits.trainMemoryBytes", -1), ("limits.serveMemoryBytes", "4Gi"), ("limits.maxRunningJobs", 65), ("limits.maxRunningRequests", 0), ("service.grpcPort", 80), ("service.httpPort", 70000),
     ("gpu.count", -1), ("probes.startup.failureThreshold", 0), ("podDisruptionBudget.maxUnavailable", 0),
     # wrong forms
     ("image.tag", "latest"), ("image.digest", "sha256:short"), ("image.pullPolicy", "Sometimes"), ("image.repository", "Nibble Server"),
@@ -55,6 +55,14 @@ TOGETHER = [
     ({"server": {"extraArgs": ["--insecure"]}}, "server.extraArgs[0]"),
     ({"server": {"extraArgs": ["--isa=avx2", "--token_file=/tmp/mine"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
+    ({"server": {"extraArgs": ["--serve_memory_bytes=5"]}}, "server.extraArgs[0]"),
+    # Of 8 GiB: each would plan with all of it; nothing is left; nothing is left in other units.
+    ({"training": {"mode": "inPod"}}, "limits.trainMemoryBytes"),
+    ({"training": {"mode": "inPod"}, "limits": {"serveMemoryBytes": 1 << 30}}, "limits.trainMemoryBytes"),
+    ({"training": {"mode": "inPod"}, "limits": {"trainMemoryBytes": 1 << 30}}, "limits.serveMemoryBytes"),
+    ({"training": {"mode": "inPod"}, "limits": {"trainMemoryBytes": 4 << 30, "serveMemoryBytes": 4 << 30}}, "limits.trainMemoryBytes"),
+    ({"training": {"mode": "inPod"}, "limits": {"trainMemoryBytes": 900 << 20, "serveMemoryBytes": 124 << 20},
+      "resources": {"limits": {"memory": "1024Mi"}}}, "limits.trainMemoryBytes"),
     ({"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels.app.kubernetes.io/name"),
     ({"commonLabels": {"helm.sh/chart": "other"}}, "commonLabels.helm.sh/chart"),
     ({"auth": {"test": {"existingSecret": "t"}}, "tls": {"clientCA": {"existingSecret": "ca", "required": True}}},
