@@ -18,15 +18,16 @@ def case_name(case):
 
 
 @functools.cache
-def render_text(helm, case, version="1.33.0"):
+def render_text(helm, case, version="1.33.0", settings=()):
     values = ["--values", str(case)] if case else []
+    values += [word for setting in settings for word in ("--set", setting)]
     # What a cluster with the Prometheus operator has.
     return run(helm, "template", "test", CHART, "--namespace", "ml", "--kube-version", version, "--api-versions",
                "monitoring.coreos.com/v1", *values).stdout
 
 
-def render(helm, case):
-    return [document for document in yaml.safe_load_all(render_text(helm, case)) if document]
+def render(helm, case, settings=()):
+    return [document for document in yaml.safe_load_all(render_text(helm, case, settings=settings)) if document]
 
 
 def pods(documents):

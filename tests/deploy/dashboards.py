@@ -20,7 +20,7 @@ def queries():
 
 WORDS = {"by", "on", "ignoring", "without", "and", "or", "unless", "bool", "group_left", "group_right", "offset", "sum", "rate", "increase",
          "max", "min", "avg", "count", "topk", "histogram_quantile", "predict_linear", "time", "changes", "clamp_min", "clamp_max",
-         "min_over_time", "sum_over_time", "max_over_time", "le"}
+         "min_over_time", "sum_over_time", "max_over_time", "last_over_time", "timestamp", "absent", "le"}
 
 
 def metrics(expression):

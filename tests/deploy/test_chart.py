@@ -121,6 +121,21 @@ def test_flags_are_those_of_nibbled(helm, case):
     assert {word.split("=")[0] for word in arguments} <= known
 
 
+@every_case
+def test_rules_ask_for_the_job_of_the_scraped_service(helm, tool, case, tmp_path):
+    """The operator's label job is the name of the Service that has the scraped port, whatever the release is called."""
+    documents = charts.render(helm, case, ("metrics.prometheusRule.enabled=true", "replicaCount=1"))
+    (service,) = [document["metadata"]["name"] for document in documents if document["kind"] == "Service"
+                  and any(port["name"] == "http" for port in document["spec"]["ports"])]
+    (rules,) = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
+    path = tmp_path / "rules.yaml"
+    path.write_text(yaml.safe_dump(rules))
+    run(tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", path)
+    asked = {matchers for group in rules["groups"] for rule in group["rules"]
+             for matchers in re.findall(r"\b(?:up|process_start_time_seconds)\{([^}]*)\}", rule["expr"])}
+    assert asked == {f'namespace="ml",job="{service}"'}
+
+
 def restricted(name, _, spec):
     """What the Pod Security Standard 'restricted' and K3 forbid; a list of complaints."""
     wrong = []

@@ -19,8 +19,9 @@ from prometheus import SCRAPE_S, Prometheus
 
 # Exist only where there is a GPU; nothing exports them on this build.
 GPU_METRICS = {"nibble_gpu_memory_used_bytes", "nibble_gpu_memory_total_bytes", "nibble_gpu_utilization_ratio"}
-# Prometheus' own.
+# Prometheus' own, and kube-state-metrics'.
 PROMETHEUS_METRICS = {"up"}
+KUBERNETES_METRICS = {"kube_pod_container_status_last_terminated_reason", "kube_pod_container_status_restarts_total"}
 HISTOGRAM = re.compile(r"_(bucket|count|sum)$")
 
 
@@ -154,7 +155,8 @@ def test_o1_every_metric_of_the_catalogue_is_there(exposition):
 
 
 def known(prometheus):
-    return {HISTOGRAM.sub("", name) for name in prometheus.names()} | prometheus.names() | GPU_METRICS | PROMETHEUS_METRICS
+    names = prometheus.names()
+    return {HISTOGRAM.sub("", name) for name in names} | names | GPU_METRICS | PROMETHEUS_METRICS | KUBERNETES_METRICS
 
 
 def test_o1_every_metric_of_dashboards_and_rules_is_in_the_scrape(scraped):

@@ -19,6 +19,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: server
 {{- end }}
 
+{{- /* Of the pod of `helm test`. */ -}}
+{{- define "nibble.testSelector" -}}
+{{- include "nibble.selector" . | replace "component: server" "component: test" }}
+{{- end }}
+
 {{- define "nibble.labels" -}}
 {{ include "nibble.selector" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
@@ -42,11 +47,33 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- default (printf "%s-state" (include "nibble.fullname" .)) .Values.persistence.existingClaim }}
 {{- end }}
 
+{{- /* The Service with the port of the metrics: never one that is reached from outside. */ -}}
+{{- define "nibble.metricsService" -}}
+{{- include "nibble.fullname" . }}{{ ternary "" "-metrics" (eq .Values.service.type "ClusterIP") }}
+{{- end }}
+
 {{- define "nibble.image" -}}
 {{- $registry := default .Values.image.registry .Values.global.imageRegistry }}
-{{- $repository := ternary .Values.training.image.repository .Values.image.repository (eq .Values.training.mode "inPod") }}
-{{- $version := ternary (printf "@%s" .Values.image.digest) (printf ":%s" (default .Chart.AppVersion .Values.image.tag)) (ne .Values.image.digest "") }}
-{{- printf "%s%s%s" (ternary (printf "%s/" $registry) "" (ne $registry "")) $repository $version }}
+{{- $image := ternary .Values.training.image .Values.image (eq .Values.training.mode "inPod") }}
+{{- $version := ternary (printf "@%s" $image.digest) (printf ":%s" (default .Chart.AppVersion $image.tag)) (ne $image.digest "") }}
+{{- printf "%s%s%s" (ternary (printf "%s/" $registry) "" (ne $registry "")) $image.repository $version }}
+{{- end }}
+
+{{- /* Bytes of a quantity as values.schema.json takes it: 512Mi. */ -}}
+{{- define "nibble.bytes" -}}
+{{- $factors := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- mul (regexFind "^[0-9]+" .) (get $factors (regexFind "[A-Z]i$" .)) }}
+{{- end }}
+
+{{- /* Requests or limits (list of the chart's context and those): the node's disk for a state that is not kept is the pod's own too. */ -}}
+{{- define "nibble.resources" -}}
+{{- $v := (index . 0).Values }}
+{{- $resources := deepCopy (index . 1) }}
+{{- if not $v.persistence.enabled }}
+{{- $disk := add (include "nibble.bytes" $v.persistence.size) (include "nibble.bytes" (get $resources "ephemeral-storage")) }}
+{{- $_ := set $resources "ephemeral-storage" (toString $disk) }}
+{{- end }}
+{{- toYaml $resources }}
 {{- end }}
 
 {{- /* The restricted profile of the Pod Security Standards, and a root that nobody writes to. */ -}}
