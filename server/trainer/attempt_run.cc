@@ -253,9 +253,15 @@ class AttemptRun {
 
   absl::Status Save() {
     const double began = Seconds();
-    NIBBLE_ASSIGN_OR_RETURN(const store::CheckpointInfo saved,
-                            SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity,
-                                           model_->parameters(), moments_, recipe_->adapter()));
+    auto written = SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity, model_->parameters(), moments_,
+                                  recipe_->adapter());
+    if (!written.ok()) {
+      // The attempt ends with it. Where the journal has no room either, that end is all that can be told.
+      const base::Json why = {{"reason", "CHECKPOINT_FAILED"}, {"message", base::ToStd(written.status().message())}};
+      Write("warning", why).IgnoreError();
+      return written.status();
+    }
+    const store::CheckpointInfo saved = *std::move(written);
     const std::string relative = saved.directory.substr(context_.directory.size() + 1);
     NIBBLE_RETURN_IF_ERROR(Write("checkpoint", {{"step", saved.step},
                                                 {"directory", relative},

@@ -146,6 +146,9 @@ def test_R8_no_room_for_a_checkpoint(make_server, model_directory, text_file, ca
     events = server.lines("jobs", "watch", job)
     failed = [e for e in events if e["type"] == "state" and e.get("reason") == "DISK_FULL"]
     assert len(failed) == 1 and failed[0]["attempt"] == 1
+    told = [e for e in events if e["type"] == "warning" and e["reason"] == "CHECKPOINT_FAILED"]
+    assert len(told) == 1 and "No space left" in told[0]["message"]
+    assert server.metrics()['nibble_checkpoint_failures_total{reason="CHECKPOINT_FAILED"}'] == 1
     assert server.json("jobs", "get", job)["state"] == "SUCCEEDED", "there was room again: it went on"
     assert server.json("models", "get", "out")["digest"] == digest
 
