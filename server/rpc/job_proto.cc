@@ -168,7 +168,7 @@ v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
     state->set_from(StateOf(body, "from"));
     state->set_to(StateOf(body, "state"));
     state->mutable_reason()->set_reason(Text(body, "reason"));
-    state->mutable_reason()->set_message(Text(body, "message"));
+    state->mutable_reason()->set_message(WithoutInternals(Text(body, "message")));
     state->set_resumed_step(Int(body, "resumed_step"));
     if (state->to() == v1::JOB_STATE_FAILED) out.set_severity(v1::SEVERITY_ERROR);
   } else if (event.type == "step") {
@@ -195,9 +195,9 @@ v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
   } else if (event.type == "warning") {
     out.set_severity(v1::SEVERITY_WARNING);
     out.mutable_warning()->set_reason(Text(body, "reason"));
-    out.mutable_warning()->set_message(Text(body, "message"));
+    out.mutable_warning()->set_message(WithoutInternals(Text(body, "message")));
   } else {
-    out.mutable_log()->set_text(Text(body, "message"));
+    out.mutable_log()->set_text(WithoutInternals(Text(body, "message")));
   }
   return out;
 }

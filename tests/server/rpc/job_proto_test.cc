@@ -18,5 +18,17 @@ TEST(JobProtoTest, FigureThatIsNoNumberIsShownAsNoneAndOneThatIsAbsentAsZero) {
   EXPECT_EQ(shown.progress().tokens(), 0);
 }
 
+// What a trainer writes for itself names its files; what a user of the service sees does not.
+TEST(JobProtoTest, EventsKeepNoPathOfTheServer) {
+  for (const char* type : {"warning", "log", "state"}) {
+    jobs::Event event;
+    event.type = type;
+    event.body = *base::ParseJson(R"({"state":"QUEUED","reason":"R","message":"write /state/jobs/j/checkpoints/moments.bin: No space left on device"})");
+    const std::string shown = ToProto(jobs::JobRecord(), event).DebugString();
+    EXPECT_NE(shown.find("moments.bin: No space left"), std::string::npos) << shown;
+    EXPECT_EQ(shown.find("/state/jobs"), std::string::npos) << shown;
+  }
+}
+
 }  // namespace
 }  // namespace nibble::rpc
