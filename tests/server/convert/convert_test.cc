@@ -156,6 +156,43 @@ TEST_F(ConvertTest, SameBytesOnEveryPathAndThreadCount) {
   }
 }
 
+// The maxima of quantize_int8 forget a NaN: the scale beside it is finite.
+TEST_F(ConvertTest, WeightsThatAreNotFiniteBecomeNoInt8Codes) {
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  const std::uint32_t f32_nan = 0x7fc00000u, f32_infinity = 0xff800000u;
+  const std::uint16_t bf16_nan = 0xffc0, bf16_infinity = 0x7f80;
+  const auto bits = [](const auto& value) { return std::string(reinterpret_cast<const char*>(&value), sizeof value); };
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const std::string tag = kernels::Name(dtype);
+    auto source = Import("hf_sharded_f32", dtype, tag);
+    const model::TensorView view = *source->Tensor(name);
+    const std::string tensor(reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size());
+    const auto cols = static_cast<std::size_t>(view.shape[1]);
+    const auto width = static_cast<std::size_t>(kernels::SizeOf(dtype));
+    source.reset();
+    const std::string file = directory_.Path(tag + "/model.safetensors");
+    const std::string whole = model::ReadBytes(file);
+    const std::size_t at = whole.find(tensor);
+    ASSERT_NE(at, std::string::npos);
+    for (const std::string& spoilt : dtype == DType::kF32 ? std::vector{bits(f32_nan), bits(f32_infinity)}
+                                                          : std::vector{bits(bf16_nan), bits(bf16_infinity)}) {
+      for (const std::size_t column : {std::size_t{0}, cols / 2, cols - 1}) {
+        std::string other = whole;
+        other.replace(at + (2 * cols + column) * width, width, spoilt);
+        model::WriteBytes(file, other);
+        const auto opened = Artifact::Open(directory_.Path(tag));
+        ASSERT_TRUE(opened.ok()) << opened.status();
+        for (const kernels::Isa isa : support::Isas()) {
+          const auto status = ConvertModel(files_, **opened, directory_.Path("int8"), {}, support::CpuStream(isa)).status();
+          EXPECT_TRUE(absl::IsInvalidArgument(status)) << status << " " << tag << " column " << column << " " << kernels::Name(isa);
+          EXPECT_THAT(std::string(status.message()), HasSubstr(name + ": row 2 is not finite"));
+          std::filesystem::remove_all(directory_.Path("int8"));
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ConvertTest, Nf4IsWithinHalfAStepOfItsBlocks) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ConvertOptions options;
