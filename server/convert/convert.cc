@@ -120,6 +120,7 @@ class Converter {
   }
 
   absl::StatusOr<ConvertReport> Run(base::FileSystem& files, const std::string& target) {
+    NIBBLE_RETURN_IF_ERROR(model::CheckInFeatures(source_.config(), info_));
     const std::vector<TensorSpec> specs = model::RequiredTensors(source_.config());
     NIBBLE_ASSIGN_OR_RETURN(auto plan, Plan());
     NIBBLE_ASSIGN_OR_RETURN(writer_, model::ArtifactWriter::Create(files, target, std::move(plan)));

@@ -28,6 +28,7 @@ class LoadedModelBuilder {
           absl::FailedPreconditionError("these are the master weights of a BitNet model: convert them to ternary to run them"),
           "RAW_MASTERS");
     }
+    NIBBLE_RETURN_IF_ERROR(CheckInFeatures(config_, info_));
     weights.input_dtype = info_.format == Format::kNf4 || info_.format == Format::kLora || info_.format == Format::kBF16
                               ? DType::kBF16
                               : DType::kF32;

@@ -7,8 +7,11 @@
 
 #include "kernels/formats/nf4.h"
 #include "server/base/error.h"
+#include "server/model/artifact_writer.h"
 #include "server/model/import.h"
 #include "server/model/layout.h"
+#include "server/model/loaded_model.h"
+#include "server/model/safetensors.h"
 #include "tests/server/model/files.h"
 #include "tests/support/isas.h"
 #include "tests/support/random.h"
@@ -278,6 +281,57 @@ TEST_F(ConvertTest, ALoraModelIsMergedOntoTheDequantisedBase) {
     }
     EXPECT_EQ(equal == n * k, !trained) << name;
   }
+}
+
+// The products answer InvalidArgument from a number of columns on: not before the first token, were it not looked at here.
+TEST_F(ConvertTest, MoreInputFeaturesThanAProductHoldsAreNeitherConvertedNorLoaded) {
+  const auto small = Import("hf_tied_bf16", DType::kBF16, "small");
+  model::ModelConfig config = small->config();
+  config.num_layers = 1;
+  const auto zeros = [&](const model::ArtifactInfo& info, const std::string& name) {
+    const auto stored = model::StoredTensors(config, info);
+    std::vector<model::TensorPlan> plan;
+    for (const model::StoredTensor& tensor : *stored) plan.push_back({tensor.name, tensor.dtypes[0], tensor.shape});
+    auto writer = *model::ArtifactWriter::Create(files_, directory_.Path(name), plan);
+    for (const model::TensorPlan& tensor : writer->tensors().order()) {
+      const auto bytes = static_cast<std::size_t>(*model::NumElements(tensor.shape) * kernels::SizeOf(tensor.dtype));
+      EXPECT_TRUE(writer->tensors().Put(tensor.name, std::string(bytes, '\0')).ok());
+    }
+    EXPECT_TRUE(writer->CopyCompanions(small->directory()).ok());
+    const auto finished = writer->Finish(config, info);
+    EXPECT_TRUE(finished.ok()) << finished.status();
+    return Open(name);
+  };
+  model::ArtifactInfo int8;
+  int8.format = Format::kInt8;
+  int8.int8_head = true;
+  const auto loaded = [&](const std::string& name) {
+    return model::LoadedModel::Load(directory_.Path(name), {.max_positions = 16}, kernels::Stream()).status();
+  };
+  config.ffn_size = kernels::kInt8MaxCols;
+  zeros(int8, "largest");
+  EXPECT_TRUE(loaded("largest").ok()) << loaded("largest");
+  config.ffn_size = kernels::kInt8MaxCols + 1;
+  model::ArtifactInfo bf16;
+  bf16.format = Format::kBF16;
+  const auto source = zeros(bf16, "source");
+  const std::string want = "model.layers.0.mlp.down_proj.weight has 133145 input features, wanted at most 133144 for int8";
+  absl::Status status = Convert(*source, "int8", {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(want));
+  EXPECT_FALSE(files_.Exists(directory_.Path("int8")));
+  zeros(int8, "too_large");
+  status = loaded("too_large");
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(want));
+  model::ArtifactInfo ternary;
+  ternary.format = Format::kTernary;
+  ternary.bitnet = model::BitNetInfo{.act_bits = 8};
+  EXPECT_TRUE(model::CheckInFeatures(config, ternary).ok());
+  ternary.bitnet->act_bits = 16;
+  status = model::CheckInFeatures(config, ternary);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 65536 for ternary with activations of 16 bits"));
+  EXPECT_TRUE(model::CheckInFeatures(config, bf16).ok());
 }
 
 TEST_F(ConvertTest, WhatIsNoConversionIsRefusedAndLeavesNothing) {
