@@ -9,7 +9,10 @@
 
 #include "kernels/ops/dequantize_nf4.h"
 #include "kernels/ops/quantize_nf4.h"
+#include "kernels/ops/rms_norm_backward.h"
 #include "kernels/ops/rope.h"
+#include "kernels/philox.h"
+#include "server/trainer/recomputed_layer.h"
 #include "server/trainer/torch_bridge.h"
 #include "tests/support/torch_memory.h"
 
@@ -156,6 +159,37 @@ TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndItsGradientsUseIt) {
   // dB = scaling * g^T (x * mask), of the columns whose mask is known.
   const Tensor want = 2.0 * g_.to(torch::kFloat64).t().mm(x_.detach().to(torch::kFloat64).narrow(1, 0, kOut) * kept);
   EXPECT_LT(Distance(got[2].narrow(1, 0, kOut), want), kF32);
+}
+
+// The mask's 1 / (1 - p) is f32 whatever the compute type, and the product is rounded once. With no weight, and A and B the
+// identity, y is x as it is dropped out.
+TEST_F(Nf4LinearTest, DropoutRoundsOnceAndDrawsFromAStreamOfItsOwn) {
+  constexpr double kShare = 0.1;
+  constexpr std::uint64_t kStream = 0x64726f706f7574 + 4;  // "dropout": adapters start from streams 0, 1, ...
+  const Tensor codes = torch::full({kIn, kIn / 2}, 0x77, torch::kUInt8), absmax = torch::zeros({kIn * kIn / 64});
+  Nf4Linear probe;
+  probe.weight = {codes.data_ptr<std::uint8_t>(), absmax.data_ptr<float>(), kIn, kIn};
+  probe.lora_a = torch::eye(kIn).requires_grad_();
+  probe.lora_b = torch::eye(kIn).requires_grad_();
+  probe.scaling = 1.0;
+  probe.dropout = kShare;
+  const Tensor mask = torch::empty({7, kIn});
+  for (std::int64_t i = 0; i < mask.numel(); ++i) {
+    const bool kept = kernels::PhiloxUniform(3, static_cast<std::uint64_t>(i), kStream) >= kShare;
+    mask.data_ptr<float>()[i] = kept ? static_cast<float>(1.0 / (1.0 - kShare)) : 0.0f;
+  }
+  kernels::ThreadPool pool(3);
+  for (kernels::ThreadPool* threads : {static_cast<kernels::ThreadPool*>(nullptr), &pool}) {
+    for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+      context_.stream.pool = threads;
+      context_.scratch = torch::empty({1 << 16}, type);
+      const auto dropped = [&](const Tensor& t) { return (t.detach().to(torch::kFloat32) * mask).to(type); };
+      const Tensor x = x_.detach().to(type).requires_grad_(), g = Random({7, kIn}, 17).to(type);
+      const Tensor y = ApplyNf4Linear(x, probe, {3, 4}, context_);
+      EXPECT_TRUE(torch::equal(y, dropped(x))) << type;
+      EXPECT_TRUE(torch::equal(Gradients(y, g, {x})[0], dropped(g))) << type;
+    }
+  }
 }
 
 // Nodes of a graph by name.
