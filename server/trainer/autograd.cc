@@ -257,17 +257,15 @@ Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& 
 std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& grad_y,
                                            Context& context) {
   Tensor grad_x = torch::empty_like(x);
+  Tensor grad_weight;
+  if (weight.requires_grad()) grad_weight = torch::empty(weight.sizes(), torch::kFloat32);
   ThrowIfError(kernels::RmsNormBackward({.x = ViewOf(x),
                                          .grad_y = ViewOf(grad_y),
                                          .weight = weight.data_ptr<float>(),
                                          .rstd = rstd.data_ptr<float>(),
-                                         .grad_x = ViewOf(grad_x)},
+                                         .grad_x = ViewOf(grad_x),
+                                         .grad_weight = grad_weight.defined() ? grad_weight.data_ptr<float>() : nullptr},
                                         context.stream));
-  Tensor grad_weight;
-  if (weight.requires_grad()) {
-    const Tensor rows = x.to(torch::kFloat32).view({-1, x.size(-1)}) * rstd.unsqueeze(1);
-    grad_weight = (rows * grad_y.to(torch::kFloat32).view(rows.sizes())).sum(0);
-  }
   return {grad_x, grad_weight};
 }
 

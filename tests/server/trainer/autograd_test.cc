@@ -61,6 +61,41 @@ TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   EXPECT_LT(Distance(got[1], want[1]), kF32);
 }
 
+// Its order is fixed, and it is rounded where the kernel says: sums of torch's are neither.
+TEST_F(AutogradTest, RmsNormsWeightGradientIsTheKernels) {
+  for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    const Tensor x = Random({200, 48}, 1).to(type), g = Random({200, 48}, 3).to(type);
+    const Tensor weight = Random({48}, 2).requires_grad_();
+    const Tensor rstd = torch::rsqrt(x.to(torch::kFloat32).pow(2).mean(-1));
+    const auto [grad_x, grad_weight] = RmsNormGradients(x, weight, rstd, g, context_);
+    const Tensor want_x = torch::empty_like(x), want_weight = torch::empty({48});
+    ASSERT_TRUE(kernels::RmsNormBackward({.x = ViewOf(x),
+                                          .grad_y = ViewOf(g),
+                                          .weight = weight.data_ptr<float>(),
+                                          .rstd = rstd.data_ptr<float>(),
+                                          .grad_x = ViewOf(want_x),
+                                          .grad_weight = want_weight.data_ptr<float>()},
+                                         context_.stream).ok());
+    EXPECT_TRUE(torch::equal(grad_x, want_x));
+    EXPECT_TRUE(torch::equal(grad_weight, want_weight)) << (grad_weight - want_weight).abs().max();
+    EXPECT_FALSE(RmsNormGradients(x, weight.detach(), rstd, g, context_).second.defined());
+  }
+}
+
+TEST_F(AutogradTest, ARecomputedLayerThatIsNeverRunBackwardLeavesNothingBehind) {
+  const auto held = std::make_shared<int>(0);
+  const Tensor x = Random({2, 3}, 1).requires_grad_();
+  const auto run = [&] { return RunRecomputed(x, [held](Tensor h) { return h * 2.0; }); };
+  {
+    const Tensor y = run();
+    EXPECT_GT(held.use_count(), 1) << "the graph holds the body";
+  }
+  EXPECT_EQ(held.use_count(), 1);
+  const std::vector<Tensor> gradient = torch::autograd::grad({run().sum()}, {x});
+  EXPECT_TRUE(torch::equal(gradient[0], torch::full({2, 3}, 2.0)));
+  EXPECT_EQ(held.use_count(), 1);
+}
+
 TEST_F(AutogradTest, RopeTurnsBackInTheBackwardPass) {
   const std::int64_t positions = 9;
   const std::vector<float> frequencies = {1.0f, 0.3f, 0.1f, 0.01f};
