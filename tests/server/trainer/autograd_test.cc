@@ -12,6 +12,7 @@
 #include "kernels/ops/rms_norm_backward.h"
 #include "kernels/ops/rope.h"
 #include "kernels/philox.h"
+#include "server/trainer/fixed_order.h"
 #include "server/trainer/recomputed_layer.h"
 #include "server/trainer/torch_bridge.h"
 #include "tests/support/torch_memory.h"
@@ -115,6 +116,22 @@ TEST_F(AutogradTest, RopeTurnsBackInTheBackwardPass) {
   const Tensor y64 = torch::cat({a * table(cos) - b * table(sin), b * table(cos) + a * table(sin)}, 2).view({5, 16});
   EXPECT_LT(Distance(y, y64), kF32);
   EXPECT_LT(Distance(Gradients(y, g, {leaf})[0], Gradients(y64, g, {leaf64})[0]), kF32);
+}
+
+// A token that comes again adds to its row in order, whoever adds which columns.
+TEST_F(AutogradTest, ThreadsChangeNoBitOfTheEmbeddingsGradient) {
+  const std::vector<std::int32_t> ids = {3, 0, 3, 7, 3, 0, 3};
+  const Tensor master = Random({9, 200}, 30).requires_grad_(), table = master.detach().to(torch::kBFloat16);
+  const Tensor g = Random({7, 200}, 31);
+  kernels::ThreadPool pool(3);
+  std::vector<Tensor> gradients;
+  for (kernels::ThreadPool* threads : {static_cast<kernels::ThreadPool*>(nullptr), &pool}) {
+    context_.stream.pool = threads;
+    gradients.push_back(Gradients(ApplyEmbedding(ids, table, master, context_), g, {master})[0]);
+  }
+  EXPECT_TRUE(torch::equal(gradients[0], gradients[1]));
+  EXPECT_TRUE(torch::equal(gradients[0][3], ((g[0] + g[2]) + g[4]) + g[6]));
+  EXPECT_EQ(gradients[0][1].abs().max().item<float>(), 0.0f);
 }
 
 TEST_F(AutogradTest, SiluMulHasTheGradientOfItsFormula) {
