@@ -1,4 +1,4 @@
-// Where and how an op runs: passed by value as the last argument of every op.
+// Where and how an op runs: the last argument of every op, which borrows it for the call.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -47,7 +47,6 @@ LaunchResult CudaBuffer::Allocate(CudaContext& context, std::int64_t bytes) {
     size_ = bytes;
   } else {
     data_ = nullptr;
-    (void)cudaGetLastError();
   }
   return ToResult(error);
 }

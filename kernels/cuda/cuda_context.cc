@@ -195,7 +195,6 @@ LaunchResult CudaContext::Scratch(std::int64_t bytes, void** out) {
     impl_->scratch_bytes = 0;
     const cudaError_t error = cudaMallocAsync(&impl_->scratch, static_cast<std::size_t>(bytes), impl_->stream);
     if (error != cudaSuccess) {
-      (void)cudaGetLastError();
       impl_->scratch = nullptr;
       return ToResult(error);
     }
@@ -210,7 +209,6 @@ LaunchResult CudaContext::Multiply(const CublasLtProblem& p, const void* a, cons
   if (impl_->workspace == nullptr) {
     const cudaError_t error = cudaMallocAsync(&impl_->workspace, kCublasWorkspaceBytes, impl_->stream);
     if (error != cudaSuccess) {
-      (void)cudaGetLastError();
       impl_->workspace = nullptr;
       return ToResult(error);
     }

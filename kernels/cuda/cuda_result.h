@@ -6,8 +6,10 @@
 
 namespace nibble::kernels {
 
+// What is told here is forgotten by CUDA, which would else tell it again as the error of the next launch.
 inline LaunchResult ToResult(cudaError_t error) {
   if (error == cudaSuccess) return {};
+  (void)cudaGetLastError();
   const bool memory = error == cudaErrorMemoryAllocation;
   return {memory ? LaunchCode::kResourceExhausted : LaunchCode::kInternal, cudaGetErrorString(error)};
 }

@@ -53,6 +53,7 @@ struct PackedInt8Weight {
 };
 
 inline constexpr std::int64_t kInt8TileRows = 16;
+inline constexpr std::int64_t kInt8MaxCols = 133144;  // * 127 * 127 < 2^31: what an int32 sum over K holds
 constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }

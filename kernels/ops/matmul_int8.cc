@@ -4,20 +4,17 @@
 #include "kernels/ops/matmul_int8_table.h"
 
 namespace nibble::kernels {
-namespace {
-
-constexpr std::int64_t kMaxCols = 133144;  // * 127 * 127 < 2^31
-
-}  // namespace
 
 absl::Status MatmulInt8(const MatmulInt8Args& args, const Stream& stream) {
   constexpr const char* kOp = "matmul_int8";
   const PackedInt8Weight& w = args.w;
-  if (w.rows < 0 || w.cols < 0 || w.cols > kMaxCols || w.padded_k != Int8PaddedK(w.cols)) {
+  if (w.rows < 0 || w.cols < 0 || w.cols > kInt8MaxCols || w.padded_k != Int8PaddedK(w.cols)) {
     return absl::InvalidArgumentError(absl::StrCat(kOp, ": w is [", w.rows, ", ", w.cols, "] padded to ", w.padded_k,
-                                                   ", wanted at most ", kMaxCols, " columns padded to a multiple of 64"));
+                                                   ", wanted at most ", kInt8MaxCols,
+                                                   " columns padded to a multiple of 64"));
   }
-  NIBBLE_KERNEL_CHECK(CheckThat(w.rows == 0 || (w.tiles != nullptr && w.scale != nullptr && w.row_sum != nullptr), kOp,
+  const bool has_tiles = w.cols == 0 || w.tiles != nullptr;
+  NIBBLE_KERNEL_CHECK(CheckThat(w.rows == 0 || (has_tiles && w.scale != nullptr && w.row_sum != nullptr), kOp,
                                 "w with tiles, scale and row_sum"));
   NIBBLE_KERNEL_CHECK(CheckThat(args.x.rows >= 0, kOp, "x with no negative number of rows"));
   NIBBLE_KERNEL_CHECK(CheckQuantizedRows(kOp, "x", args.x, args.x.rows, w.cols));

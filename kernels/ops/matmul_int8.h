@@ -13,7 +13,7 @@ namespace nibble::kernels {
 //   w     [N, K]   formats/int8.h PackedInt8Weight
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten
-// Requires K <= 133,144 (|acc| < 2^31). Same bits on every path, batch and thread count.
+// Requires K <= kInt8MaxCols (|acc| < 2^31). Same bits on every path, batch and thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: docs/numerics.md 1 and 3. Golden: tests/golden/kernels (numpy int64 product and f32 epilogue).
 absl::Status MatmulInt8(const MatmulInt8Args& args, const Stream& stream);

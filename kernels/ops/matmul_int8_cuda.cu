@@ -87,7 +87,9 @@ LaunchResult ManyRows(const MatmulInt8Args& args, const Epilogue& epilogue, cons
 template <typename Y>
 LaunchResult Multiply(const MatmulInt8Args& args, const Stream& stream) {
   const Epilogue epilogue{args.x, args.w, args.bias};
-  return args.x.rows <= kFewRows ? FewRows<Y>(args, epilogue, stream) : ManyRows<Y>(args, epilogue, stream);
+  // Without columns there is nothing to unpack or to multiply: the fused kernel's sums are 0.
+  const bool few = args.x.rows <= kFewRows || args.w.padded_k == 0;
+  return few ? FewRows<Y>(args, epilogue, stream) : ManyRows<Y>(args, epilogue, stream);
 }
 
 }  // namespace

@@ -123,7 +123,7 @@ class MatmulNf4Run {
       for (std::int64_t n = begin; n < end; n += kMatmulNf4Quad) {
         const std::int64_t rows = std::min(kMatmulNf4Quad, end - n);
         float out[kM * kMatmulNf4Quad] = {};
-        if (rows == kMatmulNf4Quad) {
+        if (rows == kMatmulNf4Quad && whole > 0) {  // without a whole block rows may have no bytes at all
           Path::template Few<kM>(x_.get(), padded_k_, Codes(n), Nf4RowBytes(k_), Absmax(n), blocks_, whole, out);
         }
         // What four whole rows of whole blocks leave: the last partial block, and all blocks of the last rows.

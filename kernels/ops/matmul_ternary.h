@@ -10,7 +10,7 @@ namespace nibble::kernels {
 //   w     [N, K]   formats/ternary.h, tiles
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten
-// Requires K <= 262,144 (65,536 with wide codes). Same bits on every path, batch and thread count.
+// Requires K <= kTernaryMaxCols (kTernaryMaxColsWide with wide codes). Same bits on every path, batch and thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: BitNet b1.58 2B4T, arXiv:2504.12285; docs/numerics.md 3. Golden: tests/golden/kernels (torch
 // int64 product and f32 epilogue).

@@ -93,7 +93,8 @@ template <typename Y>
 LaunchResult Multiply(const MatmulTernaryArgs& args, const Stream& stream) {
   const Epilogue epilogue{args.x, args.w, args.bias};
   const auto tiles = static_cast<unsigned>((args.w.rows + 15) / 16);
-  if (args.x.rows <= kFewRows) {
+  // Without columns there is nothing to unpack or to multiply: the fused kernel's sums are 0.
+  if (args.x.rows <= kFewRows || args.w.padded_k == 0) {
     const dim3 grid(tiles, static_cast<unsigned>((args.x.rows + kRowsAtATime - 1) / kRowsAtATime));
     Dot<<<grid, kDotThreads, 0, CudaStreamOf(stream)>>>(epilogue, args.y.Row<Y>(0), args.y.stride);
     return Launched(stream, "matmul_ternary");

@@ -28,7 +28,9 @@ absl::Status QuantizeActivations(const QuantizeInt8Args& args, const Stream& str
   static constexpr KernelTable<QuantizeInt8Kernel> kTable = {"quantize_activations", kQuantizeInt8Table.plain,
                                                              kQuantizeInt8Table.avx2, kQuantizeInt8Table.avx512,
                                                              kQuantizeInt8Table.cuda};
-  return Quantize(kTable, args, stream);
+  QuantizeInt8Args named = args;
+  named.counted_as = kTable.name;
+  return Quantize(kTable, named, stream);
 }
 
 }  // namespace nibble::kernels

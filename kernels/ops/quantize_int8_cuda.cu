@@ -20,13 +20,12 @@ struct RowSource {
 LaunchResult QuantizeInt8Cuda(const QuantizeInt8Args& args, const Stream& stream) {
   if (const LaunchResult context = NeedsContext(stream); context.code != LaunchCode::kOk) return context;
   const DeviceGuard guard(stream.cuda->device_index());
-  constexpr const char* kName = "quantize_int8";
   if (args.x.dtype == DType::kF32) {
     const RowSource<float> source{args.x.Row<float>(0), args.x.stride};
-    return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, kName);
+    return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, args.counted_as);
   }
   const RowSource<BF16> source{args.x.Row<BF16>(0), args.x.stride};
-  return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, kName);
+  return LaunchQuantizeInt8Rows(source, args.out, args.max_outliers, args.how, stream, args.counted_as);
 }
 
 }  // namespace nibble::kernels

@@ -45,6 +45,20 @@ float At(const ConstMatrix& m, std::int64_t r, std::int64_t c) {
   return m.dtype == DType::kF32 ? m.Row<float>(r)[c] : kernels::ToFloat(m.Row<kernels::BF16>(r)[c]);
 }
 
+// The first row that holds a NaN or an infinity, or -1. quantize_int8 wants finite rows: its maxima forget a NaN.
+std::int64_t FirstRowNotFinite(const ConstMatrix& m, const kernels::Stream& stream) {
+  std::vector<std::uint8_t> spoilt(static_cast<std::size_t>(m.rows), 0);
+  stream.ParallelFor(m.rows, 8, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      for (std::int64_t c = 0; c < m.cols; ++c) {
+        if (!std::isfinite(At(m, r, c))) spoilt[static_cast<std::size_t>(r)] = 1;
+      }
+    }
+  });
+  const auto found = std::find(spoilt.begin(), spoilt.end(), 1);
+  return found == spoilt.end() ? -1 : found - spoilt.begin();
+}
+
 // Sums of squares and the largest error, a row at a time and then over rows in order: the same for any split.
 class ErrorMeter {
  public:
@@ -106,6 +120,7 @@ class Converter {
   }
 
   absl::StatusOr<ConvertReport> Run(base::FileSystem& files, const std::string& target) {
+    NIBBLE_RETURN_IF_ERROR(model::CheckInFeatures(source_.config(), info_));
     const std::vector<TensorSpec> specs = model::RequiredTensors(source_.config());
     NIBBLE_ASSIGN_OR_RETURN(auto plan, Plan());
     NIBBLE_ASSIGN_OR_RETURN(writer_, model::ArtifactWriter::Create(files, target, std::move(plan)));
@@ -190,13 +205,13 @@ class Converter {
     for (std::int64_t begin = 0; begin < rows; begin += block) {
       const std::int64_t end = std::min(rows, begin + block);
       NIBBLE_ASSIGN_OR_RETURN(args.x, weight.Rows(begin, end));
+      if (const std::int64_t row = FirstRowNotFinite(args.x, stream_); row >= 0) {
+        return absl::InvalidArgumentError(StrCat(spec.name, ": row ", begin + row, " is not finite"));
+      }
       args.out.scale = scale.data() + begin;
       args.out.rows = end - begin;
       NIBBLE_RETURN_IF_ERROR(kernels::QuantizeInt8(args, stream_));
       for (std::int64_t r = begin; r < end; ++r) {
-        if (!std::isfinite(scale[static_cast<std::size_t>(r)])) {
-          return absl::InvalidArgumentError(StrCat(spec.name, ": row ", r, " is not finite"));
-        }
         std::copy_n(padded.data() + (r - begin) * args.out.stride, cols, codes.data() + r * cols);
       }
       meter.Add(args.x, [&](std::int64_t r, std::int64_t c) {

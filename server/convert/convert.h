@@ -48,8 +48,8 @@ base::Json ToJson(const ConvertReport& report);
 // Ternary codes are made exactly once, of master weights: a tensor that is ternary already is refused, and so is a ternary
 // model. Embedding and head become the source's BitNetInfo::head_dtype (bf16 where it has none).
 // On any error nothing is left at `target`, which must not be there or be empty.
-// Errors: InvalidArgument (options; a format pair that is not a conversion; weights that are not finite), FailedPrecondition
-// (ALREADY_TERNARY), AlreadyExists, those of the file system.
+// Errors: InvalidArgument (options; a format pair that is not a conversion; more input features than the format's product holds;
+// weights to be quantised that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, those of the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream);
 

@@ -86,6 +86,10 @@ class HfSource : public WeightSource {
       return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, kHfWeightScale, "\" is ", scale[0], ", wanted a positive number"));
     }
     values.scale *= bitnet_->linear_class == HfLinearClass::kBitLinear ? 1.0f / scale[0] : scale[0];
+    if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {  // an inverse or a product that left f32
+      return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" has the scale ", values.scale, " with ",
+                                               kHfWeightScale, " ", scale[0], ", wanted a positive number"));
+    }
     return values;
   }
 

@@ -59,6 +59,27 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
   return out;
 }
 
+std::optional<std::int64_t> MaxInFeatures(Format format, int act_bits) {
+  switch (format) {
+    case Format::kInt8: return kernels::kInt8MaxCols;
+    case Format::kTernary: return act_bits == 16 ? kernels::kTernaryMaxColsWide : kernels::kTernaryMaxCols;
+    default: return std::nullopt;
+  }
+}
+
+absl::Status CheckInFeatures(const ModelConfig& config, const ArtifactInfo& info) {
+  const int act_bits = info.bitnet.value_or(BitNetInfo()).act_bits;
+  const auto most = MaxInFeatures(info.format, act_bits);
+  if (!most.has_value()) return absl::OkStatus();
+  for (const TensorSpec& spec : RequiredTensors(config)) {
+    if (!IsQuantized(spec.role, config, info) || spec.shape[1] <= *most) continue;
+    const std::string with = info.format == Format::kTernary ? StrCat(" with activations of ", act_bits, " bits") : "";
+    return absl::InvalidArgumentError(StrCat(spec.name, " has ", spec.shape[1], " input features, wanted at most ",
+                                             *most, " for ", Name(info.format), with));
+  }
+  return absl::OkStatus();
+}
+
 void SortForWriter(const SafetensorsWriter& writer, std::vector<TensorSpec>& specs) {
   std::map<std::string, std::size_t> position;
   for (const TensorPlan& tensor : writer.order()) position.emplace(tensor.name, position.size());

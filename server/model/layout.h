@@ -2,6 +2,7 @@
 // Artifact::Open checks against.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,14 @@ bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo&
 
 // Those of model.safetensors.
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info);
+
+// The most input features of a linear in that format, which the integer sums of its product hold; act_bits is that of ternary's
+// activations. Nothing where there is no limit.
+std::optional<std::int64_t> MaxInFeatures(Format format, int act_bits);
+
+// Before a model is converted, loaded or trained for a format: its product would be refused at the first token otherwise.
+// Errors: InvalidArgument, naming the weight, what it has and what is wanted.
+absl::Status CheckInFeatures(const ModelConfig& config, const ArtifactInfo& info);
 
 // In the file's order, so that its writer holds nothing large back.
 void SortForWriter(const SafetensorsWriter& writer, std::vector<TensorSpec>& specs);

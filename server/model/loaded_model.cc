@@ -28,6 +28,7 @@ class LoadedModelBuilder {
           absl::FailedPreconditionError("these are the master weights of a BitNet model: convert them to ternary to run them"),
           "RAW_MASTERS");
     }
+    NIBBLE_RETURN_IF_ERROR(CheckInFeatures(config_, info_));
     weights.input_dtype = info_.format == Format::kNf4 || info_.format == Format::kLora || info_.format == Format::kBF16
                               ? DType::kBF16
                               : DType::kF32;
@@ -223,13 +224,15 @@ class LoadedModelBuilder {
       head.int8 = model_.weights_.embedding_int8;
       return absl::OkStatus();
     }
-    const std::string name = config_.tied_embeddings ? kEmbeddingName : kHeadName;
     if (info_.format == Format::kInt8 && info_.int8_head) {
       head.kind = LinearWeight::Kind::kInt8;
-      NIBBLE_ASSIGN_OR_RETURN(head.int8, Int8(name, rows, cols));
+      NIBBLE_ASSIGN_OR_RETURN(head.int8, Int8(kHeadName, rows, cols));
       return absl::OkStatus();
     }
-    NIBBLE_ASSIGN_OR_RETURN(const ConstMatrix matrix, FloatMatrix(name, rows, cols));
+    ConstMatrix matrix = model_.weights_.embedding;
+    if (!config_.tied_embeddings) {
+      NIBBLE_ASSIGN_OR_RETURN(matrix, FloatMatrix(kHeadName, rows, cols));
+    }
     if (info_.determinism() == Determinism::kBitwise) {
       head.kind = LinearWeight::Kind::kDense;
       NIBBLE_ASSIGN_OR_RETURN(head.dense, Panels(matrix));

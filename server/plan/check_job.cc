@@ -6,6 +6,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/bitnet_shape.h"
+#include "server/model/layout.h"
 
 namespace nibble::plan {
 
@@ -19,6 +20,19 @@ absl::Status CheckDevice(const jobs::JobSpec& spec, const JobInputs& inputs) {
   std::string list;
   for (const std::string& device : inputs.devices) list = StrCat(list, list.empty() ? "" : ", ", device);
   return FieldError("device", StrCat("\"", spec.device, "\" is not there, wanted one of ", list));
+}
+
+// What the job makes is evaluated as it will be served: int8, or ternary. A product that cannot be served is told now.
+absl::Status CheckServedForm(const jobs::JobSpec& spec, const JobInputs& inputs) {
+  model::ArtifactInfo served;
+  served.format = model::Format::kInt8;
+  served.int8_head = true;
+  if (spec.method == jobs::kMethodBitNetQat) {
+    served.format = model::Format::kTernary;
+    served.bitnet = model::BitNetInfo{.act_bits = static_cast<int>(spec.bitnet_qat.act_bits)};
+  }
+  const absl::Status fits = model::CheckInFeatures(TrainedConfig(spec, inputs.config), served);
+  return fits.ok() ? fits : FieldError("base_model", base::ToStd(fits.message()));
 }
 
 absl::StatusOr<data::Dataset> CheckData(const char* field, const std::string& path, const std::string& format_name,
@@ -54,6 +68,7 @@ absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs&
   if (!is_float && !(qlora && inputs.base_format == "nf4")) {
     return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32", qlora ? ", bf16 or nf4" : " or bf16"));
   }
+  NIBBLE_RETURN_IF_ERROR(CheckServedForm(spec, inputs));
   CheckedData data;
   NIBBLE_ASSIGN_OR_RETURN(data.train, CheckData("train_dataset", inputs.train_path, spec.data.format.value_or(inputs.train_format), spec, inputs));
   if (inputs.eval_path.has_value()) {

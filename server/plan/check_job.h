@@ -36,7 +36,8 @@ struct CheckedData {
 };
 
 // Of a resolved spec. Tokenises all data. Errors:
-// InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format; NO_TRAINABLE_TOKENS;
+// InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, more input features than what is
+// made can be served with; NO_TRAINABLE_TOKENS;
 // TEMPLATE_ERROR, without a template too).
 absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 

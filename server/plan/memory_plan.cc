@@ -20,6 +20,8 @@ constexpr std::int64_t kProcessBytes = std::int64_t{150} << 20;
 constexpr double kSlack = 1.08;
 constexpr std::int64_t kLossChunk = 128;  // rows of logits that exist at a time (server/trainer/autograd.h)
 constexpr std::int64_t kRowQuantum = 64;
+// Rows of a bf16 head that an evaluation widens at a time (server/trainer/torch_runtime.cc).
+constexpr std::int64_t kWidenedRows = 4096;
 
 std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -101,6 +103,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
     if (element != base_bytes) weights += sizes.embedding * element;
     adapter = trained * 4 * 3;  // values, gradients, and as the evaluation reads them
     workspace += sizes.largest * element + logits * 2 * element + 4 * tokens * config.ffn_size * element;
+    if (base_bytes != 4) workspace += std::min(config.vocab_size, kWidenedRows) * config.hidden_size * 4;
   } else {
     // Masters and gradients; packed codes; embedding and head as they are served, the head in panels too.
     weights = sizes.all * 8 + sizes.linears / 4 + sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;

@@ -172,7 +172,9 @@ absl::StatusOr<jobs::JobSpec> FromProto(const v1::JobSpec& spec) {
   NIBBLE_RETURN_IF_ERROR(TakeBitNet(spec.bitnet_qat(), out.bitnet_qat));
   NIBBLE_RETURN_IF_ERROR(TakeOptim(spec.optim(), out.optim));
   NIBBLE_RETURN_IF_ERROR(TakeRun(spec.run(), out.run));
+  // The run's seed is that of everything that has none of its own.
   if (!spec.data().has_shuffle_seed()) out.data.shuffle_seed = out.run.seed;
+  if (!spec.qlora().has_seed()) out.qlora.seed = out.run.seed;
   for (const auto& [key, value] : spec.labels()) out.labels[key] = value;
   return out;
 }

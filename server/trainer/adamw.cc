@@ -33,6 +33,12 @@ void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::spa
   });
 }
 
+void Scale(std::span<float> values, float factor, const kernels::Stream& stream) {
+  stream.ParallelFor(static_cast<std::int64_t>(values.size()), kGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) values[i] *= factor;
+  });
+}
+
 double GlobalNorm(const std::vector<std::span<const float>>& gradients, const kernels::Stream& stream) {
   std::vector<double> sums(gradients.size(), 0.0);
   stream.ParallelFor(static_cast<std::int64_t>(gradients.size()), 1, [&](std::int64_t begin, std::int64_t end) {

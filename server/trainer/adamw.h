@@ -1,4 +1,5 @@
-// AdamW in f32 by plain loops in a fixed order: the same bits on any machine and after any resume.
+// AdamW in f32 by plain loops in a fixed order: the same bits for any number of threads and after any resume. On another machine
+// too, but for the bias corrections, whose pow is the C library's.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -26,6 +27,9 @@ struct Moments {
 // Elements do not depend on each other: `stream` splits them among its threads.
 void AdamWStep(const AdamWConfig& config, std::int64_t step, double lr, std::span<float> parameter,
                std::span<const float> gradient, Moments& moments, const kernels::Stream& stream = {});
+
+// Every value times `factor`.
+void Scale(std::span<float> values, float factor, const kernels::Stream& stream = {});
 
 // L2 norm over all spans in f64: each span in order by itself, then their sums in order.
 double GlobalNorm(const std::vector<std::span<const float>>& gradients, const kernels::Stream& stream = {});

@@ -153,7 +153,7 @@ class AttemptRun {
       tokens += static_cast<std::int64_t>(batches.back().tokens.size());
       trained += batches.back().num_trained;
     }
-    model_->ZeroGrad();
+    model_->ZeroGrad(context_.stream);
     double loss_sum = 0;
     for (std::size_t i = 0; i < batches.size(); ++i) {
       if (Stopping()) {
@@ -175,9 +175,7 @@ class AttemptRun {
     }
     if (spec_.optim.max_grad_norm > 0 && grad_norm > spec_.optim.max_grad_norm) {
       const auto factor = static_cast<float>(spec_.optim.max_grad_norm / grad_norm);
-      for (Parameter& parameter : model_->parameters()) {
-        for (float& g : parameter.grad) g *= factor;
-      }
+      for (Parameter& parameter : model_->parameters()) Scale(parameter.grad, factor, context_.stream);
     }
     const double lr = LearningRate(spec_.optim, progress_.step, max_steps_);
     const AdamWConfig adamw = {spec_.optim.beta1, spec_.optim.beta2, spec_.optim.eps, spec_.optim.weight_decay};

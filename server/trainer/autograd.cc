@@ -39,16 +39,46 @@ Tensor Dequantise(const kernels::Nf4Weight& weight, Context& context) {
   return out;
 }
 
-// 1 / (1 - p) where kept, 0 where dropped; drawn by place, so recomputation draws it again.
-Tensor DropoutMask(const Tensor& like, double p, DropoutKey key) {
-  Tensor mask = torch::empty(like.sizes(), torch::kFloat32);
-  float* values = mask.data_ptr<float>();
-  const auto kept = static_cast<float>(1.0 / (1.0 - p));
-  for (std::int64_t i = 0; i < mask.numel(); ++i) {
-    values[i] = kernels::PhiloxUniform(key.seed, static_cast<std::uint64_t>(i), key.stream) < p ? 0.0f : kept;
+constexpr std::uint64_t kDropoutStream = 0x64726f706f7574;  // "dropout": adapters start from the streams 0, 1, ...
+constexpr std::int64_t kDropoutGrain = 1 << 13;              // elements that are worth a thread
+
+// Which elements of a tensor stay; drawn by place, so recomputation draws it again.
+class Dropout {
+ public:
+  Dropout(const Tensor& like, double p, DropoutKey key, const kernels::Stream& stream)
+      : stream_(stream), kept_(torch::empty(like.sizes(), torch::kBool)), factor_(static_cast<float>(1.0 / (1.0 - p))) {
+    bool* kept = kept_.data_ptr<bool>();
+    stream_.ParallelFor(kept_.numel(), kDropoutGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        kept[i] = kernels::PhiloxUniform(key.seed, static_cast<std::uint64_t>(i), kDropoutStream + key.stream) >= p;
+      }
+    });
   }
-  return mask.to(like.scalar_type());
-}
+
+  // x / (1 - p) where kept, 0 where dropped: in f32, rounded once. The factor itself rounded to bf16 would shift every mean.
+  Tensor Apply(const Tensor& x) const {
+    Tensor out = torch::empty_like(x);
+    if (x.scalar_type() == torch::kBFloat16) {
+      Scale(x.data_ptr<at::BFloat16>(), out.data_ptr<at::BFloat16>());
+    } else {
+      Scale(x.data_ptr<float>(), out.data_ptr<float>());
+    }
+    return out;
+  }
+
+ private:
+  template <typename T>
+  void Scale(const T* x, T* out) const {
+    const bool* kept = kept_.data_ptr<bool>();
+    stream_.ParallelFor(kept_.numel(), kDropoutGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) out[i] = static_cast<T>(static_cast<float>(x[i]) * (kept[i] ? factor_ : 0.0f));
+    });
+  }
+
+  const kernels::Stream& stream_;
+  Tensor kept_;
+  const float factor_;
+};
 
 struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const Nf4Linear* linear,
@@ -60,7 +90,7 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
     const Tensor weight = Dequantise(linear->weight, *context);
     Tensor y = linear->bias.defined() ? torch::addmm(linear->bias, x, weight.t()) : torch::mm(x, weight.t());
     if (a.defined()) {
-      const Tensor dropped = linear->dropout > 0 ? x * DropoutMask(x, linear->dropout, key) : x;
+      const Tensor dropped = linear->dropout > 0 ? Dropout(x, linear->dropout, key, context->stream).Apply(x.contiguous()) : x;
       const Tensor down = torch::mm(dropped, a.to(x.scalar_type()).t());
       y.addmm_(down, b.to(x.scalar_type()).t(), 1.0, linear->scaling);
       ctx->save_for_backward({x, a, b, down});
@@ -87,9 +117,9 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
       grad_b = torch::mm(g.t(), down).to(torch::kFloat32).mul_(linear->scaling);
       const Tensor grad_down = torch::mm(g, b).mul_(linear->scaling);
       if (linear->dropout > 0) {
-        const Tensor mask = DropoutMask(x, linear->dropout, key);
-        grad_a = torch::mm(grad_down.t(), x * mask).to(torch::kFloat32);
-        if (grad_x.defined()) grad_x.add_(torch::mm(grad_down, a) * mask);
+        const Dropout dropout(x, linear->dropout, key, context.stream);
+        grad_a = torch::mm(grad_down.t(), dropout.Apply(x.contiguous())).to(torch::kFloat32);
+        if (grad_x.defined()) grad_x.add_(dropout.Apply(torch::mm(grad_down, a)));
       } else {
         grad_a = torch::mm(grad_down.t(), x).to(torch::kFloat32);
         if (grad_x.defined()) grad_x.addmm_(grad_down, a);
@@ -227,17 +257,15 @@ Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& 
 std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& grad_y,
                                            Context& context) {
   Tensor grad_x = torch::empty_like(x);
+  Tensor grad_weight;
+  if (weight.requires_grad()) grad_weight = torch::empty(weight.sizes(), torch::kFloat32);
   ThrowIfError(kernels::RmsNormBackward({.x = ViewOf(x),
                                          .grad_y = ViewOf(grad_y),
                                          .weight = weight.data_ptr<float>(),
                                          .rstd = rstd.data_ptr<float>(),
-                                         .grad_x = ViewOf(grad_x)},
+                                         .grad_x = ViewOf(grad_x),
+                                         .grad_weight = grad_weight.defined() ? grad_weight.data_ptr<float>() : nullptr},
                                         context.stream));
-  Tensor grad_weight;
-  if (weight.requires_grad()) {
-    const Tensor rows = x.to(torch::kFloat32).view({-1, x.size(-1)}) * rstd.unsqueeze(1);
-    grad_weight = (rows * grad_y.to(torch::kFloat32).view(rows.sizes())).sum(0);
-  }
   return {grad_x, grad_weight};
 }
 

@@ -13,12 +13,25 @@ namespace nibble::trainer {
 namespace {
 
 constexpr char kStateFile[] = "state.json";
+constexpr std::uint64_t kMaxMetricsBytes = 1 << 16;
 constexpr const char* kParts[] = {"", ".exp_avg", ".exp_avg_sq"};
 
 base::Json ToJson(const RunIdentity& identity) {
   return {{"spec_digest", identity.spec_digest}, {"base_digest", identity.base_digest},
           {"data_digest", identity.data_digest}, {"isa", identity.isa},
           {"threads", identity.threads},         {"version", identity.version}};
+}
+
+// Those of the step and the evaluation that stand at the checkpoint: the next one shows them until there are newer ones.
+absl::StatusOr<std::map<std::string, double>> ReadMetrics(base::FileSystem& files, const std::string& directory) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text,
+                          files.Read(base::JoinPath(directory, store::kCheckpointMetricsFile), kMaxMetricsBytes));
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(text));
+  std::map<std::string, double> metrics;
+  for (const auto& item : json.items()) {
+    if (item.value().is_number()) metrics[item.key()] = item.value().get<double>();
+  }
+  return metrics;
 }
 
 std::string_view Bytes(std::span<const float> values) {
@@ -120,6 +133,7 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
   NIBBLE_ASSIGN_OR_RETURN(progress.evaluated_step, base::GetInt(state, "evaluated_step", kStateFile, progress.step));
   NIBBLE_ASSIGN_OR_RETURN(progress.best_eval_loss,
                           base::GetNumber(state, "best_eval_loss", kStateFile, progress.best_eval_loss));
+  NIBBLE_ASSIGN_OR_RETURN(progress.metrics, ReadMetrics(files, directory));
   return progress;
 }
 

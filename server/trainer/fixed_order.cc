@@ -60,6 +60,8 @@ struct PagedAttentionFunction : torch::autograd::Function<PagedAttentionFunction
   }
 };
 
+constexpr std::int64_t kEmbeddingGrain = 64;  // columns of a row that are worth a thread: some cache lines
+
 struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& master, const Tensor& table, const std::vector<std::int32_t>* ids,
                         Context* context) {
@@ -67,21 +69,27 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     Tensor out = torch::empty({num_ids, table.size(1)}, torch::kFloat32);
     ThrowIfError(kernels::Embedding({.ids = ids->data(), .num_ids = num_ids, .table = ViewOf(table), .packed = {}, .out = ViewOf(out)},
                                     context->stream));
+    ctx->saved_data["context"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(context));
     ctx->saved_data["vocabulary"] = master.size(0);
     ctx->save_for_backward({torch::tensor(std::vector<std::int64_t>(ids->begin(), ids->end()))});
     return out;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    // Row by row in order: index_add_ would do, but only its deterministic form, which sorts first.
+    // Row by row in order: index_add_ would do, but only its deterministic form, which sorts first. Threads share out the columns.
+    const auto* context = reinterpret_cast<const Context*>(ctx->saved_data["context"].toInt());
     const Tensor ids = ctx->get_saved_variables()[0];
     const Tensor g = grads[0].contiguous();
     Tensor grad = torch::zeros({ctx->saved_data["vocabulary"].toInt(), g.size(1)}, torch::kFloat32);
     float* to = grad.data_ptr<float>();
     const float* from = g.data_ptr<float>();
-    for (std::int64_t t = 0; t < g.size(0); ++t) {
-      float* row = to + ids.data_ptr<std::int64_t>()[t] * g.size(1);
-      for (std::int64_t i = 0; i < g.size(1); ++i) row[i] += from[t * g.size(1) + i];
-    }
+    const std::int64_t* id = ids.data_ptr<std::int64_t>();
+    const std::int64_t cols = g.size(1);
+    context->stream.ParallelFor(cols, kEmbeddingGrain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = 0; t < g.size(0); ++t) {
+        float* row = to + id[t] * cols;
+        for (std::int64_t i = begin; i < end; ++i) row[i] += from[t * cols + i];
+      }
+    });
     return {grad, Tensor(), Tensor(), Tensor()};
   }
 };

@@ -5,6 +5,7 @@
 #include <ATen/record_function.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <string>
@@ -56,6 +57,8 @@ class TorchThreadPool : public kernels::ThreadPool {
   }
 };
 
+constexpr std::int64_t kWidenedRows = 4096;  // of a bf16 weight, in f32 at a time: as server/plan/memory_plan.cc counts
+
 class TorchLibrary : public kernels::DenseLibrary {
  public:
   const char* kernel_name() const override { return "torch:library_matmul"; }
@@ -64,22 +67,22 @@ class TorchLibrary : public kernels::DenseLibrary {
     try {
       const torch::InferenceMode inference;
       torch::Tensor a = TensorOf(x);
-      torch::Tensor b = TensorOf(w);
-      if (a.scalar_type() != b.scalar_type()) {
-        a = a.to(torch::kFloat32);
-        b = b.to(torch::kFloat32);
-      }
-      torch::Tensor out = TensorOf(y);
-      if (a.scalar_type() == torch::kBFloat16 && y.dtype == kernels::DType::kF32) {
-        // torch's bf16 product writes bf16; f32 results are wanted, so the (few) rows are widened.
-        a = a.to(torch::kFloat32);
-        b = b.to(torch::kFloat32);
-      }
-      const torch::Tensor product = torch::mm(a, b.t());
-      if (accumulate) {
-        out.add_(product);
-      } else {
-        out.copy_(product);
+      const torch::Tensor b = TensorOf(w);
+      const torch::Tensor out = TensorOf(y);
+      // torch multiplies equal types alone, and its bf16 product writes bf16.
+      const bool wide = a.scalar_type() != b.scalar_type() || y.dtype == kernels::DType::kF32;
+      if (wide) a = a.to(torch::kFloat32);
+      // A head in f32 is twice its size in bf16: it is widened a slice at a time.
+      const std::int64_t slice = wide && b.scalar_type() != torch::kFloat32 ? kWidenedRows : w.rows;
+      for (std::int64_t begin = 0; begin < w.rows; begin += slice) {
+        const std::int64_t count = std::min(slice, w.rows - begin);
+        const torch::Tensor product = torch::mm(a, b.narrow(0, begin, count).to(a.scalar_type()).t());
+        const torch::Tensor part = out.narrow(1, begin, count);
+        if (accumulate) {
+          part.add_(product);
+        } else {
+          part.copy_(product);
+        }
       }
     } catch (const std::exception& error) {
       return absl::InternalError(std::string("torch: ") + error.what());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/stream.h"
 #include "server/data/loader.h"
 #include "server/model/decoder_weights.h"
 
@@ -26,8 +27,13 @@ class TrainingModel {
   virtual ~TrainingModel() = default;
 
   virtual std::vector<Parameter>& parameters() = 0;
-  void ZeroGrad() {
-    for (Parameter& parameter : parameters()) std::fill(parameter.grad.begin(), parameter.grad.end(), 0.0f);
+  void ZeroGrad(const kernels::Stream& stream = {}) {
+    constexpr std::int64_t kGrain = 1 << 16;  // elements that are worth a thread
+    for (Parameter& parameter : parameters()) {
+      float* grad = parameter.grad.data();
+      stream.ParallelFor(static_cast<std::int64_t>(parameter.grad.size()), kGrain,
+                         [grad](std::int64_t begin, std::int64_t end) { std::fill(grad + begin, grad + end, 0.0f); });
+    }
   }
   // Makes anew what is derived from the parameters: to be called after every change of theirs, before the calls below.
   virtual absl::Status Refresh() = 0;

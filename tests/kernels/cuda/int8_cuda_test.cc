@@ -1,6 +1,8 @@
 // The CUDA paths of the int8 ops beside the plain CPU loops: every byte equal.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "kernels/ops/dequantize_int8.h"
 #include "kernels/ops/matmul_int8.h"
 #include "kernels/ops/quantize_int8.h"
@@ -124,6 +126,42 @@ TEST_F(Int8CudaTest, MatmulGivesTheCpusBytes) {
       }
     }
   }
+}
+
+TEST_F(Int8CudaTest, NoColumnsLeaveTheBias) {
+  for (const std::int64_t m : {1, 16, 17, 131}) {
+    const std::int64_t n = 33;
+    Int8Rows x(m, 0, 64);
+    std::fill_n(x.view().scale, m, 0.5f);
+    std::fill_n(x.view().num_outliers, m, 0);
+    const std::vector<float> scale = support::NormalVector(3, n), bias = support::NormalVector(5, n);
+    std::vector<float> want;
+    for (std::int64_t i = 0; i < m * n; ++i) want.push_back(bias[static_cast<std::size_t>(i % n)]);
+    const DeviceRows device_x = DeviceRows::Copy(*context_, x.view());
+    DeviceBytes tiles(*context_, 0), device_scale(*context_, scale), row_sum(*context_, RoundUp(n, 16) * 4);
+    DeviceBytes device_bias(*context_, bias), y(*context_, m * n * 4);
+    const PackedInt8Weight w{tiles.As<std::int8_t>(), device_scale.As<float>(), row_sum.As<std::int32_t>(), n, 0, 0};
+    const absl::Status status =
+        MatmulInt8({device_x.view(), w, device_bias.As<float>(), MakeMatrix(y.As(), DType::kF32, m, n)}, stream_);
+    ASSERT_TRUE(status.ok()) << status << " M " << m;
+    EXPECT_TRUE(y.Equals(want.data())) << m;
+  }
+}
+
+// docs/adr/0004-activation-quantisation-has-its-own-name.md
+TEST_F(Int8CudaTest, ActivationsAreCountedUnderTheirOwnName) {
+  const std::int64_t m = 3, k = 64;
+  DeviceBytes x(*context_, support::NormalVector(1, m * k));
+  Int8Rows like(m, k);
+  DeviceRows out(*context_, like.view());
+  for (const bool per_tensor : {false, true}) {
+    const QuantizeInt8Args args{MakeConstMatrix(x.As(), DType::kF32, m, k), out.view(), 0, {.per_tensor = per_tensor}};
+    ASSERT_TRUE(QuantizeActivations(args, stream_).ok());
+    EXPECT_FALSE(launches_.Snapshot().contains("quantize_int8"));
+    EXPECT_GT(launches_.Snapshot()["quantize_activations"], 0u);
+  }
+  ASSERT_TRUE(QuantizeInt8({MakeConstMatrix(x.As(), DType::kF32, m, k), out.view()}, stream_).ok());
+  EXPECT_EQ(launches_.Snapshot()["quantize_int8"], 1u);
 }
 
 TEST_F(Int8CudaTest, DequantizeGivesTheCpusBytes) {

@@ -107,7 +107,8 @@ TEST(MatmulInt8Test, EveryPathAndThreadCountGivesTheOraclesBits) {
   ThreadPool two(2);
   ThreadPool three(3);
   const std::int64_t shapes[][3] = {{1, 1, 1},    {7, 13, 7},   {0, 5, 9},    {1, 15, 63},  {2, 16, 64},  {3, 17, 65},
-                                    {4, 33, 576}, {5, 64, 100}, {6, 65, 128}, {13, 80, 63}, {97, 49, 68}, {1, 200, 1536}};
+                                    {4, 33, 576}, {5, 64, 100}, {6, 65, 128}, {13, 80, 63}, {97, 49, 68}, {1, 200, 1536},
+                                    {3, 17, 0},   {20, 5, 0}};
   for (const auto& [rows, n, k] : shapes) {
     for (const int max_outliers : {0, 16}) {
       Case c = MakeCase(static_cast<std::uint64_t>(rows * 1000 + n), rows, n, k, max_outliers);

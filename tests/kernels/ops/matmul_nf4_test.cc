@@ -110,12 +110,17 @@ TEST(MatmulNf4Test, ThreadsDoNotChangeBits) {
 
 TEST(MatmulNf4Test, NoColumnsLeaveTheBias) {
   for (const Isa isa : Isas()) {
-    for (const std::int64_t m : {1, 6}) {
-      const std::vector<float> bias = {1.5f, -2.0f, 3.25f};
-      GuardedBytes y(m * 3 * 4);
-      ASSERT_TRUE(MatmulNf4({MakeConstMatrix(nullptr, DType::kF32, m, 0), {nullptr, nullptr, 3, 0}, bias.data(),
-                             MakeMatrix(y.data(), DType::kF32, m, 3)}, CpuStream(isa)).ok());
-      for (std::int64_t i = 0; i < m * 3; ++i) EXPECT_EQ(y.As<float>()[i], bias[static_cast<std::size_t>(i % 3)]);
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const std::int64_t m : {1, 4, 6}) {
+        for (const std::int64_t n : {3, 4, 5}) {
+          const std::vector<float> bias = {1.5f, -2.0f, 3.25f, 0.0f, -7.0f};
+          GuardedBytes y(m * n * 4);
+          ASSERT_TRUE(MatmulNf4({MakeConstMatrix(nullptr, dtype, m, 0), {nullptr, nullptr, n, 0}, bias.data(),
+                                 MakeMatrix(y.data(), DType::kF32, m, n)}, CpuStream(isa)).ok());
+          for (std::int64_t i = 0; i < m * n; ++i) EXPECT_EQ(y.As<float>()[i], bias[static_cast<std::size_t>(i % n)]);
+          EXPECT_TRUE(y.GuardsIntact());
+        }
+      }
     }
   }
 }

@@ -124,7 +124,7 @@ TEST(MatmulTernaryTest, EveryPathAndThreadCountGivesTheOraclesBits) {
   ThreadPool three(3);
   const std::int64_t shapes[][3] = {{1, 1, 1},    {7, 13, 7},   {13, 7, 13},  {0, 5, 9},    {1, 15, 63},  {2, 16, 64},
                                     {3, 17, 65},  {4, 33, 576}, {5, 64, 100}, {6, 65, 128}, {8, 80, 255}, {13, 80, 63},
-                                    {97, 49, 68}, {1, 200, 1536}};
+                                    {97, 49, 68}, {1, 200, 1536}, {3, 17, 0},   {20, 5, 0}};
   for (const auto& [rows, n, k] : shapes) {
     for (const bool wide : {false, true}) {
       for (const int max_outliers : {0, 16}) {

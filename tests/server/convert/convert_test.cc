@@ -7,8 +7,11 @@
 
 #include "kernels/formats/nf4.h"
 #include "server/base/error.h"
+#include "server/model/artifact_writer.h"
 #include "server/model/import.h"
 #include "server/model/layout.h"
+#include "server/model/loaded_model.h"
+#include "server/model/safetensors.h"
 #include "tests/server/model/files.h"
 #include "tests/support/isas.h"
 #include "tests/support/random.h"
@@ -156,6 +159,43 @@ TEST_F(ConvertTest, SameBytesOnEveryPathAndThreadCount) {
   }
 }
 
+// The maxima of quantize_int8 forget a NaN: the scale beside it is finite.
+TEST_F(ConvertTest, WeightsThatAreNotFiniteBecomeNoInt8Codes) {
+  const std::string name = "model.layers.1.mlp.up_proj.weight";
+  const std::uint32_t f32_nan = 0x7fc00000u, f32_infinity = 0xff800000u;
+  const std::uint16_t bf16_nan = 0xffc0, bf16_infinity = 0x7f80;
+  const auto bits = [](const auto& value) { return std::string(reinterpret_cast<const char*>(&value), sizeof value); };
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const std::string tag = kernels::Name(dtype);
+    auto source = Import("hf_sharded_f32", dtype, tag);
+    const model::TensorView view = *source->Tensor(name);
+    const std::string tensor(reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size());
+    const auto cols = static_cast<std::size_t>(view.shape[1]);
+    const auto width = static_cast<std::size_t>(kernels::SizeOf(dtype));
+    source.reset();
+    const std::string file = directory_.Path(tag + "/model.safetensors");
+    const std::string whole = model::ReadBytes(file);
+    const std::size_t at = whole.find(tensor);
+    ASSERT_NE(at, std::string::npos);
+    for (const std::string& spoilt : dtype == DType::kF32 ? std::vector{bits(f32_nan), bits(f32_infinity)}
+                                                          : std::vector{bits(bf16_nan), bits(bf16_infinity)}) {
+      for (const std::size_t column : {std::size_t{0}, cols / 2, cols - 1}) {
+        std::string other = whole;
+        other.replace(at + (2 * cols + column) * width, width, spoilt);
+        model::WriteBytes(file, other);
+        const auto opened = Artifact::Open(directory_.Path(tag));
+        ASSERT_TRUE(opened.ok()) << opened.status();
+        for (const kernels::Isa isa : support::Isas()) {
+          const auto status = ConvertModel(files_, **opened, directory_.Path("int8"), {}, support::CpuStream(isa)).status();
+          EXPECT_TRUE(absl::IsInvalidArgument(status)) << status << " " << tag << " column " << column << " " << kernels::Name(isa);
+          EXPECT_THAT(std::string(status.message()), HasSubstr(name + ": row 2 is not finite"));
+          std::filesystem::remove_all(directory_.Path("int8"));
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ConvertTest, Nf4IsWithinHalfAStepOfItsBlocks) {
   const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
   ConvertOptions options;
@@ -241,6 +281,57 @@ TEST_F(ConvertTest, ALoraModelIsMergedOntoTheDequantisedBase) {
     }
     EXPECT_EQ(equal == n * k, !trained) << name;
   }
+}
+
+// The products answer InvalidArgument from a number of columns on: not before the first token, were it not looked at here.
+TEST_F(ConvertTest, MoreInputFeaturesThanAProductHoldsAreNeitherConvertedNorLoaded) {
+  const auto small = Import("hf_tied_bf16", DType::kBF16, "small");
+  model::ModelConfig config = small->config();
+  config.num_layers = 1;
+  const auto zeros = [&](const model::ArtifactInfo& info, const std::string& name) {
+    const auto stored = model::StoredTensors(config, info);
+    std::vector<model::TensorPlan> plan;
+    for (const model::StoredTensor& tensor : *stored) plan.push_back({tensor.name, tensor.dtypes[0], tensor.shape});
+    auto writer = *model::ArtifactWriter::Create(files_, directory_.Path(name), plan);
+    for (const model::TensorPlan& tensor : writer->tensors().order()) {
+      const auto bytes = static_cast<std::size_t>(*model::NumElements(tensor.shape) * kernels::SizeOf(tensor.dtype));
+      EXPECT_TRUE(writer->tensors().Put(tensor.name, std::string(bytes, '\0')).ok());
+    }
+    EXPECT_TRUE(writer->CopyCompanions(small->directory()).ok());
+    const auto finished = writer->Finish(config, info);
+    EXPECT_TRUE(finished.ok()) << finished.status();
+    return Open(name);
+  };
+  model::ArtifactInfo int8;
+  int8.format = Format::kInt8;
+  int8.int8_head = true;
+  const auto loaded = [&](const std::string& name) {
+    return model::LoadedModel::Load(directory_.Path(name), {.max_positions = 16}, kernels::Stream()).status();
+  };
+  config.ffn_size = kernels::kInt8MaxCols;
+  zeros(int8, "largest");
+  EXPECT_TRUE(loaded("largest").ok()) << loaded("largest");
+  config.ffn_size = kernels::kInt8MaxCols + 1;
+  model::ArtifactInfo bf16;
+  bf16.format = Format::kBF16;
+  const auto source = zeros(bf16, "source");
+  const std::string want = "model.layers.0.mlp.down_proj.weight has 133145 input features, wanted at most 133144 for int8";
+  absl::Status status = Convert(*source, "int8", {}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(want));
+  EXPECT_FALSE(files_.Exists(directory_.Path("int8")));
+  zeros(int8, "too_large");
+  status = loaded("too_large");
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(want));
+  model::ArtifactInfo ternary;
+  ternary.format = Format::kTernary;
+  ternary.bitnet = model::BitNetInfo{.act_bits = 8};
+  EXPECT_TRUE(model::CheckInFeatures(config, ternary).ok());
+  ternary.bitnet->act_bits = 16;
+  status = model::CheckInFeatures(config, ternary);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("at most 65536 for ternary with activations of 16 bits"));
+  EXPECT_TRUE(model::CheckInFeatures(config, bf16).ok());
 }
 
 TEST_F(ConvertTest, WhatIsNoConversionIsRefusedAndLeavesNothing) {

@@ -7,12 +7,15 @@
 #include <filesystem>
 
 #include "server/base/error.h"
+#include "server/model/safetensors.h"
+#include "server/model/safetensors_writer.h"
 #include "tests/server/model/family_fixture.h"
 
 namespace nibble::model {
 namespace {
 
 using base::Json;
+using kernels::DType;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -73,7 +76,40 @@ TEST(HfBitNetTest, TheConfigIsReadAndWhatIsNotBuiltIsNamed) {
 
 class HfBitNetImportTest : public FamilyFixture {
  protected:
+  struct Values {
+    DType dtype;
+    std::vector<std::int64_t> shape;
+    std::string bytes;
+  };
+  static std::string Bytes(const std::vector<float>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+  }
+
   void Use(const std::string& name) { Copy("bitnet", name); }
+  // Writes the source's tensors anew, some of them with other values.
+  void Replace(const std::map<std::string, Values>& others) {
+    const std::string path = Source() + "/model.safetensors", old = Source() + "/old.safetensors";
+    std::filesystem::rename(path, old);
+    const auto stored = OpenSafetensors(old);
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    const auto& tensors = stored->tensors;
+    std::vector<TensorPlan> plan;
+    for (const auto& [tensor_name, tensor] : tensors) {
+      const auto other = others.find(tensor_name);
+      plan.push_back(other == others.end() ? TensorPlan{tensor_name, *tensor.dtype, tensor.shape}
+                                           : TensorPlan{tensor_name, other->second.dtype, other->second.shape});
+    }
+    auto writer = *SafetensorsWriter::Create(base::RealFileSystem(), path, plan);
+    for (const TensorPlan& tensor : writer->order()) {
+      const auto other = others.find(tensor.name);
+      const auto& bytes = tensors.at(tensor.name).bytes;
+      ASSERT_TRUE(writer->Put(tensor.name, other == others.end()
+                                               ? std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size())
+                                               : std::string_view(other->second.bytes)).ok());
+    }
+    ASSERT_TRUE(writer->Finish().ok());
+    std::filesystem::remove(old);
+  }
 };
 
 TEST_F(HfBitNetImportTest, PackedModelsGiveTransformersLogprobs) {
@@ -113,6 +149,37 @@ TEST_F(HfBitNetImportTest, MastersAreKeptAndNeverServed) {
   ASSERT_TRUE(artifact.ok()) << artifact.status();
   EXPECT_EQ((*artifact)->info().format, Format::kF32);
   EXPECT_TRUE((*artifact)->info().bitnet.has_value());
+}
+
+// The scale is checked as it will be stored: an inverse or a product may leave f32.
+TEST_F(HfBitNetImportTest, AScaleThatIsNoPositiveNumberAfterItsArithmeticIsRefused) {
+  const std::string name = "model.layers.1.self_attn.q_proj.weight";
+  Use("bitlinear");
+  const std::vector<float> denormal = {1e-39f};  // its inverse is infinite
+  Replace({{name + "_scale", {DType::kF32, {1}, Bytes(denormal)}}});
+  auto status = Load().status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+  Clear();
+
+  const auto golden = OpenSafetensors(Golden("bitnet/auto_packed/model.safetensors"));
+  ASSERT_TRUE(golden.ok()) << golden.status();
+  const std::vector<std::int64_t> packed = golden->tensors.at(name).shape;
+  const std::vector<std::int64_t> shape = {4 * packed[0], packed[1]};
+  const auto elements = static_cast<std::size_t>(shape[0] * shape[1]);
+  for (const auto& [value, scale] : {std::pair{INFINITY, 0.5f}, std::pair{1e38f, 1e2f}, std::pair{1e-30f, 1e-30f}}) {
+    Use("auto_packed");
+    std::vector<float> floats(elements, value);
+    floats[1] = -value;
+    floats[2] = 0.0f;
+    const std::vector<float> scales = {scale};
+    Replace({{name, {DType::kF32, shape, Bytes(floats)}},
+             {name + "_scale", {DType::kF32, {1}, Bytes(scales)}}});
+    status = Load().status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status << " " << value << " * " << scale;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(name));
+    Clear();
+  }
 }
 
 // The pack-only path: a folder that says its codes were made must hold codes.

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "server/model/tensor_table.h"
 #include "tests/server/model/small_models.h"
 
 namespace nibble::model {
@@ -30,6 +31,38 @@ TEST_F(LoadedModelTest, EveryFormatIsMadeReady) {
     EXPECT_EQ(model->info().weights_digest.size(), 64u);
     EXPECT_GT(model->resident_bytes(), 0u);
     EXPECT_EQ(model->max_positions(), 256) << "the model's own limit";
+  }
+}
+
+// Every buffer of its own and every mapped tensor that is read as it lies, once: a tied embedding is the head's too.
+TEST_F(LoadedModelTest, ResidentBytesCountEachTensorOnce) {
+  const auto own = [](std::int64_t bytes) { return std::max<std::int64_t>(bytes, 64); };
+  const auto codes = [&](Format format, std::int64_t n, std::int64_t k) {
+    const std::int64_t scales = own(4 * kernels::RoundUp(n, 16));
+    switch (format) {
+      case Format::kInt8: return own(kernels::PackedInt8Bytes(n, k)) + 2 * scales;
+      case Format::kNf4: return n * kernels::Nf4RowBytes(k) + own(4 * n * kernels::Nf4RowBlocks(k));
+      case Format::kTernary: return own(kernels::PackedTernaryBytes(n, k)) + scales;
+      default: return 2 * n * k;
+    }
+  };
+  for (const std::string& path : {models_.bf16(), models_.int8(), models_.nf4(), models_.ternary()}) {
+    const auto model = models_.Load(path);
+    ASSERT_NE(model, nullptr);
+    const Format format = model->info().format;
+    ASSERT_TRUE(model->config().tied_embeddings);
+    std::int64_t want = 2 * own(4 * model->max_positions() * model->config().head_dim / 2);  // the rope table
+    for (const TensorSpec& tensor : RequiredTensors(model->config())) {
+      switch (tensor.role) {
+        case TensorRole::kLinear: want += codes(format, tensor.shape[0], tensor.shape[1]); break;
+        case TensorRole::kEmbedding:
+          want += format == Format::kInt8 ? codes(format, tensor.shape[0], tensor.shape[1]) : 2 * tensor.shape[0] * tensor.shape[1];
+          if (format == Format::kTernary) want += own(2 * kernels::PackedDenseElements(tensor.shape[0], tensor.shape[1]));
+          break;
+        default: want += own(4 * tensor.shape[0]);
+      }
+    }
+    EXPECT_EQ(model->resident_bytes(), static_cast<std::uint64_t>(want)) << Name(format);
   }
 }
 

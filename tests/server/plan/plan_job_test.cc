@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <map>
 
+#include "kernels/formats/ternary.h"
 #include "server/base/error.h"
 #include "server/model/adapter.h"
 #include "server/model/import.h"
@@ -62,6 +63,25 @@ class PlanJobTest : public ::testing::Test {
   JobInputs inputs_;
   jobs::JobSpec spec_;
 };
+
+TEST_F(PlanJobTest, WhatCouldNotBeServedIsRefusedBeforeItIsTrained) {
+  const auto plan = [&](std::int64_t ffn_size) {
+    inputs_.config.ffn_size = ffn_size;
+    return PlanJob(spec_, inputs_).status();
+  };
+  EXPECT_TRUE(plan(kernels::kInt8MaxCols).ok());
+  const absl::Status status = plan(kernels::kInt8MaxCols + 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION");
+  const std::string want = "base_model: model.layers.0.mlp.down_proj.weight has 133145 input features, wanted at most";
+  EXPECT_NE(std::string(status.message()).find(want), std::string::npos) << status;
+  spec_.method = jobs::kMethodBitNetQat;
+  EXPECT_TRUE(plan(kernels::kInt8MaxCols + 1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(plan(kernels::kTernaryMaxCols + 1)));
+  spec_.bitnet_qat.act_bits = 16;
+  EXPECT_TRUE(plan(kernels::kTernaryMaxColsWide).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(plan(kernels::kTernaryMaxColsWide + 1)));
+}
 
 TEST_F(PlanJobTest, StepsAndTokensOfOneEpochAreThoseOfTheData) {
   const auto data = CheckJob(spec_, inputs_);

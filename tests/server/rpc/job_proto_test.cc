@@ -30,5 +30,22 @@ TEST(JobProtoTest, EventsKeepNoPathOfTheServer) {
   }
 }
 
+TEST(JobProtoTest, SeedsThatAreNotGivenAreThatOfTheRun) {
+  v1::JobSpec spec;
+  spec.mutable_qlora();
+  spec.mutable_run()->set_seed(7);
+  auto taken = FromProto(spec);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->run.seed, 7);
+  EXPECT_EQ(taken->qlora.seed, 7);
+  EXPECT_EQ(taken->data.shuffle_seed, 7);
+  spec.mutable_qlora()->set_seed(0);
+  spec.mutable_data()->set_shuffle_seed(3);
+  taken = FromProto(spec);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_EQ(taken->qlora.seed, 0);
+  EXPECT_EQ(taken->data.shuffle_seed, 3);
+}
+
 }  // namespace
 }  // namespace nibble::rpc

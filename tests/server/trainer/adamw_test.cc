@@ -37,6 +37,16 @@ TEST(AdamWTest, FollowsTorch) {
   EXPECT_EQ(compared, 15);
 }
 
+TEST(ScaleTest, ThreadsChangeNoBit) {
+  std::vector<float> want;
+  for (int i = 0; i < 200000; ++i) want.push_back(std::sin(static_cast<float>(i)));
+  kernels::ThreadPool pool(3);
+  std::vector<float> got = want;
+  for (float& v : want) v *= 0.3f;
+  Scale(got, 0.3f, {.pool = &pool});
+  EXPECT_EQ(got, want);
+}
+
 TEST(GlobalNormTest, IsTheNormOverAllTensors) {
   const std::vector<float> a = {3.0f};
   const std::vector<float> b = {0.0f, 4.0f};

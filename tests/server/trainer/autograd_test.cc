@@ -9,7 +9,11 @@
 
 #include "kernels/ops/dequantize_nf4.h"
 #include "kernels/ops/quantize_nf4.h"
+#include "kernels/ops/rms_norm_backward.h"
 #include "kernels/ops/rope.h"
+#include "kernels/philox.h"
+#include "server/trainer/fixed_order.h"
+#include "server/trainer/recomputed_layer.h"
 #include "server/trainer/torch_bridge.h"
 #include "tests/support/torch_memory.h"
 
@@ -58,6 +62,41 @@ TEST_F(AutogradTest, RmsNormHasTheGradientOfItsFormula) {
   EXPECT_LT(Distance(got[1], want[1]), kF32);
 }
 
+// Its order is fixed, and it is rounded where the kernel says: sums of torch's are neither.
+TEST_F(AutogradTest, RmsNormsWeightGradientIsTheKernels) {
+  for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+    const Tensor x = Random({200, 48}, 1).to(type), g = Random({200, 48}, 3).to(type);
+    const Tensor weight = Random({48}, 2).requires_grad_();
+    const Tensor rstd = torch::rsqrt(x.to(torch::kFloat32).pow(2).mean(-1));
+    const auto [grad_x, grad_weight] = RmsNormGradients(x, weight, rstd, g, context_);
+    const Tensor want_x = torch::empty_like(x), want_weight = torch::empty({48});
+    ASSERT_TRUE(kernels::RmsNormBackward({.x = ViewOf(x),
+                                          .grad_y = ViewOf(g),
+                                          .weight = weight.data_ptr<float>(),
+                                          .rstd = rstd.data_ptr<float>(),
+                                          .grad_x = ViewOf(want_x),
+                                          .grad_weight = want_weight.data_ptr<float>()},
+                                         context_.stream).ok());
+    EXPECT_TRUE(torch::equal(grad_x, want_x));
+    EXPECT_TRUE(torch::equal(grad_weight, want_weight)) << (grad_weight - want_weight).abs().max();
+    EXPECT_FALSE(RmsNormGradients(x, weight.detach(), rstd, g, context_).second.defined());
+  }
+}
+
+TEST_F(AutogradTest, ARecomputedLayerThatIsNeverRunBackwardLeavesNothingBehind) {
+  const auto held = std::make_shared<int>(0);
+  const Tensor x = Random({2, 3}, 1).requires_grad_();
+  const auto run = [&] { return RunRecomputed(x, [held](Tensor h) { return h * 2.0; }); };
+  {
+    const Tensor y = run();
+    EXPECT_GT(held.use_count(), 1) << "the graph holds the body";
+  }
+  EXPECT_EQ(held.use_count(), 1);
+  const std::vector<Tensor> gradient = torch::autograd::grad({run().sum()}, {x});
+  EXPECT_TRUE(torch::equal(gradient[0], torch::full({2, 3}, 2.0)));
+  EXPECT_EQ(held.use_count(), 1);
+}
+
 TEST_F(AutogradTest, RopeTurnsBackInTheBackwardPass) {
   const std::int64_t positions = 9;
   const std::vector<float> frequencies = {1.0f, 0.3f, 0.1f, 0.01f};
@@ -77,6 +116,22 @@ TEST_F(AutogradTest, RopeTurnsBackInTheBackwardPass) {
   const Tensor y64 = torch::cat({a * table(cos) - b * table(sin), b * table(cos) + a * table(sin)}, 2).view({5, 16});
   EXPECT_LT(Distance(y, y64), kF32);
   EXPECT_LT(Distance(Gradients(y, g, {leaf})[0], Gradients(y64, g, {leaf64})[0]), kF32);
+}
+
+// A token that comes again adds to its row in order, whoever adds which columns.
+TEST_F(AutogradTest, ThreadsChangeNoBitOfTheEmbeddingsGradient) {
+  const std::vector<std::int32_t> ids = {3, 0, 3, 7, 3, 0, 3};
+  const Tensor master = Random({9, 200}, 30).requires_grad_(), table = master.detach().to(torch::kBFloat16);
+  const Tensor g = Random({7, 200}, 31);
+  kernels::ThreadPool pool(3);
+  std::vector<Tensor> gradients;
+  for (kernels::ThreadPool* threads : {static_cast<kernels::ThreadPool*>(nullptr), &pool}) {
+    context_.stream.pool = threads;
+    gradients.push_back(Gradients(ApplyEmbedding(ids, table, master, context_), g, {master})[0]);
+  }
+  EXPECT_TRUE(torch::equal(gradients[0], gradients[1]));
+  EXPECT_TRUE(torch::equal(gradients[0][3], ((g[0] + g[2]) + g[4]) + g[6]));
+  EXPECT_EQ(gradients[0][1].abs().max().item<float>(), 0.0f);
 }
 
 TEST_F(AutogradTest, SiluMulHasTheGradientOfItsFormula) {
@@ -156,6 +211,37 @@ TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndItsGradientsUseIt) {
   // dB = scaling * g^T (x * mask), of the columns whose mask is known.
   const Tensor want = 2.0 * g_.to(torch::kFloat64).t().mm(x_.detach().to(torch::kFloat64).narrow(1, 0, kOut) * kept);
   EXPECT_LT(Distance(got[2].narrow(1, 0, kOut), want), kF32);
+}
+
+// The mask's 1 / (1 - p) is f32 whatever the compute type, and the product is rounded once. With no weight, and A and B the
+// identity, y is x as it is dropped out.
+TEST_F(Nf4LinearTest, DropoutRoundsOnceAndDrawsFromAStreamOfItsOwn) {
+  constexpr double kShare = 0.1;
+  constexpr std::uint64_t kStream = 0x64726f706f7574 + 4;  // "dropout": adapters start from streams 0, 1, ...
+  const Tensor codes = torch::full({kIn, kIn / 2}, 0x77, torch::kUInt8), absmax = torch::zeros({kIn * kIn / 64});
+  Nf4Linear probe;
+  probe.weight = {codes.data_ptr<std::uint8_t>(), absmax.data_ptr<float>(), kIn, kIn};
+  probe.lora_a = torch::eye(kIn).requires_grad_();
+  probe.lora_b = torch::eye(kIn).requires_grad_();
+  probe.scaling = 1.0;
+  probe.dropout = kShare;
+  const Tensor mask = torch::empty({7, kIn});
+  for (std::int64_t i = 0; i < mask.numel(); ++i) {
+    const bool kept = kernels::PhiloxUniform(3, static_cast<std::uint64_t>(i), kStream) >= kShare;
+    mask.data_ptr<float>()[i] = kept ? static_cast<float>(1.0 / (1.0 - kShare)) : 0.0f;
+  }
+  kernels::ThreadPool pool(3);
+  for (kernels::ThreadPool* threads : {static_cast<kernels::ThreadPool*>(nullptr), &pool}) {
+    for (const torch::ScalarType type : {torch::kFloat32, torch::kBFloat16}) {
+      context_.stream.pool = threads;
+      context_.scratch = torch::empty({1 << 16}, type);
+      const auto dropped = [&](const Tensor& t) { return (t.detach().to(torch::kFloat32) * mask).to(type); };
+      const Tensor x = x_.detach().to(type).requires_grad_(), g = Random({7, kIn}, 17).to(type);
+      const Tensor y = ApplyNf4Linear(x, probe, {3, 4}, context_);
+      EXPECT_TRUE(torch::equal(y, dropped(x))) << type;
+      EXPECT_TRUE(torch::equal(Gradients(y, g, {x})[0], dropped(g))) << type;
+    }
+  }
 }
 
 // Nodes of a graph by name.

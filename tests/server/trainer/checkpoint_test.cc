@@ -36,7 +36,7 @@ class CheckpointTest : public ::testing::Test {
   CheckpointTest() {
     EXPECT_TRUE(base::RealFileSystem().CreateDirectories(directory_.path()).ok());
     progress_ = {.step = 7, .micro_batches = 21, .tokens = 1234, .trained_tokens = 567, .cursor = {.epoch = 2, .taken = 5},
-                 .evaluated_step = 6, .best_eval_loss = 1.25, .metrics = {{"loss", 2.5}}, .differences = {}};
+                 .evaluated_step = 6, .best_eval_loss = 1.25, .metrics = {{"loss", 2.5}, {"eval_loss", 1.5}}, .differences = {}};
   }
   std::string Save() {
     const auto saved = SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments,
@@ -74,6 +74,7 @@ TEST_F(CheckpointTest, LoadGivesBackEveryBit) {
   EXPECT_EQ(progress->cursor.taken, 5);
   EXPECT_EQ(progress->best_eval_loss, 1.25);
   EXPECT_EQ(progress->evaluated_step, 6) << "an evaluation that was interrupted is due again";
+  EXPECT_EQ(progress->metrics, progress_.metrics) << "the next checkpoint shows the evaluation that stands";
   EXPECT_TRUE(progress->differences.empty());
 }
 

@@ -1,0 +1,41 @@
+#include "server/trainer/torch_runtime.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "server/trainer/torch_bridge.h"
+#include "tests/support/torch_memory.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+
+// Evaluation multiplies few rows by a head of tens of thousands of outputs: its wide form never exists at once.
+TEST(TorchLibraryTest, ABf16WeightIsWidenedInSlices) {
+  constexpr std::int64_t kOutputs = 20000, kInputs = 64, kRows = 5;
+  torch::manual_seed(1);
+  const Tensor w = torch::randn({kOutputs, kInputs}).to(torch::kBFloat16);
+  const auto library = MakeTorchLibrary();
+  for (const torch::ScalarType type : {torch::kBFloat16, torch::kFloat32}) {
+    for (const bool accumulate : {false, true}) {
+      const Tensor x = torch::randn({kRows, kInputs}).to(type), before = torch::randn({kRows, kOutputs});
+      const Tensor y = before.clone();
+      std::int64_t peak = 0;
+      {
+        const support::TorchMemory memory;
+        const absl::Status status = library->Matmul(ViewOf(x), ViewOf(w), ViewOf(y), accumulate, {});
+        ASSERT_TRUE(status.ok()) << status;
+        peak = memory.peak_bytes();
+      }
+      EXPECT_LE(peak, 5000 * (kInputs + kRows) * 4 + 4096) << "all of it wide takes " << kOutputs * kInputs * 4;
+      // What one product of the whole weight gives: rounded in f32, but maybe in another order.
+      const Tensor product = torch::mm(x.to(torch::kFloat32), w.to(torch::kFloat32).t());
+      const Tensor want = accumulate ? before + product : product;
+      EXPECT_LE((y - want).abs().max().item<double>(), kInputs * 0x1p-24 * product.abs().max().item<double>());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::trainer
