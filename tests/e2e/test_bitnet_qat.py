@@ -89,7 +89,7 @@ def test_random_weights_learn_a_page_by_heart_and_recite_it_as_ternary(shared, t
                     publish={"output_model": f"page-{name}"}, optim={"schedule": "LR_SCHEDULE_COSINE"})
     losses = [event["loss"] for event in events if event.get("type") == "step"]
     print(f"{preset}: loss {losses[0]:.2f} to {losses[-1]:.4f} in 300 steps")
-    assert losses[0] > 4 and losses[-1] < 0.05, losses[-1]
+    assert losses[0] > 4 and losses[-1] < 0.1, losses[-1]
     shared.run("models", "convert", f"page-{name}", "--to", "ternary", "--name", f"recite-{name}")
     assert shared.json("models", "verify", f"recite-{name}")["equal"] is True
     answer = shared.json("generate", f"recite-{name}", "--prompt", TEXT[:24], "--max-tokens", len(TEXT) - 24)

@@ -118,9 +118,10 @@ def test_jobs_are_listed_by_state_and_watched_from_an_event_on(shared):
 
 
 def test_an_interrupted_client_says_what_goes_on(shared):
+    # Where the tests run in the background, SIGINT is ignored, and the client keeps to that.
     started = subprocess.Popen([BIN / "nibble", "--server", shared.grpc, "jobs", "create", "--method", "qlora", "--base", "small", "--dataset",
                                 "page", "--max-steps", "5000", "--watch", *map(str, TRAIN)], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
+                               stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     job = started.stdout.readline().split()[1]
     wait_for(lambda: state_of(shared, job, "RUNNING"))
     started.send_signal(signal.SIGINT)
