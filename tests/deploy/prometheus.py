@@ -43,7 +43,8 @@ class Prometheus:
         while True:
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/-/ready", timeout=2) as answer:
-                    if answer.status == 200:
+                    # Ready, it still takes up to 5 s to find its target: what happens before is in no series.
+                    if answer.status == 200 and self.get("query", query="up")["result"]:
                         return
             except OSError:
                 pass
