@@ -53,6 +53,7 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, con
     return absl::InvalidArgumentError(StrCat("a model of ", values.size(), " tensors, wanted ", specs.size()));
   }
   std::vector<model::TensorPlan> plan;
+  plan.reserve(specs.size());
   for (const TensorSpec& spec : specs) plan.push_back({spec.name, DType::kF32, spec.shape});
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
   for (std::size_t i = 0; i < specs.size(); ++i) {

@@ -16,7 +16,7 @@ constexpr char kAuthorizationKey[] = "authorization";
 // A property of a connection, which no client can set.
 constexpr char kTrainerProperty[] = "nibble_trainer_listener";
 
-std::string Text(grpc::string_ref text) { return {text.data(), text.size()}; }
+std::string Text(const grpc::string_ref& text) { return {text.data(), text.size()}; }
 
 void AddNames(const grpc::AuthContext& context, const char* property, const char* kind, std::vector<std::string>& names) {
   for (const grpc::string_ref& name : context.FindPropertyValues(property)) names.push_back(kind + Text(name));

@@ -208,7 +208,7 @@ void Engine::Admit() {
   const absl::Duration now = clock_.Monotonic();
   {
     base::MutexLock lock(mutex_);
-    std::erase_if(waiting_, [&](std::unique_ptr<Group>& group) {
+    std::erase_if(waiting_, [&](std::unique_ptr<Group>& group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const Request& request = group->request;
       if (!request.cancel.cancelled() && now < request.deadline && now < request.queue_deadline) return false;
       waiting_tokens_ -= group->prompt_size();

@@ -13,7 +13,7 @@ namespace nibble::serve {
 ModelManager::ModelManager(Locate locate, EngineOptions options, std::int64_t memory_bytes, kernels::Stream stream,
                            base::Clock& clock, Observer observer)
     : locate_(std::move(locate)),
-      options_(options),
+      options_(std::move(options)),
       memory_(MemoryBudget::Make(memory_bytes)),
       stream_(stream),
       clock_(clock),

@@ -82,7 +82,7 @@ class OneDnnLibrary : public kernels::DenseLibrary {
       post.append_sum(1.0f);
       attributes.set_post_ops(post);
     }
-    const dnnl::matmul product(dnnl::matmul::primitive_desc(dnnl::matmul::desc(a_desc, b_desc, y_desc), attributes, engine_));
+    dnnl::matmul product(dnnl::matmul::primitive_desc(dnnl::matmul::desc(a_desc, b_desc, y_desc), attributes, engine_));
     products_.emplace(key, product);
     return product;
   }
