@@ -126,7 +126,8 @@ absl::Status App::State::StartHttp() {
   handlers.live = [this] {
     if (!ready || draining) return absl::OkStatus();
     const absl::Duration since = controller->SinceTick();
-    return since < kHung ? absl::OkStatus() : absl::UnavailableError(base::StrCat("the scheduler has not moved for ", absl::FormatDuration(since)));
+    if (since < kHung) return absl::OkStatus();
+    return absl::UnavailableError(base::StrCat("the scheduler has not moved for ", absl::FormatDuration(since)));
   };
   handlers.started = [this] { return ready ? absl::OkStatus() : absl::UnavailableError("starting"); };
   handlers.ready = [this] {
@@ -234,8 +235,8 @@ absl::Status App::State::OpenServing() {
 
 absl::Status App::State::StartGrpc() {
   dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, options.import_root);
-  fine_tune_service = std::make_unique<rpc::FineTuneService>(*edge, *controller, *texts,
-                                                             [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); });
+  fine_tune_service = std::make_unique<rpc::FineTuneService>(
+      *edge, *controller, *texts, [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); });
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };
@@ -290,7 +291,8 @@ void App::State::Collect(telemetry::Metrics& out) {
   out.SetArtifactBytes("dataset", datasets);
   if (const auto bytes = base::RealFileSystem().FreeBytes(state->layout.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
   if (!options.security.tls_cert.empty()) {
-    if (const auto end = rpc::CertificateExpiry(options.security.tls_cert); end.ok()) out.SetCertificateExpiry(absl::ToDoubleSeconds(*end - absl::UnixEpoch()));
+    const auto end = rpc::CertificateExpiry(options.security.tls_cert);
+    if (end.ok()) out.SetCertificateExpiry(absl::ToDoubleSeconds(*end - absl::UnixEpoch()));
   }
 }
 

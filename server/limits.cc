@@ -51,7 +51,9 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_connection_age_grace_s", l.max_connection_age_grace_s, "For its calls to end")->check(seconds);
   cli.add_option("--max_connection_idle_s", l.max_connection_idle_s, "Without a call")->check(seconds);
   cli.add_option("--workers", l.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
-  cli.add_option("--default_deadline_s", l.default_deadline_s, "Of a unary call whose client gave none; CreateJob and PlanJob, which read all data, have none then")->check(seconds);
+  cli.add_option("--default_deadline_s", l.default_deadline_s,
+                 "Of a unary call whose client gave none; CreateJob and PlanJob, which read all data, have none then")
+      ->check(seconds);
   cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Of an upload")->check(seconds);
   cli.add_option("--max_stream_messages", l.max_stream_messages, "Of an upload, of less than 512 KiB each")->check(CLI::PositiveNumber);
   cli.add_option("--stream_buffer", l.stream_buffer, "Messages that a slow reader may be behind")->check(CLI::Range(128, 65536));

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "client/cli/app.h"
+#include "client/cli/command.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "server/base/ids.h"
@@ -26,10 +27,7 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
   }
   Progress progress(session.terminal);
   NIBBLE_ASSIGN_OR_RETURN(const v1::Dataset dataset,
-                          session.client().UploadDataset(
-                              file, header, [&](const std::string& stage, std::int64_t done, std::int64_t total) {
-                                progress.Update(stage, done, total);
-                              }));
+                          session.client().UploadDataset(file, header, progress.Show()));
   progress.End();
   if (session.json) {
     session.Print(DatasetJson(dataset));
@@ -67,37 +65,20 @@ absl::Status Preview(Session& session, const std::string& name, const std::strin
 absl::Status List(Session& session) {
   base::Json list = base::Json::array();
   Table table({"NAME", "FORMAT", "ROWS", "SIZE"});
-  v1::ListDatasetsRequest request;
-  do {
-    NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&DatasetService::Stub::ListDatasets, request));
+  const v1::ListDatasetsRequest all;
+  NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &DatasetService::Stub::ListDatasets, all, [&](const auto& page) {
     for (const v1::Dataset& dataset : page.datasets()) {
       list.push_back(DatasetJson(dataset));
       table.Add({dataset.name(), Lower(dataset.format()), base::StrCat(dataset.rows()), HumanBytes(dataset.bytes())});
     }
-    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
-      return absl::DataLossError("malformed answer: the pages do not end");
-    }
-    request.set_page_token(page.next_page_token());
-  } while (!request.page_token().empty());
-  if (session.json) {
-    session.Print({{"datasets", std::move(list)}});
-  } else {
-    table.Print(session.out());
-  }
+    return true;
+  }));
+  PrintList(session, "datasets", std::move(list), table);
   return absl::OkStatus();
 }
 
 absl::Status Delete(Session& session, const std::string& name) {
-  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
-  v1::DeleteDatasetRequest request;
-  request.set_name(name);
-  NIBBLE_RETURN_IF_ERROR(session.client().Call(&DatasetService::Stub::DeleteDataset, request).status());
-  if (session.json) {
-    session.Print({{"name", name}, {"deleted", true}});
-  } else {
-    session.out() << "deleted " << name << '\n';
-  }
-  return absl::OkStatus();
+  return DeleteNamed(session, &DatasetService::Stub::DeleteDataset, "name", name);
 }
 
 }  // namespace
@@ -135,12 +116,7 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
   datasets.add_subcommand("list", "All datasets")->callback([&session] {
     session.command = [&session] { return List(session); };
   });
-  {
-    CLI::App* sub = datasets.add_subcommand("delete", "Delete a dataset");
-    auto name = std::make_shared<std::string>();
-    sub->add_option("NAME", *name, "Dataset")->required();
-    sub->callback([&session, name] { session.command = [&session, name] { return Delete(session, *name); }; });
-  }
+  AddCommandOn(datasets, session, "delete", "Delete a dataset", "NAME", "Dataset", &Delete);
 }
 
 }  // namespace nibble::cli

@@ -4,6 +4,7 @@
 
 #include "absl/strings/ascii.h"
 #include "client/cli/app.h"
+#include "client/cli/command.h"
 #include "client/cli/job_spec.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
@@ -112,24 +113,17 @@ absl::Status List(Session& session, const ListOptions& options) {
     request.mutable_filter()->add_states(state);
   }
   if (options.limit > 0) request.set_page_size(static_cast<std::int32_t>(std::min<std::int64_t>(options.limit, 1000)));
-  do {
-    NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&FineTuneService::Stub::ListJobs, request));
+  const auto enough = [&] { return options.limit > 0 && static_cast<std::int64_t>(list.size()) >= options.limit; };
+  NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &FineTuneService::Stub::ListJobs, request, [&](const auto& page) {
     for (const v1::Job& job : page.jobs()) {
-      if (options.limit > 0 && static_cast<std::int64_t>(list.size()) == options.limit) break;
+      if (enough()) break;
       list.push_back(JobJson(job));
       table.Add({job.name(), Upper(job.state()), MethodName(job.spec()), job.spec().base_model(),
                  StepsText(job.progress()), HumanNumber(job.progress().tokens_per_s(), 4), job.output_model()});
     }
-    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
-      return absl::DataLossError("malformed answer: the pages do not end");
-    }
-    request.set_page_token(page.next_page_token());
-  } while (!request.page_token().empty() && (options.limit == 0 || static_cast<std::int64_t>(list.size()) < options.limit));
-  if (session.json) {
-    session.Print({{"jobs", std::move(list)}});
-  } else {
-    table.Print(session.out());
-  }
+    return !enough();
+  }));
+  PrintList(session, "jobs", std::move(list), table);
   return absl::OkStatus();
 }
 
@@ -139,37 +133,20 @@ absl::Status Checkpoints(Session& session, const std::string& id) {
   Table table({"NAME", "STEP", "SIZE", "RESUMABLE", "SERVABLE"});
   v1::ListCheckpointsRequest request;
   request.set_name(id);
-  do {
-    NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&FineTuneService::Stub::ListCheckpoints, request));
+  NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &FineTuneService::Stub::ListCheckpoints, request, [&](const auto& page) {
     for (const v1::Checkpoint& checkpoint : page.checkpoints()) {
       list.push_back(CheckpointJson(checkpoint));
       table.Add({checkpoint.name(), base::StrCat(checkpoint.step()), HumanBytes(checkpoint.bytes()),
                  checkpoint.resumable() ? "yes" : "no", checkpoint.servable() ? "yes" : "no"});
     }
-    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
-      return absl::DataLossError("malformed answer: the pages do not end");
-    }
-    request.set_page_token(page.next_page_token());
-  } while (!request.page_token().empty());
-  if (session.json) {
-    session.Print({{"checkpoints", std::move(list)}});
-  } else {
-    table.Print(session.out());
-  }
+    return true;
+  }));
+  PrintList(session, "checkpoints", std::move(list), table);
   return absl::OkStatus();
 }
 
 absl::Status Delete(Session& session, const std::string& id) {
-  NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
-  v1::DeleteJobRequest request;
-  request.set_name(id);
-  NIBBLE_RETURN_IF_ERROR(session.client().Call(&FineTuneService::Stub::DeleteJob, request).status());
-  if (session.json) {
-    session.Print({{"id", id}, {"deleted", true}});
-  } else {
-    session.out() << "deleted " << id << '\n';
-  }
-  return absl::OkStatus();
+  return DeleteNamed(session, &FineTuneService::Stub::DeleteJob, "id", id);
 }
 
 // One call that takes an id and answers the job.
@@ -181,14 +158,6 @@ absl::Status One(Session& session, const std::string& id) {
   NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().Call(kMethod, request));
   PrintJob(session, job);
   return absl::OkStatus();
-}
-
-void AddWithId(CLI::App& group, Session& session, const char* command, const char* help,
-               absl::Status (*run)(Session&, const std::string&)) {
-  CLI::App* sub = group.add_subcommand(command, help);
-  auto id = std::make_shared<std::string>();
-  sub->add_option("ID", *id, "Job")->required();
-  sub->callback([&session, id, run] { session.command = [&session, id, run] { return run(session, *id); }; });
 }
 
 void AddCancel(CLI::App& group, Session& session) {
@@ -310,7 +279,10 @@ void AddJobCommands(CLI::App& app, Session& session) {
     sub->add_option("--limit", o->limit, "So many at most (default: all)")->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 40));
     sub->callback([&session, o] { session.command = [&session, o] { return List(session, *o); }; });
   }
-  AddWithId(jobs, session, "get", "One job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
+  const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
+    AddCommandOn(jobs, session, command, help, "ID", "Job", run);
+  };
+  add("get", "One job", &One<v1::GetJobRequest, &FineTuneService::Stub::GetJob>);
   {
     CLI::App* sub = jobs.add_subcommand("watch", "Print every event until the job ends");
     auto id = std::make_shared<std::string>();
@@ -321,15 +293,13 @@ void AddJobCommands(CLI::App& app, Session& session) {
     sub->callback([&session, id, after] { session.command = [&session, id, after] { return Watch(session, *id, *after); }; });
   }
   AddCancel(jobs, session);
-  AddWithId(jobs, session, "pause", "Checkpoint a job and stop it",
-            &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
-  AddWithId(jobs, session, "resume", "Queue a paused job again",
-            &One<v1::ResumeJobRequest, &FineTuneService::Stub::ResumeJob>);
-  AddWithId(jobs, session, "checkpoint", "Have a running job write a checkpoint after its current step",
-            &One<v1::CheckpointJobRequest, &FineTuneService::Stub::CheckpointJob>);
-  AddWithId(jobs, session, "checkpoints", "The checkpoints of a job", &Checkpoints);
+  add("pause", "Checkpoint a job and stop it", &One<v1::PauseJobRequest, &FineTuneService::Stub::PauseJob>);
+  add("resume", "Queue a paused job again", &One<v1::ResumeJobRequest, &FineTuneService::Stub::ResumeJob>);
+  add("checkpoint", "Have a running job write a checkpoint after its current step",
+      &One<v1::CheckpointJobRequest, &FineTuneService::Stub::CheckpointJob>);
+  add("checkpoints", "The checkpoints of a job", &Checkpoints);
   AddPublish(jobs, session);
-  AddWithId(jobs, session, "delete", "Delete a job that has ended", &Delete);
+  add("delete", "Delete a job that has ended", &Delete);
 }
 
 }  // namespace nibble::cli

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "client/cli/app.h"
+#include "client/cli/command.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "client/files_to_send.h"
@@ -16,12 +17,6 @@ namespace nibble::cli {
 namespace {
 
 using v1::ModelService;
-
-client::OnProgress Show(Progress& progress) {
-  return [&progress](const std::string& stage, std::int64_t done, std::int64_t total) {
-    progress.Update(stage, done, total);
-  };
-}
 
 void PrintModel(Session& session, const v1::Model& model) {
   if (session.json) return session.Print(ModelJson(model));
@@ -65,16 +60,14 @@ absl::Status Import(Session& session, const std::string& path, const std::string
   const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
   const std::string shown = (normal.has_filename() ? normal.filename() : normal.parent_path().filename()).string();
   NIBBLE_ASSIGN_OR_RETURN(const v1::UploadModelResponse upload,
-                          session.client().UploadModel(IsUtf8(shown) ? shown : name, files, Show(progress)));
+                          session.client().UploadModel(IsUtf8(shown) ? shown : name, files, progress.Show()));
   v1::ImportModelRequest request;
   request.set_upload_id(upload.upload_id());
   request.set_name(name);
   if (dtype.has_value()) request.set_dtype(*dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ImportModel, request));
-  session.GoesOn(operation);
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Model model,
-                          session.client().Wait<v1::Model>(std::move(operation), Show(progress)));
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, session.Wait<v1::Model>(std::move(operation), progress));
   progress.End();
   PrintModel(session, model);
   return absl::OkStatus();
@@ -83,25 +76,16 @@ absl::Status Import(Session& session, const std::string& path, const std::string
 absl::Status List(Session& session) {
   base::Json list = base::Json::array();
   Table table({"NAME", "FORMAT", "SIZE", "PARAMETERS", "BASE", "LOADED", "DIGEST"});
-  v1::ListModelsRequest request;
-  do {
-    NIBBLE_ASSIGN_OR_RETURN(const v1::ListModelsResponse page,
-                            session.client().Call(&ModelService::Stub::ListModels, request));
+  const v1::ListModelsRequest all;
+  NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &ModelService::Stub::ListModels, all, [&](const v1::ListModelsResponse& page) {
     for (const v1::Model& model : page.models()) {
       list.push_back(ModelJson(model));
       table.Add({model.name(), Lower(model.format()), HumanBytes(model.bytes()), base::StrCat(model.parameters()),
                  model.base_model(), model.loaded() ? "yes" : "no", model.digest().substr(0, 12)});
     }
-    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
-      return absl::DataLossError("malformed answer: the pages do not end");
-    }
-    request.set_page_token(page.next_page_token());
-  } while (!request.page_token().empty());
-  if (session.json) {
-    session.Print({{"models", std::move(list)}});
-  } else {
-    table.Print(session.out());
-  }
+    return true;
+  }));
+  PrintList(session, "models", std::move(list), table);
   return absl::OkStatus();
 }
 
@@ -115,16 +99,7 @@ absl::Status Get(Session& session, const std::string& name) {
 }
 
 absl::Status Delete(Session& session, const std::string& name) {
-  NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
-  v1::DeleteModelRequest request;
-  request.set_name(name);
-  NIBBLE_RETURN_IF_ERROR(session.client().Call(&ModelService::Stub::DeleteModel, request).status());
-  if (session.json) {
-    session.Print({{"name", name}, {"deleted", true}});
-  } else {
-    session.out() << "deleted " << name << '\n';
-  }
-  return absl::OkStatus();
+  return DeleteNamed(session, &ModelService::Stub::DeleteModel, "name", name);
 }
 
 // Answers of load and unload have the same shape.
@@ -206,10 +181,8 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   if (options.eval_dataset.has_value()) request.set_eval_dataset(*options.eval_dataset);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ConvertModel, request));
-  session.GoesOn(operation);
   Progress progress(session.terminal);
-  NIBBLE_ASSIGN_OR_RETURN(const auto answer,
-                          session.client().Wait<v1::ConvertModelResponse>(std::move(operation), Show(progress)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.Wait<v1::ConvertModelResponse>(std::move(operation), progress));
   progress.End();
   if (session.json) {
     base::Json json = ModelJson(answer.model());
@@ -236,10 +209,8 @@ absl::Status Export(Session& session, const std::string& name, const std::string
   if (linear_class == "autobitlinear") request.set_linear_class(v1::HF_LINEAR_CLASS_AUTOBITLINEAR);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ExportModel, request));
-  session.GoesOn(operation);
   Progress progress(session.terminal);
-  NIBBLE_ASSIGN_OR_RETURN(const auto answer,
-                          session.client().Wait<v1::ExportModelResponse>(std::move(operation), Show(progress)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.Wait<v1::ExportModelResponse>(std::move(operation), progress));
   std::int64_t total = 0;
   for (const auto& file : answer.files()) total += file.size_bytes();
   NIBBLE_ASSIGN_OR_RETURN(
@@ -257,15 +228,6 @@ absl::Status Export(Session& session, const std::string& name, const std::string
     table.Add({(std::filesystem::path(out) / file.path()).string(), HumanBytes(file.size_bytes())});
   table.Print(session.out());
   return absl::OkStatus();
-}
-
-// A command whose one argument is a model's name.
-void AddNamed(CLI::App& group, Session& session, const char* command, const char* help,
-              absl::Status (*run)(Session&, const std::string&)) {
-  CLI::App* sub = group.add_subcommand(command, help);
-  auto name = std::make_shared<std::string>();
-  sub->add_option("NAME", *name, "Model")->required();
-  sub->callback([&session, name, run] { session.command = [&session, name, run] { return run(session, *name); }; });
 }
 
 }  // namespace
@@ -291,8 +253,11 @@ void AddModelCommands(CLI::App& app, Session& session) {
   models.add_subcommand("list", "All models")->callback([&session] {
     session.command = [&session] { return List(session); };
   });
-  AddNamed(models, session, "get", "One model", &Get);
-  AddNamed(models, session, "delete", "Delete a model", &Delete);
+  const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
+    AddCommandOn(models, session, command, help, "NAME", "Model", run);
+  };
+  add("get", "One model", &Get);
+  add("delete", "Delete a model", &Delete);
   {
     CLI::App* sub = models.add_subcommand("load", "Load a model for serving");
     auto name = std::make_shared<std::string>();
@@ -303,9 +268,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
       session.command = [&session, name, device] { return Load(session, *name, *device); };
     });
   }
-  AddNamed(models, session, "unload", "Unload a model", &Unload);
-  AddNamed(models, session, "verify", "Replay the model's record: exit 0 only when every row has the recorded bits",
-           &Verify);
+  add("unload", "Unload a model", &Unload);
+  add("verify", "Replay the model's record: exit 0 only when every row has the recorded bits", &Verify);
   {
     CLI::App* sub = models.add_subcommand("convert", "Make an int8, ternary or nf4 model of another");
     auto o = std::make_shared<ConvertOptions>();

@@ -1,7 +1,7 @@
 #include <CLI/CLI.hpp>
-#include <memory>
 
 #include "client/cli/app.h"
+#include "client/cli/command.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "server/base/status_macros.h"
@@ -45,7 +45,9 @@ void Print(Session& session, const Operation& operation) {
   const v1::ModelOperationMetadata metadata = MetadataOf(operation);
   Table table({"id", operation.name()});
   table.Add({"state", StateOf(operation)});
-  if (!metadata.stage().empty()) table.Add({"stage", base::StrCat(metadata.stage(), " ", metadata.done(), " of ", metadata.total())});
+  if (!metadata.stage().empty()) {
+    table.Add({"stage", base::StrCat(metadata.stage(), " ", metadata.done(), " of ", metadata.total())});
+  }
   if (operation.has_error()) table.Add({"error", operation.error().message()});
   table.Print(session.out());
 }
@@ -60,24 +62,17 @@ absl::StatusOr<Operation> Find(Session& session, const std::string& id) {
 absl::Status List(Session& session) {
   base::Json list = base::Json::array();
   Table table({"ID", "STATE", "STAGE", "DONE"});
-  google::longrunning::ListOperationsRequest request;
-  do {
-    NIBBLE_ASSIGN_OR_RETURN(const auto page, session.client().Call(&Operations::Stub::ListOperations, request));
+  const google::longrunning::ListOperationsRequest all;
+  NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &Operations::Stub::ListOperations, all, [&](const auto& page) {
     for (const Operation& operation : page.operations()) {
       const v1::ModelOperationMetadata metadata = MetadataOf(operation);
       list.push_back(OperationJson(operation));
-      table.Add({operation.name(), StateOf(operation), metadata.stage(), base::StrCat(metadata.done(), " of ", metadata.total())});
+      table.Add({operation.name(), StateOf(operation), metadata.stage(),
+                 base::StrCat(metadata.done(), " of ", metadata.total())});
     }
-    if (page.next_page_token() == request.page_token() && !page.next_page_token().empty()) {
-      return absl::DataLossError("malformed answer: the pages do not end");
-    }
-    request.set_page_token(page.next_page_token());
-  } while (!request.page_token().empty());
-  if (session.json) {
-    session.Print({{"operations", std::move(list)}});
-  } else {
-    table.Print(session.out());
-  }
+    return true;
+  }));
+  PrintList(session, "operations", std::move(list), table);
   return absl::OkStatus();
 }
 
@@ -90,10 +85,7 @@ absl::Status Get(Session& session, const std::string& id) {
 absl::Status Wait(Session& session, const std::string& id) {
   NIBBLE_ASSIGN_OR_RETURN(Operation operation, Find(session, id));
   Progress progress(session.terminal);
-  session.GoesOn(operation);
-  NIBBLE_RETURN_IF_ERROR(session.client().WaitForEnd(operation, [&](const std::string& stage, std::int64_t done, std::int64_t total) {
-    progress.Update(stage, done, total);
-  }));
+  NIBBLE_RETURN_IF_ERROR(session.WaitForEnd(operation, progress));
   progress.End();
   Print(session, operation);
   return absl::OkStatus();
@@ -116,10 +108,7 @@ void AddOperationCommands(CLI::App& app, Session& session) {
     session.command = [&session] { return List(session); };
   });
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
-    CLI::App* sub = operations.add_subcommand(command, help);
-    auto id = std::make_shared<std::string>();
-    sub->add_option("ID", *id, "Operation")->required();
-    sub->callback([&session, id, run] { session.command = [&session, id, run] { return run(session, *id); }; });
+    AddCommandOn(operations, session, command, help, "ID", "Operation", run);
   };
   add("get", "How far one is", &Get);
   add("wait", "Wait for its end; exit 0 only when it did what was asked", &Wait);

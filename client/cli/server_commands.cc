@@ -1,18 +1,23 @@
 #include <httplib.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
 #include <memory>
+#include <optional>
 
 #include "absl/strings/str_join.h"
 #include "client/cli/app.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
+#include "google/protobuf/util/time_util.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
 namespace nibble::cli {
 namespace {
 
+using google::protobuf::util::TimeUtil;
 using v1::ServerService;
 
 absl::Status Info(Session& session) {
@@ -55,11 +60,10 @@ absl::Status Load(Session& session) {
   return absl::OkStatus();
 }
 
-absl::Status Drain(Session& session, double deadline_s) {
+absl::Status Drain(Session& session, const std::optional<double>& deadline_s) {
   v1::DrainRequest request;
-  if (deadline_s >= 0) {
-    request.mutable_deadline()->set_seconds(static_cast<std::int64_t>(deadline_s));
-    request.mutable_deadline()->set_nanos(static_cast<std::int32_t>((deadline_s - std::floor(deadline_s)) * 1e9));
+  if (deadline_s.has_value()) {
+    *request.mutable_deadline() = TimeUtil::MillisecondsToDuration(std::llround(*deadline_s * 1000));
   }
   NIBBLE_RETURN_IF_ERROR(session.client().Call(&ServerService::Stub::Drain, request).status());
   if (session.json) {
@@ -73,11 +77,14 @@ absl::Status Drain(Session& session, double deadline_s) {
 // Over HTTP, which wants neither a token nor TLS: for the probe of a container.
 absl::Status Health(Session& session, const std::string& address) {
   httplib::Client http("http://" + address);
-  const auto timeout = std::chrono::milliseconds(static_cast<std::int64_t>((session.timeout_s > 0 ? session.timeout_s : 5) * 1000));
+  const std::chrono::milliseconds timeout(std::llround((session.timeout_s > 0 ? session.timeout_s : 5) * 1000));
   http.set_connection_timeout(timeout);
   http.set_read_timeout(timeout);
   const httplib::Result answer = http.Get("/readyz");
-  if (!answer) return absl::UnavailableError(base::StrCat("no answer from http://", address, "/readyz: ", httplib::to_string(answer.error())));
+  if (!answer) {
+    return absl::UnavailableError(
+        base::StrCat("no answer from http://", address, "/readyz: ", httplib::to_string(answer.error())));
+  }
   if (answer->status != 200) return absl::UnavailableError(base::StrCat("not ready: ", answer->body));
   if (session.json) {
     session.Print({{"ready", true}});
@@ -97,8 +104,9 @@ void AddServerCommands(CLI::App& app, Session& session) {
   });
   {
     CLI::App* sub = server.add_subcommand("drain", "Take nothing new and let what runs end; its jobs go on after a restart");
-    auto deadline = std::make_shared<double>(-1);
-    sub->add_option("--deadline", *deadline, "Seconds that calls may still take (default: nibbled's --drain_s)")->check(CLI::Range(0.0, 3600.0));
+    auto deadline = std::make_shared<std::optional<double>>();
+    sub->add_option("--deadline", *deadline, "Seconds that calls may still take (default: nibbled's --drain_s)")
+        ->check(CLI::Range(0.0, 3600.0));
     sub->callback([&session, deadline] { session.command = [&session, deadline] { return Drain(session, *deadline); }; });
   }
   {

@@ -32,10 +32,14 @@ client::Client& Session::client() {
   return *client_;
 }
 
-void Session::GoesOn(const google::longrunning::Operation& operation) {
-  if (terminal.interrupt == nullptr || operation.done()) return;
+Session::Note::Note(Session& session, const google::longrunning::Operation& operation) : note_(session.terminal.interrupt) {
+  if (note_ == nullptr || operation.done()) return;
   const std::string& id = operation.name();
-  terminal.interrupt->Set(base::StrCat("operation ", id, " goes on at the server: nibble operations wait|cancel ", id));
+  note_->Set(Printable(base::StrCat("operation ", id, " goes on at the server: nibble operations wait|cancel ", id)));
+}
+
+Session::Note::~Note() {
+  if (note_ != nullptr) note_->Set("");
 }
 
 void Session::JobGoesOn(const std::string& job) {

@@ -6,6 +6,7 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "client/cli/connection.h"
@@ -24,8 +25,17 @@ class Session {
   client::Client& client();
   // Reads what the flags of the connection name. Before `command` runs.
   absl::Status Prepare();
-  // What Ctrl-C says from now on: that the operation, or the job, goes on, and how to see it again.
-  void GoesOn(const google::longrunning::Operation& operation);
+  // As Client::Wait and WaitForEnd with `progress` shown. Meanwhile Ctrl-C says that the operation goes on, and how to see it again.
+  template <typename Response>
+  absl::StatusOr<Response> Wait(google::longrunning::Operation operation, Progress& progress) {
+    const Note note(*this, operation);
+    return client().Wait<Response>(std::move(operation), progress.Show());
+  }
+  absl::Status WaitForEnd(google::longrunning::Operation& operation, Progress& progress) {
+    const Note note(*this, operation);
+    return client().WaitForEnd(operation, progress.Show());
+  }
+  // From now on Ctrl-C says that the job goes on, and how to see it again.
   void JobGoesOn(const std::string& job);
   // One line on stdout.
   void Print(const base::Json& json) { terminal.out << base::Dump(json) << '\n' << std::flush; }
@@ -41,6 +51,18 @@ class Session {
   std::function<absl::Status()> command;
 
  private:
+  // What Ctrl-C says as long as this is there.
+  class Note {
+   public:
+    Note(Session& session, const google::longrunning::Operation& operation);
+    ~Note();
+    Note(const Note&) = delete;
+    Note& operator=(const Note&) = delete;
+
+   private:
+    InterruptNote* note_;
+  };
+
   Connect connect_;
   client::Security security_;
   std::optional<client::Client> client_;

@@ -1,6 +1,7 @@
 // Where the program talks: results on `out`, everything else on `err`.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <string>
 #include <string_view>
@@ -37,6 +38,10 @@ class Progress {
  public:
   explicit Progress(Terminal& terminal) : terminal_(terminal) {}
   ~Progress() { End(); }
+  // As the callback of long work.
+  std::function<void(const std::string& stage, std::int64_t done, std::int64_t total)> Show() {
+    return [this](const std::string& stage, std::int64_t done, std::int64_t total) { Update(stage, done, total); };
+  }
   // total 0: not known.
   void Update(const std::string& stage, std::int64_t done, std::int64_t total);
   void End();  // leaves the line as it is

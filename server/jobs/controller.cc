@@ -57,7 +57,6 @@ absl::StatusOr<std::int64_t> JobController::PlanMemory(const JobSpec& spec, cons
 absl::StatusOr<std::optional<JobRecord>> JobController::FindOrAdmit(const std::string& request_id, const std::string& body_digest,
                                                                     const std::string& owner) {
   if (!request_id.empty()) {
-    NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
     NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, database_.FindRequest(request_id, body_digest));
     if (known.has_value()) return known;
   }
@@ -78,6 +77,7 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
       submission.body_digest.empty() ? base::Sha256Hex(base::Dump(ToJson(asked))) : submission.body_digest;
   {
     base::MutexLock lock(submit_mutex_);
+    NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
     NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, submission.owner));
     if (known.has_value()) return Present(*std::move(known));
   }

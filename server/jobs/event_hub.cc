@@ -52,7 +52,8 @@ bool EventHub::Wait(absl::Duration timeout, const std::function<bool()>& done) {
     // Not under the mutex: it reads the database. What changes meanwhile raises the generation.
     if (done()) return true;
     base::MutexLock lock(mutex_);
-    if (!changed_.WaitUntil(lock, deadline, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_ || generation_ != seen; }) || closed_) return false;
+    const auto moved = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_ || generation_ != seen; };
+    if (!changed_.WaitUntil(lock, deadline, moved) || closed_) return false;
   }
 }
 

@@ -82,11 +82,8 @@ class HfSource : public WeightSource {
     }
     const SafetensorsTensor& stored_scale = stored_.tensors.at(spec.name + kHfWeightScale);
     NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, ToFloats(stored_scale.bytes, *stored_scale.dtype, 1));
-    if (!(scale[0] > 0.0f) || !std::isfinite(scale[0])) {
-      return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, kHfWeightScale, "\" is ", scale[0], ", wanted a positive number"));
-    }
     values.scale *= bitnet_->linear_class == HfLinearClass::kBitLinear ? 1.0f / scale[0] : scale[0];
-    if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {  // an inverse or a product that left f32
+    if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {  // not a scale, or one whose inverse or product leaves f32
       return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" has the scale ", values.scale, " with ",
                                                kHfWeightScale, " ", scale[0], ", wanted a positive number"));
     }

@@ -20,8 +20,9 @@ struct ImportReport {
 
 // `source` is a directory (config.json, model.safetensors or its shards, tokenizer.json; tokenizer_config.json,
 // chat_template.jinja and generation_config.json where they are; or one .gguf file alone), or a .gguf file. Weights become
-// f32 or bf16, each value rounded once; those of transformers' "bitnet" (hf_bitnet.h) a ternary artifact, or master weights; GGUF's quantised blocks are dequantised as the format says. generation_config.json's
-// eos_token_id, where given, is the model's. K and V are cached in `dtype`.
+// f32 or bf16, each value rounded once; those of transformers' "bitnet" (hf_bitnet.h) a ternary artifact, or master weights;
+// GGUF's quantised blocks are dequantised as the format says. generation_config.json's eos_token_id, where given, is the
+// model's. K and V are cached in `dtype`.
 // On any error nothing is left at `target`.
 // Errors: NotFound (a file that must be there), InvalidArgument (config, shapes, values that are not finite; named), DataLoss
 // (truncated or contradictory files), Unimplemented (what is not supported, by name), AlreadyExists (target).

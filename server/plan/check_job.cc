@@ -61,7 +61,8 @@ model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelCo
 absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_RETURN_IF_ERROR(CheckDevice(spec, inputs));
   if (spec.data.max_seq_len > inputs.config.context_limit()) {
-    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ", inputs.config.limit_text(inputs.config.context_limit())));
+    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ",
+                                                 inputs.config.limit_text(inputs.config.context_limit())));
   }
   const bool is_float = inputs.base_format == "f32" || inputs.base_format == "bf16";
   const bool qlora = spec.method == jobs::kMethodQLora;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "server/model/tensor_table.h"
+#include "server/plan/working_rows.h"
 
 namespace nibble::plan {
 namespace {
@@ -18,10 +19,7 @@ constexpr std::int64_t kProcessBytes = std::int64_t{150} << 20;
 #endif
 // Primitives that oneDNN keeps, heaps that have grown round what they hold.
 constexpr double kSlack = 1.08;
-constexpr std::int64_t kLossChunk = 128;  // rows of logits that exist at a time (server/trainer/autograd.h)
 constexpr std::int64_t kRowQuantum = 64;
-// Rows of a bf16 head that an evaluation widens at a time (server/trainer/torch_runtime.cc).
-constexpr std::int64_t kWidenedRows = 4096;
 
 std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

@@ -67,7 +67,8 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
   NIBBLE_ASSIGN_OR_RETURN(Principal principal, Identify(*policy.principals, caller, now));
   if (rule == nullptr) return absl::UnimplementedError("there is no such method");
   if (for_trainers) {
-    return WithReason(absl::PermissionDeniedError("this method is for the trainers' own socket"), "ROLE", {{"needed", "trainer"}, {"principal", principal.name}});
+    return WithReason(absl::PermissionDeniedError("this method is for the trainers' own socket"), "ROLE",
+                      {{"needed", "trainer"}, {"principal", principal.name}});
   }
   if (principal.role < rule->role) {
     return WithReason(absl::PermissionDeniedError(StrCat("wants the role ", Name(rule->role), ", the token has ", Name(principal.role))),

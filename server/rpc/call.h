@@ -69,8 +69,9 @@ class Call {
   Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, const char* method);
 
   Edge& edge() const { return edge_; }
-  // Not Ok: this caller may not do this, or the server admits nothing any more (DRAINING). Checked by the wrappers (unary.h, stream_reactor.h, upload_reactor.h) before the core
-  // is called; on TLS and local transports gRPC has asked already (auth_processor.h).
+  // Not Ok: this caller may not do this, or the server admits nothing any more (DRAINING). Checked by the wrappers (unary.h,
+  // stream_reactor.h, upload_reactor.h) before the core is called; on TLS and local transports gRPC has asked already
+  // (auth_processor.h).
   const absl::Status& admitted() const { return admitted_; }
   const Principal& principal() const { return principal_; }
   const std::string& request_id() const { return request_id_; }

@@ -116,7 +116,8 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
   spec.data = config;
   if (!request.data().has_max_seq_len()) spec.data.max_seq_len = std::min(spec.data.max_seq_len, model.config.context_limit());
   if (spec.data.max_seq_len < 2 || spec.data.max_seq_len > model.config.context_limit()) {
-    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", wanted 2 to ", model.config.limit_text(model.config.context_limit())));
+    return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", wanted 2 to ",
+                                                 model.config.limit_text(model.config.context_limit())));
   }
   shape.options = plan::OptionsOf(spec);
   return shape;

@@ -98,7 +98,8 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
     if (planned.available_bytes > 0 && planned.plan.memory_bytes() > planned.available_bytes) {
       v1::Warning& warning = *response->add_warnings();
       warning.set_reason("MEMORY");
-      warning.set_message(base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
+      warning.set_message(
+          base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
     }
     NIBBLE_ASSIGN_OR_RETURN(const double tokens_per_s, MeasuredSpeed(jobs_, planned.spec));
     if (tokens_per_s > 0) {
@@ -114,9 +115,9 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
     const Principal& caller = call.principal();
     const std::string owner = caller.name == kNobody ? "" : caller.name;  // the quota is of those who say who they are
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job,
-                            jobs_.Submit(spec, request->request_id(),
-                                         {.body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant, .cancel = call.cancel()}));
+    const jobs::JobController::Submission submission{
+        .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant, .cancel = call.cancel()};
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id(), submission));
     *response = ToProto(job);
     return absl::OkStatus();
   });

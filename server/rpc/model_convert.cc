@@ -55,7 +55,9 @@ absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::
   std::string why;
   if (tolerance.has_max_eval_loss_delta()) {
     const double delta = report.eval_loss_after() - report.eval_loss_before();
-    if (!(delta <= tolerance.max_eval_loss_delta())) why = StrCat("the evaluation loss rose by ", delta, ", allowed ", tolerance.max_eval_loss_delta());
+    if (!(delta <= tolerance.max_eval_loss_delta())) {
+      why = StrCat("the evaluation loss rose by ", delta, ", allowed ", tolerance.max_eval_loss_delta());
+    }
   }
   if (why.empty() && tolerance.has_min_top1_agreement() && !(report.top1_agreement() >= tolerance.min_top1_agreement())) {
     why = StrCat("the same top token at ", report.top1_agreement(), " of the positions, wanted ", tolerance.min_top1_agreement());

@@ -84,20 +84,18 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::Call
   return call;
 }
 
-// Body returns absl::Status and may wait for the disk or a load.
-template <typename Body>
-grpc::ServerUnaryReactor* UnaryOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
-  return UnaryAsync(edge, edge.workers, context, method,
-                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); },
-                    edge.default_deadline);
-}
-
-// As UnaryOnWorker for what takes minutes: on workers of its own, for whom a call waits as long as its client does.
+// Body returns absl::Status and may take minutes on workers of its own, for whom a call waits as long as its client does.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnSlowWorker(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context,
-                                            const char* method, Body body) {
+                                            const char* method, Body body, absl::Duration patience = absl::InfiniteDuration()) {
   return UnaryAsync(edge, workers, context, method,
-                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); });
+                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
+}
+
+// Body may wait for the disk or a load.
+template <typename Body>
+grpc::ServerUnaryReactor* UnaryOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
+  return UnaryOnSlowWorker(edge, edge.workers, context, method, std::move(body), edge.default_deadline);
 }
 
 inline grpc::ServerUnaryReactor* UnaryNotBuilt(Edge& edge, grpc::CallbackServerContext* context, const char* method) {

@@ -18,6 +18,7 @@
 #include "kernels/ops/silu_mul.h"
 #include "kernels/ops/silu_mul_backward.h"
 #include "kernels/philox.h"
+#include "server/plan/working_rows.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -206,9 +207,11 @@ struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
     Tensor grad_up = torch::empty_like(g);
     const auto run = [&](auto op, auto args) { ThrowIfError(op(args, stream)); };
     if constexpr (kRelu2) {
-      run(kernels::Relu2MulBackward, kernels::Relu2MulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
+      run(kernels::Relu2MulBackward,
+          kernels::Relu2MulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
     } else {
-      run(kernels::SiluMulBackward, kernels::SiluMulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
+      run(kernels::SiluMulBackward,
+          kernels::SiluMulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
     }
     return {grad_gate, grad_up, Tensor()};
   }
@@ -220,8 +223,8 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
     const LossRows rows = RowsWithTarget(*targets);
     Tensor gradient = torch::zeros_like(hidden);
     *loss_sum = 0;
-    for (std::int64_t begin = 0; begin < rows.count(); begin += kLossChunk) {
-      const std::int64_t count = std::min(kLossChunk, rows.count() - begin);
+    for (std::int64_t begin = 0; begin < rows.count(); begin += plan::kLossChunk) {
+      const std::int64_t count = std::min(plan::kLossChunk, rows.count() - begin);
       const Tensor chunk_index = torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64);
       const Tensor chunk = PadTo(hidden.index_select(0, chunk_index), hidden.scalar_type());
       Tensor logits = torch::mm(chunk, head.t());

@@ -66,8 +66,6 @@ AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std
 // Causal attention within each segment; q [T, H*d], k and v [T, KV*d].
 torch::Tensor ApplyAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v, const AttentionPlan& plan,
                              std::int64_t num_heads, std::int64_t num_kv_heads);
-// Rows of logits that exist at a time.
-inline constexpr std::int64_t kLossChunk = 128;
 // Rows without a target take no part in a loss: with completion-only loss that is most of the work saved.
 struct LossRows {
   std::vector<std::int64_t> row;

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "server/base/mutex.h"
+#include "server/plan/working_rows.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -57,8 +58,6 @@ class TorchThreadPool : public kernels::ThreadPool {
   }
 };
 
-constexpr std::int64_t kWidenedRows = 4096;  // of a bf16 weight, in f32 at a time: as server/plan/memory_plan.cc counts
-
 class TorchLibrary : public kernels::DenseLibrary {
  public:
   const char* kernel_name() const override { return "torch:library_matmul"; }
@@ -73,7 +72,7 @@ class TorchLibrary : public kernels::DenseLibrary {
       const bool wide = a.scalar_type() != b.scalar_type() || y.dtype == kernels::DType::kF32;
       if (wide) a = a.to(torch::kFloat32);
       // A head in f32 is twice its size in bf16: it is widened a slice at a time.
-      const std::int64_t slice = wide && b.scalar_type() != torch::kFloat32 ? kWidenedRows : w.rows;
+      const std::int64_t slice = wide && b.scalar_type() != torch::kFloat32 ? plan::kWidenedRows : w.rows;
       for (std::int64_t begin = 0; begin < w.rows; begin += slice) {
         const std::int64_t count = std::min(slice, w.rows - begin);
         const torch::Tensor product = torch::mm(a, b.narrow(0, begin, count).to(a.scalar_type()).t());

@@ -232,11 +232,12 @@ ClientOptions FastOptions() {
   return options;
 }
 
-Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input) {
+Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input, cli::InterruptNote* interrupt) {
   std::istringstream in(input);
   std::ostringstream out;
   std::ostringstream err;
   cli::Terminal terminal{in, out, err};
+  terminal.interrupt = interrupt;
   Result result;
   result.exit = cli::Run(std::move(arguments), terminal, [&](const std::string&, const ClientOptions&) {
     return Client(server.Channel(), FastOptions());

@@ -121,7 +121,8 @@ struct Result {
 };
 
 // Runs the program against the server.
-Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input = "");
+Result RunNibble(FakeServer& server, std::vector<std::string> arguments, const std::string& input = "",
+                 cli::InterruptNote* interrupt = nullptr);
 
 // A file in a fresh temporary folder that lives as long as the test program.
 std::string WriteFile(const std::string& name, const std::string& content);

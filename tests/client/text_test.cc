@@ -74,6 +74,29 @@ TEST(TextTest, AJobOfAnotherServerCannotSteerTheTerminal) {
   EXPECT_THAT(result.out, Not(HasSubstr("\033")));
 }
 
+TEST(TextTest, AnInterruptSpeaksOfAnOperationOnlyWhileItRuns) {
+  FakeServer server;
+  cli::InterruptNote note;
+  std::string meanwhile, afterwards = "not asked";
+  google::longrunning::Operation running;
+  running.set_name("operation-1");
+  server.export_model.Answers(running);
+  server.wait_operation.answer = [&](const auto&, google::longrunning::Operation* ended) {
+    meanwhile = note.Get();
+    ended->set_name("operation-1");
+    ended->set_done(true);
+    ended->mutable_response()->PackFrom(Proto<v1::ExportModelResponse>("artifact_id: 'a-1'"));
+    return grpc::Status::OK;
+  };
+  server.download_artifact.answer = [&](const auto&, const std::function<bool(const v1::DownloadArtifactResponse&)>&) {
+    afterwards = note.Get();
+    return Error(grpc::StatusCode::NOT_FOUND, "gone", "ARTIFACT");
+  };
+  RunNibble(server, {"models", "export", "m", "--format", "hf", "--out", TemporaryFolder() + "/export"}, "", &note);
+  EXPECT_THAT(meanwhile, HasSubstr("operation-1 goes on at the server"));
+  EXPECT_EQ(afterwards, "");
+}
+
 TEST(TextTest, ProgressIsOnStderr) {
   FakeServer server;
   google::longrunning::Operation operation;

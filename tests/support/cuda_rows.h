@@ -1,9 +1,12 @@
 // Rows of codes on the device for tests of CUDA paths.
 #pragma once
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "tests/support/cuda_fixture.h"
 #include "tests/support/int8.h"
+#include "tests/support/random.h"
 
 namespace nibble::support {
 
@@ -56,6 +59,28 @@ class DeviceRows {
 
   kernels::QuantizedRows view_;
   DeviceBytes codes_, scale_, count_, index_, value_;
+};
+
+// A product over no columns (K = 0): M rows without a code by N features; what comes out is the bias in each row.
+struct NoColumns {
+  NoColumns(kernels::CudaContext& context, std::int64_t m)
+      : x(DeviceRows::Copy(context, Rows(m).view())), scale(context, NormalVector(3, n)), bias(context, NormalVector(5, n)) {
+    const std::vector<float> row = NormalVector(5, n);
+    for (std::int64_t i = 0; i < m; ++i) want.insert(want.end(), row.begin(), row.end());
+  }
+
+  static constexpr std::int64_t n = 33;
+  DeviceRows x;
+  DeviceBytes scale, bias;
+  std::vector<float> want;
+
+ private:
+  static Int8Rows Rows(std::int64_t m) {
+    Int8Rows rows(m, 0, 64);
+    std::fill_n(rows.view().scale, m, 0.5f);
+    std::fill_n(rows.view().num_outliers, m, 0);
+    return rows;
+  }
 };
 
 }  // namespace nibble::support

@@ -79,21 +79,14 @@ TEST_F(TernaryCudaTest, MatmulGivesTheCpusBytes) {
 
 TEST_F(TernaryCudaTest, NoColumnsLeaveTheBias) {
   for (const std::int64_t m : {1, 16, 17, 131}) {
-    const std::int64_t n = 33;
-    support::Int8Rows x(m, 0, 64);
-    std::fill_n(x.view().scale, m, 0.5f);
-    std::fill_n(x.view().num_outliers, m, 0);
-    const std::vector<float> scale = support::NormalVector(3, n), bias = support::NormalVector(5, n);
-    std::vector<float> want;
-    for (std::int64_t i = 0; i < m * n; ++i) want.push_back(bias[static_cast<std::size_t>(i % n)]);
-    const DeviceRows device_x = DeviceRows::Copy(*context_, x.view());
-    DeviceBytes tiles(*context_, 0), device_scale(*context_, scale), device_bias(*context_, bias);
-    DeviceBytes y(*context_, m * n * 4);
-    const PackedTernaryWeight w{tiles.As<std::uint8_t>(), device_scale.As<float>(), n, 0, 0};
+    const support::NoColumns no_columns(*context_, m);
+    const std::int64_t n = no_columns.n;
+    DeviceBytes tiles(*context_, 0), y(*context_, m * n * 4);
+    const PackedTernaryWeight w{tiles.As<std::uint8_t>(), no_columns.scale.As<float>(), n, 0, 0};
     const absl::Status status =
-        MatmulTernary({device_x.view(), w, device_bias.As<float>(), MakeMatrix(y.As(), DType::kF32, m, n)}, stream_);
+        MatmulTernary({no_columns.x.view(), w, no_columns.bias.As<float>(), MakeMatrix(y.As(), DType::kF32, m, n)}, stream_);
     ASSERT_TRUE(status.ok()) << status << " M " << m;
-    EXPECT_TRUE(y.Equals(want.data())) << m;
+    EXPECT_TRUE(y.Equals(no_columns.want.data())) << m;
   }
 }
 

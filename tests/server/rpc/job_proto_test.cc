@@ -23,7 +23,9 @@ TEST(JobProtoTest, EventsKeepNoPathOfTheServer) {
   for (const char* type : {"warning", "log", "state"}) {
     jobs::Event event;
     event.type = type;
-    event.body = *base::ParseJson(R"({"state":"QUEUED","reason":"R","message":"write /state/jobs/j/checkpoints/moments.bin: No space left on device"})");
+    event.body = {{"state", "QUEUED"},
+                  {"reason", "R"},
+                  {"message", "write /state/jobs/j/checkpoints/moments.bin: No space left on device"}};
     const std::string shown = ToProto(jobs::JobRecord(), event).DebugString();
     EXPECT_NE(shown.find("moments.bin: No space left"), std::string::npos) << shown;
     EXPECT_EQ(shown.find("/state/jobs"), std::string::npos) << shown;

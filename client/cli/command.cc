@@ -1,0 +1,22 @@
+#include "client/cli/command.h"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <utility>
+
+namespace nibble::cli {
+
+void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument, const char* what,
+                  absl::Status (*run)(Session&, const std::string&)) {
+  CLI::App* sub = group.add_subcommand(command, help);
+  auto value = std::make_shared<std::string>();
+  sub->add_option(argument, *value, what)->required();
+  sub->callback([&session, value, run] { session.command = [&session, value, run] { return run(session, *value); }; });
+}
+
+void PrintList(Session& session, const char* key, base::Json json, const Table& table) {
+  if (session.json) return session.Print({{key, std::move(json)}});
+  table.Print(session.out());
+}
+
+}  // namespace nibble::cli
