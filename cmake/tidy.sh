@@ -19,7 +19,8 @@ while (($#)); do
   esac
   shift
 done
-key=$({ "${preprocess[@]}" -E -o -; cat "$root/.clang-tidy"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1)
+# Where the checkout lies makes no difference.
+key=$({ "${preprocess[@]}" -E -o - | sed "s|$root/||g"; cat "$root/.clang-tidy"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1)
 [[ ! -e $memory/$key ]] || exit 0
 "${arguments[@]}"
 mkdir -p "$memory"
