@@ -211,7 +211,12 @@ absl::Status App::State::OpenServing() {
   };
   const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
     metrics.SetScheduler(resident.name, {});
-    if (loaded) metrics.ModelLoaded(resident.name, absl::ToDoubleSeconds(took));
+    if (!loaded) return;
+    metrics.ModelLoaded(resident.name, absl::ToDoubleSeconds(took));
+    if (!resident.trainer_difference.has_value()) return;
+    metrics.SetTrainerDifference(resident.name, *resident.trainer_difference);
+    base::LogInfo("an adapter is served as near to what its trainer answered",
+                  {{"model", resident.name}, {"max_logprob_difference", base::StrCat(*resident.trainer_difference)}});
   };
   const std::int64_t memory_bytes = MemoryBytes(options.serve_memory_bytes, base::RealFileSystem());
   manager = std::make_unique<serve::ModelManager>(locate, options.engine, memory_bytes, serve_stream, base::RealClock(), observe);

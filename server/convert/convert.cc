@@ -107,7 +107,7 @@ class Converter {
       : source_(source), options_(options), stream_(stream) {
     info_.format = options.to;
     info_.act_outliers = options.to == Format::kInt8 ? options.act_outliers : 0;
-    info_.int8_head = options.to == Format::kInt8 && options.int8_head;
+    info_.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(source.info().format != Format::kLora);
     info_.kv_dtype = options.kv_dtype.value_or(DType::kBF16);
     if (options.to == Format::kTernary) {
       info_.bitnet = source.info().bitnet.value_or(model::BitNetInfo());

@@ -20,7 +20,9 @@ namespace nibble::convert {
 struct ConvertOptions {
   model::Format to = model::Format::kInt8;               // kInt8, kTernary or kNf4
   int act_outliers = kernels::kDefaultOutliers;          // int8: 0 to 16 outliers that an activation row keeps
-  bool int8_head = true;                                 // int8: head and tied embedding too; false keeps them in bf16
+  // int8: head and tied embedding too, or they stay in bf16. Unset: int8, but of what a job has trained with a float head as
+  // it was trained.
+  std::optional<bool> int8_head = std::nullopt;
   // What serving rounds K and V to. Unset: bf16; to ternary, what the masters of a BitNet model say.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
 };

@@ -11,11 +11,7 @@ constexpr std::int64_t kChunk = 64;  // bounds tokens x vocabulary; any other va
 
 absl::StatusOr<std::vector<std::string>> RowDigests(const LoadedModel& model, const std::vector<std::int32_t>& tokens,
                                                     const kernels::Stream& stream) {
-  for (const std::int32_t token : tokens) {
-    if (token < 0 || token >= model.config().vocab_size) {
-      return absl::InvalidArgumentError(base::StrCat("record: token id ", token, " is not in the model's vocabulary"));
-    }
-  }
+  NIBBLE_RETURN_IF_ERROR(CheckTokens(model, tokens));
   std::vector<std::string> digests;
   NIBBLE_RETURN_IF_ERROR(ForEachLogits(model.config(), model.weights(), tokens, kChunk, stream,
                                        [&](std::int64_t, const kernels::Matrix& logits) {
@@ -28,6 +24,15 @@ absl::StatusOr<std::vector<std::string>> RowDigests(const LoadedModel& model, co
 }
 
 }  // namespace
+
+absl::Status CheckTokens(const LoadedModel& model, std::span<const std::int32_t> tokens) {
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || token >= model.config().vocab_size) {
+      return absl::InvalidArgumentError(base::StrCat("record: token id ", token, " is not in the model's vocabulary"));
+    }
+  }
+  return absl::OkStatus();
+}
 
 std::string ForetoldRecordFile(Format served) { return base::StrCat(Name(served), "_record.bin"); }
 

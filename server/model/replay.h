@@ -1,6 +1,7 @@
 // Making a record and answering it again: the proof that what was made is what is served (docs/numerics.md 10).
 #pragma once
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@ namespace nibble::model {
 // Beside a job's model: the record of what it becomes as it is served (int8 or ternary). `models convert` hands it to that
 // artifact when the weights come out with the same digest. "int8_record.bin".
 std::string ForetoldRecordFile(Format served);
+
+// InvalidArgument when a recorded token is not the model's.
+absl::Status CheckTokens(const LoadedModel& model, std::span<const std::int32_t> tokens);
 
 // Runs the sequences, each from position 0, and writes down the digest of every row of logits.
 absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<std::vector<std::int32_t>>& sequences,

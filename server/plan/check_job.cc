@@ -26,7 +26,6 @@ absl::Status CheckDevice(const jobs::JobSpec& spec, const JobInputs& inputs) {
 absl::Status CheckServedForm(const jobs::JobSpec& spec, const JobInputs& inputs) {
   model::ArtifactInfo served;
   served.format = model::Format::kInt8;
-  served.int8_head = true;
   if (spec.method == jobs::kMethodBitNetQat) {
     served.format = model::Format::kTernary;
     served.bitnet = model::BitNetInfo{.act_bits = static_cast<int>(spec.bitnet_qat.act_bits)};

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/files.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/trainer_logprobs.h"
 
 namespace nibble::serve {
 
@@ -65,6 +67,15 @@ absl::StatusOr<std::int64_t> ModelManager::PlannedBytes(const std::string& direc
   return bytes;
 }
 
+absl::StatusOr<std::optional<double>> ModelManager::TrainerDifference(const model::LoadedModel& model,
+                                                                     const std::string& directory) const {
+  const auto trained = model::ReadTrainerLogprobs(base::RealFileSystem(), directory);
+  if (absl::IsNotFound(trained.status())) return std::nullopt;  // of a checkpoint, or made before there were any
+  NIBBLE_RETURN_IF_ERROR(trained.status());
+  NIBBLE_ASSIGN_OR_RETURN(const double difference, model::MaxLogprobDifference(model, *trained, stream_));
+  return difference;
+}
+
 absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name, const std::string& directory) {
   const absl::Duration began = clock_.Monotonic();
   auto resident = std::make_shared<Resident>();
@@ -74,6 +85,9 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::st
   NIBBLE_ASSIGN_OR_RETURN(resident->text, model::LoadTextAssets(directory));
   NIBBLE_ASSIGN_OR_RETURN(
       auto loaded, model::LoadedModel::Load(directory, {.max_positions = options_.max_context}, stream_));
+  if (loaded->info().format == model::Format::kLora) {
+    NIBBLE_ASSIGN_OR_RETURN(resident->trainer_difference, TrainerDifference(*loaded, directory));
+  }
   NIBBLE_ASSIGN_OR_RETURN(resident->engine,
                           Engine::Start(std::move(loaded), resident->text.tokenizer, options_, stream_, clock_));
   resident->loaded = clock_.Now();

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ namespace nibble::serve {
 struct Resident {
   std::string name;
   absl::Time loaded;
+  std::optional<double> trainer_difference;  // model::MaxLogprobDifference, of an adapter that brought its trainer's logprobs
   std::shared_ptr<const void> memory;  // of the budget; given back after the engine has gone
   model::TextAssets text;
   std::unique_ptr<Engine> engine;
@@ -59,6 +61,7 @@ class ModelManager {
   };
 
   absl::StatusOr<std::int64_t> PlannedBytes(const std::string& directory) const;
+  absl::StatusOr<std::optional<double>> TrainerDifference(const model::LoadedModel& model, const std::string& directory) const;
   absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name, const std::string& directory);
 
   const Locate locate_;

@@ -110,6 +110,8 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Histogram, ttft, Spread, "nibble_generate_time_to_first_token_seconds", "From arrival to the first token");
   NIBBLE_FAMILY(Histogram, tpot, Spread, "nibble_generate_time_per_output_token_seconds", "Decode time a token after the first");
   NIBBLE_FAMILY(Histogram, load_seconds, Spread, "nibble_model_load_duration_seconds", "Time to make a model ready to serve");
+  NIBBLE_FAMILY(Gauge, trainer_difference, Level, "nibble_train_serve_logprob_max_abs_difference",
+                "Of an adapter on its nf4 base, when it was loaded: the largest difference of a logprob to its trainer's, in nats");
   NIBBLE_FAMILY(Gauge, jobs, Level, "nibble_jobs", "Jobs by method and state");
   NIBBLE_FAMILY(Counter, jobs_created, Count, "nibble_jobs_created_total", "Jobs accepted");
   NIBBLE_FAMILY(Counter, jobs_finished, Count, "nibble_jobs_finished_total", "Jobs that reached a final state, by result");

@@ -210,6 +210,10 @@ void Metrics::ModelLoaded(std::string_view model, double seconds) {
   families_->load_seconds.Add({{"model", ModelLabel(model)}}, JobBuckets()).Observe(seconds);
 }
 
+void Metrics::SetTrainerDifference(std::string_view model, double nats) {
+  families_->trainer_difference.Add({{"model", ModelLabel(model)}}).Set(nats);
+}
+
 void Metrics::SetJobs(std::string_view method, std::string_view state, std::int64_t jobs) {
   families_->jobs.Add({{"method", Text(method)}, {"state", Text(state)}}).Set(static_cast<double>(jobs));
 }

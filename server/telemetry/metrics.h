@@ -82,6 +82,8 @@ class Metrics {
   void TokensGenerated(std::string_view model, std::size_t tokens);
   void GenerateEnded(std::string_view model, std::string_view result, const GenerateSample& sample);
   void ModelLoaded(std::string_view model, double seconds);
+  // Of an adapter that was loaded: the largest |difference of a logprob| to what its trainer answered, in nats.
+  void SetTrainerDifference(std::string_view model, double nats);
 
   // Jobs.
   void SetJobs(std::string_view method, std::string_view state, std::int64_t jobs);

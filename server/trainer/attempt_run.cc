@@ -341,6 +341,7 @@ class AttemptRun {
       const auto& tokens = examples[i].tokens;
       sequences.emplace_back(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(tokens.size(), 64)));
     }
+    NIBBLE_RETURN_IF_ERROR(recipe_->WriteLogprobs(sequences, trained_directory));
     NIBBLE_ASSIGN_OR_RETURN(const model::Record record, recipe_->MakeRecord(*served, sequences));
     NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
         context_.files, base::JoinPath(trained_directory, model::ForetoldRecordFile(recipe_->served_format())),

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <stdexcept>
 
@@ -81,50 +82,75 @@ class Dropout {
   const float factor_;
 };
 
+Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context) {
+  const Tensor weight = Dequantise(linear.weight, context);
+  return linear.bias.defined() ? torch::addmm(linear.bias, x, weight.t()) : torch::mm(x, weight.t());
+}
+
+const Nf4Linear& LinearOf(AutogradContext* ctx) {
+  return *reinterpret_cast<const Nf4Linear*>(ctx->saved_data["linear"].toInt());
+}
+void Remember(AutogradContext* ctx, const Nf4Linear& linear) {
+  ctx->saved_data["linear"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&linear));
+}
+
+// A linear without an adapter: it keeps nothing but the packed weight, by reference. A function of its own because torch takes
+// no undefined tensors as a function's inputs.
+struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFunction> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Nf4Linear* linear, Context* context) {
+    Remember(ctx, *context);
+    Remember(ctx, *linear);
+    return FrozenProduct(x, *linear, *context);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    Tensor grad_x;
+    if (ctx->needs_input_grad(0)) grad_x = torch::mm(grads[0].contiguous(), Dequantise(LinearOf(ctx).weight, ContextOf(ctx)));
+    return {grad_x, Tensor(), Tensor()};
+  }
+};
+
 struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const Nf4Linear* linear,
-                        DropoutKey key, Context* context) {
+                        std::optional<DropoutKey> key, Context* context) {
     Remember(ctx, *context);
-    ctx->saved_data["linear"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(linear));
-    ctx->saved_data["seed"] = static_cast<std::int64_t>(key.seed);
-    ctx->saved_data["stream"] = static_cast<std::int64_t>(key.stream);
-    const Tensor weight = Dequantise(linear->weight, *context);
-    Tensor y = linear->bias.defined() ? torch::addmm(linear->bias, x, weight.t()) : torch::mm(x, weight.t());
-    if (a.defined()) {
-      const Tensor dropped = linear->dropout > 0 ? Dropout(x, linear->dropout, key, context->stream).Apply(x.contiguous()) : x;
-      const Tensor down = torch::mm(dropped, a.to(x.scalar_type()).t());
-      y.addmm_(down, b.to(x.scalar_type()).t(), 1.0, linear->scaling);
-      ctx->save_for_backward({x, a, b, down});
-    } else {
-      ctx->save_for_backward({x});
+    Remember(ctx, *linear);
+    const bool drops = key.has_value() && linear->dropout > 0;
+    ctx->saved_data["drops"] = drops;
+    if (drops) {
+      ctx->saved_data["seed"] = static_cast<std::int64_t>(key->seed);
+      ctx->saved_data["stream"] = static_cast<std::int64_t>(key->stream);
     }
+    Tensor y = FrozenProduct(x, *linear, *context);
+    const Tensor dropped = drops ? Dropout(x, linear->dropout, *key, context->stream).Apply(x.contiguous()) : x;
+    const Tensor down = torch::mm(dropped, a.to(x.scalar_type()).t());
+    y.addmm_(down, b.to(x.scalar_type()).t(), 1.0, linear->scaling);
+    ctx->save_for_backward({x, a, b, down});
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     Context& context = ContextOf(ctx);
-    const auto* linear = reinterpret_cast<const Nf4Linear*>(ctx->saved_data["linear"].toInt());
-    const DropoutKey key = {static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()),
-                            static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt())};
+    const Nf4Linear& linear = LinearOf(ctx);
     const variable_list saved = ctx->get_saved_variables();
     const Tensor& x = saved[0];
+    const Tensor a = saved[1].to(x.scalar_type());
+    const Tensor b = saved[2].to(x.scalar_type());
+    const Tensor& down = saved[3];
     const Tensor g = grads[0].contiguous();
-    Tensor grad_x, grad_a, grad_b;
-    if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, Dequantise(linear->weight, context));
-    if (saved.size() > 1) {
-      const Tensor a = saved[1].to(x.scalar_type());
-      const Tensor b = saved[2].to(x.scalar_type());
-      const Tensor& down = saved[3];
-      grad_b = torch::mm(g.t(), down).to(torch::kFloat32).mul_(linear->scaling);
-      const Tensor grad_down = torch::mm(g, b).mul_(linear->scaling);
-      if (linear->dropout > 0) {
-        const Dropout dropout(x, linear->dropout, key, context.stream);
-        grad_a = torch::mm(grad_down.t(), dropout.Apply(x.contiguous())).to(torch::kFloat32);
-        if (grad_x.defined()) grad_x.add_(dropout.Apply(torch::mm(grad_down, a)));
-      } else {
-        grad_a = torch::mm(grad_down.t(), x).to(torch::kFloat32);
-        if (grad_x.defined()) grad_x.addmm_(grad_down, a);
-      }
+    Tensor grad_x, grad_a;
+    if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, Dequantise(linear.weight, context));
+    const Tensor grad_b = torch::mm(g.t(), down).to(torch::kFloat32).mul_(linear.scaling);
+    const Tensor grad_down = torch::mm(g, b).mul_(linear.scaling);
+    if (ctx->saved_data["drops"].toBool()) {
+      const DropoutKey key = {static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()),
+                              static_cast<std::uint64_t>(ctx->saved_data["stream"].toInt())};
+      const Dropout dropout(x, linear.dropout, key, context.stream);
+      grad_a = torch::mm(grad_down.t(), dropout.Apply(x.contiguous())).to(torch::kFloat32);
+      if (grad_x.defined()) grad_x.add_(dropout.Apply(torch::mm(grad_down, a)));
+    } else {
+      grad_a = torch::mm(grad_down.t(), x).to(torch::kFloat32);
+      if (grad_x.defined()) grad_x.addmm_(grad_down, a);
     }
     return {grad_x, grad_a, grad_b, Tensor(), Tensor(), Tensor()};
   }
@@ -217,26 +243,40 @@ struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
   }
 };
 
+// Losses of `count` rows from `begin` on, added to *losses. Returns the rows' gradients to the logits, times scale.
+Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index, std::int64_t begin,
+                   double scale, std::vector<float>* losses, Context& context) {
+  const std::int64_t count = index.size(0);
+  Tensor logits = torch::mm(PadTo(hidden.index_select(0, index), hidden.scalar_type()), head.t());
+  losses->resize(static_cast<std::size_t>(begin + count));
+  ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
+                               .target = rows.target.data() + begin,
+                               .grad_scale = static_cast<float>(scale),
+                               .loss = losses->data() + begin},
+                              context.stream));
+  return logits;
+}
+
+// Calls body(begin, the numbers of those rows) for at most kLossChunk rows at a time.
+template <typename Body>
+void ForEachLossChunk(const LossRows& rows, Body body) {
+  for (std::int64_t begin = 0; begin < rows.count(); begin += plan::kLossChunk) {
+    const std::int64_t count = std::min(plan::kLossChunk, rows.count() - begin);
+    body(begin, torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64));
+  }
+}
+
 struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& head,
                         const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
     const LossRows rows = RowsWithTarget(*targets);
     Tensor gradient = torch::zeros_like(hidden);
-    *loss_sum = 0;
-    for (std::int64_t begin = 0; begin < rows.count(); begin += plan::kLossChunk) {
-      const std::int64_t count = std::min(plan::kLossChunk, rows.count() - begin);
-      const Tensor chunk_index = torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64);
-      const Tensor chunk = PadTo(hidden.index_select(0, chunk_index), hidden.scalar_type());
-      Tensor logits = torch::mm(chunk, head.t());
-      std::vector<float> losses(static_cast<std::size_t>(count));
-      ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
-                                   .target = rows.target.data() + begin,
-                                   .grad_scale = static_cast<float>(scale),
-                                   .loss = losses.data()},
-                                  context->stream));
-      for (const float loss : losses) *loss_sum += loss;
-      gradient.index_copy_(0, chunk_index, torch::mm(logits, head).narrow(0, 0, count));
-    }
+    std::vector<float> losses;
+    ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
+      const Tensor logits = ChunkLosses(hidden, head, rows, index, begin, scale, &losses, *context);
+      gradient.index_copy_(0, index, torch::mm(logits, head).narrow(0, 0, index.size(0)));
+    });
+    *loss_sum = std::accumulate(losses.begin(), losses.end(), 0.0);
     ctx->save_for_backward({gradient});
     return torch::tensor(*loss_sum * scale, torch::kFloat64);
   }
@@ -249,7 +289,8 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
 
 }  // namespace
 
-Tensor ApplyNf4Linear(const Tensor& x, const Nf4Linear& linear, DropoutKey key, Context& context) {
+Tensor ApplyNf4Linear(const Tensor& x, const Nf4Linear& linear, std::optional<DropoutKey> key, Context& context) {
+  if (!linear.lora_a.defined()) return FrozenNf4LinearFunction::apply(x, &linear, &context);
   return Nf4LinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
 }
 
@@ -373,6 +414,17 @@ Tensor ApplyAttention(const Tensor& q, const Tensor& k, const Tensor& v, const A
 Tensor ApplyChunkedLoss(const Tensor& hidden, const Tensor& head, const std::vector<std::int32_t>& targets, double scale,
                         double* loss_sum, Context& context) {
   return ChunkedLossFunction::apply(hidden, head, &targets, scale, loss_sum, &context);
+}
+
+std::vector<float> RowLosses(const Tensor& hidden, const Tensor& head, const std::vector<std::int32_t>& targets,
+                             Context& context) {
+  const torch::NoGradGuard no_gradients;
+  const LossRows rows = RowsWithTarget(targets);
+  std::vector<float> losses;
+  ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
+    ChunkLosses(hidden, head, rows, index, begin, 1.0, &losses, context);
+  });
+  return losses;
 }
 
 }  // namespace nibble::trainer

@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,9 @@ struct DropoutKey {
   std::uint64_t stream = 0;  // of (step, micro-batch, linear)
 };
 
-torch::Tensor ApplyNf4Linear(const torch::Tensor& x, const Nf4Linear& linear, DropoutKey key, AutogradContext& context);
+// Without a key nothing is dropped out.
+torch::Tensor ApplyNf4Linear(const torch::Tensor& x, const Nf4Linear& linear, std::optional<DropoutKey> key,
+                             AutogradContext& context);
 // weight [K] f32; its gradient is made where it wants one.
 torch::Tensor ApplyRmsNorm(const torch::Tensor& x, const torch::Tensor& weight, double eps, AutogradContext& context);
 // Gradients to x and weight (undefined where that wants none) of rows whose 1/rms is rstd.
@@ -81,5 +84,8 @@ torch::Tensor PadTo(const torch::Tensor& x, torch::ScalarType type);
 torch::Tensor ApplyChunkedLoss(const torch::Tensor& hidden, const torch::Tensor& head,
                                const std::vector<std::int32_t>& targets, double scale, double* loss_sum,
                                AutogradContext& context);
+// The losses themselves, row by row as RowsWithTarget orders them.
+std::vector<float> RowLosses(const torch::Tensor& hidden, const torch::Tensor& head, const std::vector<std::int32_t>& targets,
+                             AutogradContext& context);
 
 }  // namespace nibble::trainer

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "kernels/ops/embedding.h"
 #include "kernels/philox.h"
@@ -29,7 +30,7 @@ struct LayerLinears {
 struct Pass {
   std::vector<std::int32_t> tokens;    // those of the batch, then zeros up to a multiple of kRowQuantum
   std::vector<std::int32_t> position;
-  std::uint64_t draw = 0;
+  std::optional<std::uint64_t> draw;  // of dropout; without it nothing is dropped out
   AttentionPlan attention;
 };
 
@@ -72,8 +73,10 @@ class TrainingOps {
   Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
     const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
-    return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)],
-                          {state_.dropout_seed, pass_.draw << 20 | index}, state_.context);
+    std::optional<DropoutKey> key;
+    if (pass_.draw.has_value()) key = DropoutKey{state_.dropout_seed, *pass_.draw << 20 | index};
+    return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)], key,
+                          state_.context);
   }
   Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) {
     const double eps = norm >= model::Norm::kBeforeQ ? state_.config->linear_norm_eps : state_.config->rms_norm_eps;
@@ -138,30 +141,29 @@ class TorchQLoraModel : public QLoraModel {
   std::vector<Parameter>& parameters() override { return parameters_; }
 
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
-    Pass pass = {batch.tokens, {}, draw, {}};
-    const std::int64_t num_tokens = PadRows(static_cast<std::int64_t>(batch.tokens.size()));
-    pass.tokens.resize(static_cast<std::size_t>(num_tokens), 0);
-    for (std::size_t s = 0; s + 1 < batch.segments.size(); ++s) {
-      for (std::int64_t i = batch.segments[s]; i < batch.segments[s + 1]; ++i) {
-        pass.position.push_back(static_cast<std::int32_t>(i - batch.segments[s]));
-      }
-    }
-    pass.position.resize(pass.tokens.size(), 0);
-    try {
-      pass.attention = PlanAttention(batch.segments, batch.rows, num_tokens, state_.compute);
+    return Guarded<double>([&] {
+      const Pass pass = PassOf(batch.tokens, batch.segments, batch.rows, draw);
       TrainingOps ops(state_, pass);
       const Tensor hidden = model::RunDecoder(ops, *state_.config);
       double loss_sum = 0;
       const Tensor loss = ApplyChunkedLoss(hidden, head_, batch.targets, scale, &loss_sum, state_.context);
       loss.backward();
       return loss_sum;
-    } catch (const c10::OutOfMemoryError& error) {
-      return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
-    } catch (const c10::Error& error) {
-      return absl::InternalError(error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      return absl::InternalError(error.what());
-    }
+    });
+  }
+
+  absl::StatusOr<std::vector<float>> TrainingLogprobs(const std::vector<std::int32_t>& tokens) override {
+    return Guarded<std::vector<float>>([&] {
+      const torch::NoGradGuard no_gradients;
+      const std::vector<std::int64_t> whole = {0, static_cast<std::int64_t>(tokens.size())};
+      const Pass pass = PassOf(tokens, whole, whole, std::nullopt);
+      TrainingOps ops(state_, pass);
+      std::vector<std::int32_t> targets(tokens.begin() + 1, tokens.end());
+      targets.push_back(-1);
+      std::vector<float> logprobs = RowLosses(model::RunDecoder(ops, *state_.config), head_, targets, state_.context);
+      for (float& logprob : logprobs) logprob = -logprob;
+      return logprobs;
+    });
   }
 
   absl::Status Refresh() override {
@@ -175,6 +177,35 @@ class TorchQLoraModel : public QLoraModel {
   const model::DecoderWeights& ServingWeights() const override { return serving_; }
 
  private:
+  // What torch throws, as a status.
+  template <typename Result, typename Body>
+  static absl::StatusOr<Result> Guarded(Body body) {
+    try {
+      return body();
+    } catch (const c10::OutOfMemoryError& error) {
+      return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
+    } catch (const c10::Error& error) {
+      return absl::InternalError(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      return absl::InternalError(error.what());
+    }
+  }
+
+  Pass PassOf(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
+              const std::vector<std::int64_t>& rows, std::optional<std::uint64_t> draw) const {
+    Pass pass = {tokens, {}, draw, {}};
+    const std::int64_t num_tokens = PadRows(static_cast<std::int64_t>(tokens.size()));
+    pass.tokens.resize(static_cast<std::size_t>(num_tokens), 0);
+    for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
+      for (std::int64_t i = segments[s]; i < segments[s + 1]; ++i) {
+        pass.position.push_back(static_cast<std::int32_t>(i - segments[s]));
+      }
+    }
+    pass.position.resize(pass.tokens.size(), 0);
+    pass.attention = PlanAttention(segments, rows, num_tokens, state_.compute);
+    return pass;
+  }
+
   // An adapter as serving reads it; made anew from the parameters whenever it is asked for.
   struct ServedAdapter {
     std::size_t layer = 0;

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
@@ -24,6 +25,9 @@ class QLoraModel : public TrainingModel {
   // `base` is an nf4 artifact; A is drawn from U(-1/sqrt(in), 1/sqrt(in)) by Philox(seed, element) of each tensor, B is 0.
   static absl::StatusOr<std::unique_ptr<QLoraModel>> Create(std::shared_ptr<const model::LoadedModel> base,
                                                             const QLoraOptions& options, const kernels::Stream& stream);
+
+  // Logprobs of tokens[1..] by the instantiation that trains, nothing dropped out. Errors: as ForwardBackward.
+  virtual absl::StatusOr<std::vector<float>> TrainingLogprobs(const std::vector<std::int32_t>& tokens) = 0;
 };
 
 }  // namespace nibble::trainer

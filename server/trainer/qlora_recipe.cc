@@ -5,6 +5,7 @@
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
 #include "server/model/replay.h"
+#include "server/model/trainer_logprobs.h"
 #include "server/trainer/qlora_model.h"
 #include "server/trainer/recipe.h"
 
@@ -69,6 +70,16 @@ class QLoraRecipe : public Recipe {
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
     return model::MakeRecord(served, sequences, context_.stream);
+  }
+
+  absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences, const std::string& directory) override {
+    model::TrainerLogprobs trained;
+    for (const std::vector<std::int32_t>& tokens : sequences) {
+      auto& sequence = trained.sequences.emplace_back();
+      sequence.token_ids = tokens;
+      NIBBLE_ASSIGN_OR_RETURN(sequence.logprobs, model_->TrainingLogprobs(tokens));
+    }
+    return model::WriteTrainerLogprobs(context_.files, directory, trained);
   }
 
   absl::Status Clean() override { return scratch_.empty() ? absl::OkStatus() : context_.files.RemoveAll(scratch_); }

@@ -44,6 +44,12 @@ class Recipe {
   virtual model::Format served_format() const = 0;
   virtual absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                                    const std::vector<std::vector<std::int32_t>>& sequences) = 0;
+  // Of methods whose model is served by library products: what the instantiation that trains answers, beside the model in
+  // `directory`.
+  virtual absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& /*sequences*/,
+                                     const std::string& /*directory*/) {
+    return absl::OkStatus();
+  }
   // Scratch files of the recipe.
   virtual absl::Status Clean() { return absl::OkStatus(); }
 };

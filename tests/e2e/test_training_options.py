@@ -62,6 +62,15 @@ def test_recomputed_activations_change_no_bit(train):
     assert again[0]["kernel_launches"] > kept[0]["kernel_launches"]
 
 
+def test_chosen_linears_alone_are_trained(train):
+    """The others are frozen and pass their gradient on: the first layer's q_proj still learns, below linears without an adapter."""
+    alone = train("four", micro_batch=4, qlora={"target_modules": ["q_proj", "down_proj"]})
+    all_of_them = train("four", micro_batch=4)
+    assert losses(alone)[0] == losses(all_of_them)[0], "B is 0 at the start"
+    assert losses(all_of_them)[-1] < losses(alone)[-1] < losses(alone)[0]
+    assert 0 < alone[0]["grad_norm"] < all_of_them[0]["grad_norm"]
+
+
 def test_clipping_holds_the_step_back(train):
     """Every step sees the same four rows. Adam divides by the gradient's size, down to eps: so far below it, nothing moves."""
     free = train("four", micro_batch=4)

@@ -231,6 +231,14 @@ TEST_F(ConvertTest, ALoraModelIsMergedOntoTheDequantisedBase) {
   ASSERT_TRUE(Convert(*lora, "int8", {}).ok());
   const auto int8 = Open("int8");
   EXPECT_EQ(int8->info().provenance["job_id"], "job-1");
+  // The head as it was trained, unless it is asked for otherwise (docs/numerics.md 11); tied here, so the embedding too.
+  EXPECT_FALSE(int8->info().int8_head);
+  EXPECT_EQ(int8->Tensor(model::kEmbeddingName)->dtype, DType::kBF16);
+  EXPECT_EQ(*int8->FloatTensor(model::kEmbeddingName), *source->FloatTensor(model::kEmbeddingName));
+  ConvertOptions with_int8_head;
+  with_int8_head.int8_head = true;
+  ASSERT_TRUE(Convert(*lora, "int8_head", with_int8_head).ok());
+  EXPECT_EQ(Open("int8_head")->Tensor(model::kEmbeddingName)->dtype, DType::kI8);
   ASSERT_TRUE(Convert(*nf4, "base_int8", {}).ok());
   const auto base_int8 = Open("base_int8");
   // Reference in double from the stored parts.

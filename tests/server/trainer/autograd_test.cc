@@ -187,12 +187,25 @@ TEST_F(Nf4LinearTest, HasTheGradientsOfTheDequantisedFormula) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
 }
 
+// Of a job that trains chosen linears: the others pass their gradient on.
+TEST_F(Nf4LinearTest, WithoutAnAdapterOnlyTheInputHasAGradient) {
+  linear_.lora_a = linear_.lora_b = Tensor();
+  linear_.dropout = 0.5;  // of adapters alone
+  const Tensor y = ApplyNf4Linear(x_, linear_, DropoutKey{3, 4}, context_);
+  const Tensor x = x_.detach().to(torch::kFloat64).requires_grad_();
+  const Tensor want = x.mm(Weight64().t()) + linear_.bias.to(torch::kFloat64);
+  EXPECT_LT(Distance(y, want), kF32);
+  EXPECT_LT(Distance(Gradients(y, g_, {x_})[0], Gradients(want, g_, {x})[0]), kF32);
+  // The first layers of a model get no gradient to pass on.
+  EXPECT_FALSE(ApplyNf4Linear(x_.detach(), linear_, std::nullopt, context_).requires_grad());
+}
+
 TEST_F(Nf4LinearTest, DropoutDrawsTheSameMaskAgainAndItsGradientsUseIt) {
   linear_.dropout = 0.5;
   const DropoutKey key = {3, 4};
   const Tensor y = ApplyNf4Linear(x_, linear_, key, context_);
   EXPECT_TRUE(torch::equal(y, ApplyNf4Linear(x_, linear_, key, context_)));
-  EXPECT_FALSE(torch::equal(y, ApplyNf4Linear(x_, linear_, {3, 5}, context_)));
+  EXPECT_FALSE(torch::equal(y, ApplyNf4Linear(x_, linear_, DropoutKey{3, 5}, context_)));
   // With A the identity and B the identity's first columns, ones as x show the mask of those columns: 0 or 1 / (1 - p).
   linear_.lora_a = torch::eye(kIn).requires_grad_();
   linear_.lora_b = Random({kOut, kIn}, 16).requires_grad_();
@@ -237,7 +250,7 @@ TEST_F(Nf4LinearTest, DropoutRoundsOnceAndDrawsFromAStreamOfItsOwn) {
       context_.scratch = torch::empty({1 << 16}, type);
       const auto dropped = [&](const Tensor& t) { return (t.detach().to(torch::kFloat32) * mask).to(type); };
       const Tensor x = x_.detach().to(type).requires_grad_(), g = Random({7, kIn}, 17).to(type);
-      const Tensor y = ApplyNf4Linear(x, probe, {3, 4}, context_);
+      const Tensor y = ApplyNf4Linear(x, probe, DropoutKey{3, 4}, context_);
       EXPECT_TRUE(torch::equal(y, dropped(x))) << type;
       EXPECT_TRUE(torch::equal(Gradients(y, g, {x})[0], dropped(g))) << type;
     }

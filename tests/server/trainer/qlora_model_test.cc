@@ -1,0 +1,102 @@
+#include "server/trainer/qlora_model.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "server/convert/convert.h"
+#include "server/model/trainer_logprobs.h"
+#include "server/trainer/torch_runtime.h"
+#include "tests/server/model/small_models.h"
+#include "tests/support/random.h"
+
+namespace nibble::trainer {
+namespace {
+
+class QLoraModelTest : public testing::Test {
+ protected:
+  void SetUp() override { stream_.library = library_.get(); }
+
+  std::unique_ptr<QLoraModel> Make(bool bf16, double dropout) {
+    QLoraOptions options;
+    options.adapter = Adapter(dropout);
+    options.bf16_compute = bf16;
+    options.dropout_seed = 3;
+    base_ = models_.Load(models_.nf4());
+    auto model = QLoraModel::Create(base_, options, stream_);
+    EXPECT_TRUE(model.ok()) << model.status();
+    // B too: an adapter that is 0 says nothing.
+    std::uint64_t seed = 0;
+    for (Parameter& parameter : (*model)->parameters()) {
+      const auto values = support::NormalVector(++seed, static_cast<std::int64_t>(parameter.value.size()), 0.05f);
+      std::copy(values.begin(), values.end(), parameter.value.begin());
+    }
+    EXPECT_TRUE((*model)->Refresh().ok());
+    return *std::move(model);
+  }
+  static model::AdapterConfig Adapter(double dropout) {
+    model::AdapterConfig adapter;
+    adapter.rank = 4;
+    adapter.alpha = 8;
+    adapter.dropout = dropout;
+    adapter.targets = {model::LinearKind::kQ, model::LinearKind::kV, model::LinearKind::kDown};
+    return adapter;
+  }
+  std::vector<float> Logprobs(QLoraModel& model) {
+    auto logprobs = model.TrainingLogprobs(tokens_);
+    EXPECT_TRUE(logprobs.ok()) << logprobs.status();
+    return logprobs.value_or(std::vector<float>());
+  }
+  // The same adapter as an artifact, as nibbled serves it.
+  double ServedDifference(QLoraModel& trained, const std::string& name) {
+    std::vector<std::vector<float>> values;
+    for (const Parameter& parameter : trained.parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
+    const auto base = model::Artifact::Open(models_.nf4());
+    EXPECT_TRUE(convert::MakeLoraModel(base::RealFileSystem(), **base, Adapter(0), values, base::Json::object(),
+                                       models_.Path(name)).ok());
+    const auto difference = model::MaxLogprobDifference(*models_.Load(models_.Path(name)), {{{tokens_, Logprobs(trained)}}},
+                                                        stream_);
+    EXPECT_TRUE(difference.ok()) << difference.status();
+    return difference.value_or(-1);
+  }
+
+  model::SmallModels models_;
+  const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
+  kernels::Stream stream_ = models_.stream();
+  std::shared_ptr<const model::LoadedModel> base_;
+  std::vector<std::int32_t> tokens_ = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 97, 9, 3, 23, 84, 62, 64};
+};
+
+// docs/numerics.md 10. Serving reads bf16 rows where fp32 compute reads f32; bf16 compute has its residual stream in bf16 too.
+TEST_F(QLoraModelTest, WhatServesAnAdapterIsNearToWhatTrainedIt) {
+  const double f32 = ServedDifference(*Make(false, 0), "lora_f32"), bf16 = ServedDifference(*Make(true, 0), "lora_bf16");
+  RecordProperty("f32", std::to_string(f32));
+  RecordProperty("bf16", std::to_string(bf16));
+  EXPECT_LT(f32, 1e-3);
+  EXPECT_LT(bf16, 1e-3);
+  const auto untrained = Make(false, 0);
+  std::vector<float> other = Logprobs(*untrained);
+  for (Parameter& parameter : untrained->parameters()) parameter.value[0] += 1.0f;
+  EXPECT_NE(Logprobs(*untrained), other);
+}
+
+TEST_F(QLoraModelTest, ItsLogprobsAreTheLossesThatItTrainsOn) {
+  const auto model = Make(false, 0);
+  data::MicroBatch batch;
+  batch.tokens = tokens_;
+  batch.targets.assign(tokens_.begin() + 1, tokens_.end());
+  batch.targets.push_back(-1);
+  batch.segments = batch.rows = {0, static_cast<std::int64_t>(tokens_.size())};
+  const auto loss = model->ForwardBackward(batch, 1.0, 0);
+  ASSERT_TRUE(loss.ok()) << loss.status();
+  const std::vector<float> logprobs = Logprobs(*model);
+  ASSERT_EQ(logprobs.size() + 1, tokens_.size());
+  EXPECT_EQ(*loss, -std::accumulate(logprobs.begin(), logprobs.end(), 0.0));
+}
+
+TEST_F(QLoraModelTest, NothingIsDroppedOutOfItsLogprobs) {
+  EXPECT_EQ(Logprobs(*Make(false, 0.5)), Logprobs(*Make(false, 0)));
+}
+
+}  // namespace
+}  // namespace nibble::trainer
