@@ -58,6 +58,8 @@ def mixed_run(server, model_directory, text_file):
                "--save-every", "4", *e2e.TRAIN, "--watch")
     spread(lambda name=f"tuned-int8-{i}": server.run("models", "convert", "tuned", "--to", "int8", "--name", name) for i in range(2))
     server.run("models", "verify", "tuned-int8-0")
+    server.run("models", "load", "tuned")
+    server.run("models", "unload", "tuned")
 
     def generate():
         server.run("generate", "tuned-int8-0", "--prompt", "The keeper of the light", "--max-tokens", "24", "--ignore-eos")
