@@ -19,6 +19,7 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, 
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(spec.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
   inputs.base_format = model::Name(info.format);
+  inputs.base_is_masters = info.is_masters();
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(spec.base_model));
   inputs.config = text->config;
   inputs.text = text->assets;

@@ -56,6 +56,7 @@ struct ArtifactInfo {
   base::Json provenance = base::Json::object();      // job id, dataset digest, tokenizer digest, config digest, ...
 
   Determinism determinism() const;
+  bool is_masters() const { return bitnet.has_value() && format != Format::kTernary; }
 };
 
 // With a "checksum" over the rest, which ParseArtifactInfo wants to find and to match (DataLoss otherwise).

@@ -23,7 +23,7 @@ class LoadedModelBuilder {
 
   absl::Status Build(const LoadedModel::Options& options) {
     DecoderWeights& weights = model_.weights_;
-    if (info_.bitnet.has_value() && info_.format != Format::kTernary) {
+    if (info_.is_masters()) {
       return base::WithReason(
           absl::FailedPreconditionError("these are the master weights of a BitNet model: convert them to ternary to run them"),
           "RAW_MASTERS");

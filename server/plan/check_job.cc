@@ -66,7 +66,11 @@ absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs&
   const bool is_float = inputs.base_format == "f32" || inputs.base_format == "bf16";
   const bool qlora = spec.method == jobs::kMethodQLora;
   if (!is_float && !(qlora && inputs.base_format == "nf4")) {
-    return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32", qlora ? ", bf16 or nf4" : " or bf16"));
+    return FieldError("base_model", StrCat("is stored as ", inputs.base_format, ", wanted a model in f32",
+                                           qlora ? ", bf16 or nf4" : " or bf16"));
+  }
+  if (qlora && inputs.base_is_masters) {
+    return FieldError("base_model", "has the master weights of a BitNet model, which run as ternary: wanted bitnet_qat for them");
   }
   NIBBLE_RETURN_IF_ERROR(CheckServedForm(spec, inputs));
   CheckedData data;

@@ -19,6 +19,7 @@ struct JobInputs {
   model::ModelConfig config;
   model::TextAssets text;
   std::string base_format;                     // "bf16"
+  bool base_is_masters = false;                // a BitNet model's, from which ternary codes are made
   std::string train_path;
   std::string train_format;                    // "text"
   std::optional<std::string> eval_path;
@@ -36,9 +37,8 @@ struct CheckedData {
 };
 
 // Of a resolved spec. Tokenises all data. Errors:
-// InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, more input features than what is
-// made can be served with; NO_TRAINABLE_TOKENS;
-// TEMPLATE_ERROR, without a template too).
+// InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for qlora, more
+// input features than what is made can be served with; NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, without a template too).
 absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 // The architecture that a job trains: the base's, or what the method's preset makes of it.

@@ -47,10 +47,6 @@ convert::ConvertOptions OptionsOf(const v1::ConvertModelRequest& request) {
   return options;
 }
 
-bool IsMasters(const model::ArtifactInfo& info) {
-  return info.bitnet.has_value() && info.format != model::Format::kTernary;
-}
-
 absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::ConversionReport& report) {
   std::string why;
   if (tolerance.has_max_eval_loss_delta()) {
@@ -109,7 +105,7 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
   const bool bounded = request.tolerance().has_max_eval_loss_delta() || request.tolerance().has_min_top1_agreement();
   if (bounded && dataset.empty()) return FieldError("eval_dataset", "is not set, and the tolerance needs one");
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
-  if (bounded && IsMasters(info)) {
+  if (bounded && info.is_masters()) {
     return FieldError("tolerance", "cannot be judged: the source holds master weights of a BitNet model, which have no loss");
   }
   return absl::OkStatus();
@@ -151,7 +147,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
                                             [&scope] { return scope.cancelled(); }));
   // Master weights are no model to run: what they become is evaluated alone.
   std::vector<std::string> directories = {source, target};
-  if (IsMasters(info)) directories.erase(directories.begin());
+  if (info.is_masters()) directories.erase(directories.begin());
   std::vector<data::Evaluation> results;
   for (const std::string& directory : directories) {
     NIBBLE_ASSIGN_OR_RETURN(const auto model,

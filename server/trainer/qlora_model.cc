@@ -92,7 +92,10 @@ class TrainingOps {
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
     return ApplyAttention(q, k, v, pass_.attention, state_.config->num_heads, state_.config->num_kv_heads);
   }
-  Tensor Gated(const Tensor& gate, const Tensor& up) { return ApplySiluMul(gate, up, state_.context); }
+  Tensor Gated(const Tensor& gate, const Tensor& up) {
+    return state_.config->activation == model::Activation::kRelu2 ? ApplyRelu2Mul(gate, up, state_.context)
+                                                                   : ApplySiluMul(gate, up, state_.context);
+  }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) {
     return ApplyRmsNorm(h, Frozen(state_.weights->final_norm, h.size(1)), state_.config->rms_norm_eps, state_.context);
@@ -283,9 +286,6 @@ absl::StatusOr<std::unique_ptr<QLoraModel>> QLoraModel::Create(std::shared_ptr<c
                                                                const kernels::Stream& stream) {
   if (base->info().format != model::Format::kNf4) {
     return absl::InvalidArgumentError(base::StrCat("qlora trains on an nf4 base, got ", model::Name(base->info().format)));
-  }
-  if (base->config().activation != model::Activation::kSilu) {
-    return absl::UnimplementedError("qlora: hidden_act relu2 has no backward pass here");
   }
   if (base->weights().head.kind != model::LinearWeight::Kind::kLibrary) {
     return absl::InvalidArgumentError("qlora wants a float head in its base");

@@ -45,6 +45,22 @@ def test_every_logprob_is_transformers(server, tmp_path, family, shards):
     compare(score(server, name), model, len(TEXT))
 
 
+@pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary")])
+@pytest.mark.parametrize("family", golden.FAMILIES)
+def test_every_family_is_trained_and_served(server, tmp_path, text_file, family, method, served):
+    base, name = f"{family}-{method}", f"{family}-{method}-trained"
+    server.run("models", "import", save(golden.make(family, seed=7, **SHAPE), tmp_path / "hf"), "--name", base, "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", base)
+    events = server.lines("jobs", "create", "--method", method, "--base", base, "--dataset", base, "--output", name, "--max-steps", 8,
+                          "--micro-batch", 2, "--seq-len", 96, "--lr", "5e-3", "--watch")
+    losses = [event["loss"] for event in events if event.get("type") == "step"]
+    assert len(losses) == 8 and losses[-1] < losses[0] * 0.9, losses
+    server.run("models", "convert", name, "--to", served, "--name", f"{name}-{served}")
+    verdict = server.json("models", "verify", f"{name}-{served}")
+    assert verdict["equal"] is True and verdict["rows"] > 0 and verdict["recorded_by"] == "trainer"
+    assert len(server.json("generate", f"{name}-{served}", "--prompt", PAGE[:40], "--max-tokens", 4, "--ignore-eos")["token_ids"]) == 4
+
+
 def test_a_text_beyond_the_sliding_window_is_refused_by_name(server, tmp_path):
     model = golden.make("mistral", **{**SHAPE, "sliding_window": 100})
     server.run("models", "import", save(model, tmp_path / "hf"), "--name", "windowed", "--dtype", "f32")

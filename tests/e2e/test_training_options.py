@@ -9,33 +9,44 @@ from conftest import PAGE, Server
 ROWS = [PAGE[i * 9: i * 9 + 30 + 17 * i] for i in range(8)]  # ragged: 30 to 149 tokens
 
 
+class Trainings:
+    """Jobs of one server, each with a model of its own."""
+
+    def __init__(self, server, directory):
+        self.server, self.path, self.count = server, directory / "spec.json", 0
+
+    def job(self, spec):
+        """The name of the trained model, and the events."""
+        self.count += 1
+        name = f"out-{self.count}"
+        self.path.write_text(json.dumps({**spec, "publish": {"output_model": name}}))
+        return name, self.server.lines("jobs", "create", "--spec", self.path, "--watch")
+
+    def __call__(self, dataset, qlora=None, optim=None, eval_dataset=None, **options):
+        spec = {"base_model": "small", "train_dataset": dataset,
+                "qlora": {"r": 4, "alpha": 8, "seed": 5, "compute_dtype": "COMPUTE_DTYPE_F32", **(qlora or {})},
+                "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"},
+                "optim": {"lr": 5e-3, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0, **(optim or {})},
+                "run": {"max_steps": 6, **options}}
+        if eval_dataset:
+            spec["eval_dataset"] = eval_dataset
+        return [event for event in self.job(spec)[1] if event.get("type") == ("eval" if eval_dataset else "step")]
+
+
 @pytest.fixture(scope="module")
 def train(tmp_path_factory, model_directory):
     directory = tmp_path_factory.mktemp("options")
     server = Server(directory / "state").start()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("models", "import", model_directory, "--name", "small-bf16")
+    server.run("models", "convert", "small", "--to", "nf4", "--name", "small-nf4")
     for name, rows in (("ragged", ROWS), ("four", ROWS[:4])):
         path = directory / f"{name}.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
         server.run("datasets", "upload", path, "--name", name)
     (directory / "pairs.jsonl").write_text(json.dumps({"prompt": PAGE[:60], "completion": PAGE[60:90]}) + "\n")
     server.run("datasets", "upload", directory / "pairs.jsonl", "--name", "pairs", "--format", "prompt_completion")
-    runs = iter(range(100))
-
-    def run(dataset, qlora=None, optim=None, eval_dataset=None, **options):
-        spec = {"base_model": "small", "train_dataset": dataset,
-                "qlora": {"r": 4, "alpha": 8, "seed": 5, "compute_dtype": "COMPUTE_DTYPE_F32", **(qlora or {})},
-                "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"},
-                "optim": {"lr": 5e-3, "max_grad_norm": 0, "schedule": "LR_SCHEDULE_CONSTANT", "warmup_steps": 0, **(optim or {})},
-                "run": {"max_steps": 6, **options}, "publish": {"output_model": f"out-{next(runs)}"}}
-        if eval_dataset:
-            spec["eval_dataset"] = eval_dataset
-        path = directory / "spec.json"
-        path.write_text(json.dumps(spec))
-        events = server.lines("jobs", "create", "--spec", path, "--watch")
-        return [event for event in events if event.get("type") == ("eval" if eval_dataset else "step")]
-
-    yield run
+    yield Trainings(server, directory)
     server.stop()
 
 
@@ -60,6 +71,45 @@ def test_recomputed_activations_change_no_bit(train):
     assert losses(kept) == losses(again)
     assert [step["grad_norm"] for step in kept] == [step["grad_norm"] for step in again]
     assert again[0]["kernel_launches"] > kept[0]["kernel_launches"]
+
+
+QLORA = [
+    *({"qlora": {"target_modules": [name]}} for name in ("k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")),
+    {"qlora": {"use_rslora": True, "r": 1}}, {"qlora": {"r": 64, "alpha": 0.5}}, {"qlora": {"compute_dtype": "COMPUTE_DTYPE_BF16"}},
+    {"qlora": {"dropout": 0.3, "target_modules": ["q_proj", "down_proj"]}, "run": {"activation_checkpointing": True}},
+    {"data": {"packing": "PACKING_MODE_SEGMENTED"}, "run": {"micro_batch": 1, "grad_accum": 3}},
+    {"optim": {"schedule": "LR_SCHEDULE_COSINE", "warmup_ratio": 0.5, "min_lr_ratio": 0.1, "weight_decay": 0.1, "max_grad_norm": 0.5}},
+    {"optim": {"schedule": "LR_SCHEDULE_LINEAR", "beta1": 0.0, "beta2": 0.5, "eps": 1e-3}},
+    {"train_dataset": "pairs", "eval_dataset": "ragged", "run": {"eval_every": 1, "save_every": 1, "keep_last": 1}},
+    {"base_model": "small-nf4"}, {"base_model": "small-bf16"}, {"run": {"epochs": 0.5}},
+]
+BITNET = [
+    *({"preset": name} for name in ("bitnet-tips", "bitnet-2b4t")), *({"act_bits": bits} for bits in (4, 16)),
+    {"act_scale": "ACTIVATION_SCALE_PER_TENSOR"}, {"ste": "STE_MODE_ROUND_ONLY"}, {"ste": "STE_MODE_CLIPPED", "scale_grad": True},
+    {"init": "WEIGHT_INIT_RANDOM"}, {"compute_dtype": "COMPUTE_DTYPE_F32"}, {"modules_to_not_convert": ["lm_head"]},
+]
+
+
+@pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET], ids=json.dumps)
+def test_what_every_option_trains_is_converted_and_served(train, changes):
+    """Two steps of each: no option that a user may choose ends anywhere but in a model that gives the recorded bits."""
+    spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 160}, "optim": {"lr": 1e-3},
+            "run": {"micro_batch": 2}}
+    if "bitnet_qat" not in changes:
+        spec["qlora"] = {"r": 4}
+    for key, value in changes.items():
+        spec[key] = {**spec.get(key, {}), **value} if isinstance(value, dict) else value
+    if "epochs" not in spec["run"]:
+        spec["run"]["max_steps"] = 2
+    name, events = train.job(spec)
+    steps = losses([event for event in events if event.get("type") == "step"])
+    assert steps and all(math.isfinite(loss) for loss in steps)
+    served = "ternary" if "bitnet_qat" in changes else "int8"
+    train.server.run("models", "convert", name, "--to", served, "--name", f"{name}-{served}")
+    verdict = train.server.json("models", "verify", f"{name}-{served}")
+    assert verdict["equal"] is True and verdict["rows"] > 0
+    answer = train.server.json("generate", f"{name}-{served}", "--prompt", PAGE[:20], "--max-tokens", 3, "--ignore-eos")
+    assert len(answer["token_ids"]) == 3
 
 
 def test_chosen_linears_alone_are_trained(train):

@@ -165,6 +165,13 @@ TEST_F(PlanJobTest, RefusesWhatTheJobWouldBeRefusedFor) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_NE(std::string(refused.status().message()).find("base_model"), std::string::npos);
   inputs_.base_format = "bf16";
+  inputs_.base_is_masters = true;
+  EXPECT_TRUE(PlanJob(spec_, inputs_).ok());
+  spec_.method = jobs::kMethodQLora;  // they are no weights to run, and not to be made nf4 of
+  const auto masters = PlanJob(spec_, inputs_);
+  EXPECT_EQ(masters.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(std::string(masters.status().message()).find("base_model: has the master weights"), std::string::npos) << masters.status();
+  spec_.method = jobs::kMethodBitNetQat;
   spec_.device = "cuda:0";
   EXPECT_EQ(PlanJob(spec_, inputs_).status().code(), absl::StatusCode::kInvalidArgument);
 }
