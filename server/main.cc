@@ -76,7 +76,8 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
   cli.add_option("--trainer", options.trainer_path, "The trainer's program; default: beside this one");
   cli.add_option("--max_waiting_requests", options.engine.max_waiting, "A model")->check(CLI::Range(0, 1'000'000));
   cli.add_option("--max_running_requests", options.engine.max_running, "A model")->check(CLI::Range(1, 4096));
-  cli.add_option("--max_waiting_tokens", options.engine.max_waiting_tokens, "Prompt tokens that may wait, a model")->check(CLI::PositiveNumber);
+  cli.add_option("--max_waiting_tokens", options.engine.max_waiting_tokens, "Prompt tokens that may wait, a model")
+      ->check(CLI::PositiveNumber);
   cli.add_option("--max_context", options.engine.max_context, "Tokens of a request, prompt and completion")->check(CLI::PositiveNumber);
   cli.add_option("--kv_tokens", options.engine.kv_tokens, "Capacity of a model's KV cache")->check(CLI::PositiveNumber);
   cli.add_option("--prefill_chunk", options.engine.prefill_chunk, "Prompt tokens a step")->check(CLI::PositiveNumber);

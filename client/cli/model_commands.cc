@@ -276,7 +276,8 @@ void AddModelCommands(CLI::App& app, Session& session) {
     sub->add_option("NAME", o->source, "Model or adapter to convert")->required();
     sub->add_option("--to", o->to, "Target format")->required()->check(CLI::IsMember({"int8", "ternary", "nf4"}));
     sub->add_option("--name", o->name, "Name of the new model")->required();
-    sub->add_option("--head", o->head, "Format of the LM head (default int8; of a trained adapter bf16, as it was trained)")->check(CLI::IsMember({"int8", "bf16"}));
+    sub->add_option("--head", o->head, "Format of the LM head (default int8; of a trained adapter bf16, as it was trained)")
+        ->check(CLI::IsMember({"int8", "bf16"}));
     sub->add_option("--act-outliers", o->act_outliers, "Outliers an activation row keeps, 0 to 16 (default 8)");
     sub->add_option("--eval-dataset", o->eval_dataset, "Dataset for the loss before and after (default: the job's)");
     sub->callback([&session, o] { session.command = [&session, o] { return Convert(session, *o); }; });

@@ -10,11 +10,12 @@
 
 namespace nibble::convert {
 
-// In a checkpoint's directory, beside model::kAdapterConfigFile: what is trained by its names (an adapter's are PEFT's), and the optimiser's.
+// In a checkpoint's directory, beside model::kAdapterConfigFile: what is trained by its names (an adapter's are PEFT's), and the
+// optimiser's.
 inline constexpr char kCheckpointTensorsFile[] = "state.safetensors";
 
-// Of a qlora job. `base` is what the job started from: f32 and bf16 bases are quantised to nf4 under `scratch` (removed again), as the trainer
-// did. The checkpoint must have been verified. On an error nothing is left at `target`.
+// Of a qlora job. `base` is what the job started from: f32 and bf16 bases are quantised to nf4 under `scratch` (removed again),
+// as the trainer did. The checkpoint must have been verified. On an error nothing is left at `target`.
 // Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing or of another shape), those of
 // ConvertModel and MakeLoraModel.
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,

@@ -325,7 +325,7 @@ absl::Status CheckOptions(Format from, const ConvertOptions& options) {
     return base::WithReason(absl::FailedPreconditionError("the model is ternary already: its codes are made once"), "ALREADY_TERNARY");
   }
   if (!known) {
-    return base::FieldError("to", StrCat("no conversion of a ", Name(from), " model to ", Name(options.to),
+    return base::FieldError("target", StrCat("no conversion of a ", Name(from), " model to ", Name(options.to),
                                          " (int8 is made of f32, bf16, nf4 and lora; nf4 and ternary of f32 and bf16)"));
   }
   return absl::OkStatus();
@@ -337,7 +337,7 @@ absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model:
                                            const ConvertOptions& options, const kernels::Stream& stream) {
   NIBBLE_RETURN_IF_ERROR(CheckOptions(source.info().format, options));
   if (source.info().bitnet.has_value() && options.to != Format::kTernary) {
-    return base::FieldError("to", StrCat("master weights of a BitNet model become ternary, not ", Name(options.to)));
+    return base::FieldError("target", StrCat("master weights of a BitNet model become ternary, not ", Name(options.to)));
   }
   return Converter(source, options, stream).Run(files, target);
 }

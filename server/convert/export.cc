@@ -79,9 +79,10 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
     return absl::InvalidArgumentError(StrCat("format \"peft\" is for lora models, this one is ", Name(source.info().format)));
   }
   if (source.config().architecture == "phi3") {
-    return base::WithReason(absl::UnimplementedError("format \"peft\": transformers' phi3 has fused weights, which an adapter of q_proj and "
-                                                     "its like does not fit; export with format \"hf\" what it was merged into"),
-                            "UNSUPPORTED_MODEL");
+    return base::WithReason(
+        absl::UnimplementedError("format \"peft\": transformers' phi3 has fused weights, which an adapter of q_proj and "
+                                 "its like does not fit; export with format \"hf\" what it was merged into"),
+        "UNSUPPORTED_MODEL");
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
   model::AdapterConfig adapter = *source.adapter();

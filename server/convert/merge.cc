@@ -100,7 +100,9 @@ absl::Status WeightReader::AddDelta(std::int64_t begin, std::int64_t end) {
   args.y = kernels::MakeMatrix(delta_.data(), DType::kF32, count, cols_);
   NIBBLE_RETURN_IF_ERROR(kernels::MatmulDense(args, stream_));
   stream_.ParallelFor(count, 16, [&](std::int64_t from, std::int64_t to) {
-    for (std::int64_t i = from * cols_; i < to * cols_; ++i) values_[static_cast<std::size_t>(i)] += delta_[static_cast<std::size_t>(i)] * scaling_;
+    for (std::int64_t i = from * cols_; i < to * cols_; ++i) {
+      values_[static_cast<std::size_t>(i)] += delta_[static_cast<std::size_t>(i)] * scaling_;
+    }
   });
   return absl::OkStatus();
 }

@@ -97,7 +97,8 @@ void JobController::Run(const std::string& report_address) {
       const bool busy = supervisor_.load().jobs > 0;
       const auto wait = busy ? options_.tick : std::max(options_.tick, absl::Milliseconds(500));
       lock.Lock();
-      wake_.WaitFor(lock, absl::ToChronoNanoseconds(wait), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(wake_mutex_) { return woken_ || stopping_; });
+      wake_.WaitFor(lock, absl::ToChronoNanoseconds(wait),
+                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(wake_mutex_) { return woken_ || stopping_; });
     }
   });
 }

@@ -125,7 +125,8 @@ class HfSource : public WeightSource {
                               "UNSUPPORTED_MODEL");
     }
     const std::pair<const char*, std::vector<LinearKind>> fused[] = {
-        {"self_attn.qkv_proj", {LinearKind::kQ, LinearKind::kK, LinearKind::kV}}, {"mlp.gate_up_proj", {LinearKind::kGate, LinearKind::kUp}}};
+        {"self_attn.qkv_proj", {LinearKind::kQ, LinearKind::kK, LinearKind::kV}},
+        {"mlp.gate_up_proj", {LinearKind::kGate, LinearKind::kUp}}};
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
       for (const auto& [module, kinds] : fused) {
         const std::string name = StrCat("model.layers.", layer, ".", module, ".weight");
@@ -208,8 +209,9 @@ class HfSource : public WeightSource {
     }
     for (const auto& [name, tensor] : rest) {
       if (!IsRotaryTable(name) && !(config_.tied_embeddings && name == kHeadName)) {
-        return base::WithReason(absl::UnimplementedError(StrCat("tensor \"", name, "\" is none of this architecture with this config.json")),
-                                "UNSUPPORTED_MODEL");
+        return base::WithReason(
+            absl::UnimplementedError(StrCat("tensor \"", name, "\" is none of this architecture with this config.json")),
+            "UNSUPPORTED_MODEL");
       }
       ignored_tensors_.push_back(name);
     }

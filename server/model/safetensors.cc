@@ -186,7 +186,10 @@ class HeaderReader : public nlohmann::json_sax<base::Json> {
   }
   bool Complete() {
     const Entry& entry = entries.back();
-    const char* missing = entry.dtype == nullptr ? "dtype" : !entry.has_shape ? "shape" : entry.offsets.size() != 2 ? "data_offsets" : nullptr;
+    const char* missing = entry.dtype == nullptr      ? "dtype"
+                          : !entry.has_shape          ? "shape"
+                          : entry.offsets.size() != 2 ? "data_offsets"
+                                                      : nullptr;
     return missing == nullptr || Fail(StrCat("tensor \"", entry.name, "\" has no full \"", missing, "\""));
   }
 

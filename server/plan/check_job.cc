@@ -74,9 +74,11 @@ absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs&
   }
   NIBBLE_RETURN_IF_ERROR(CheckServedForm(spec, inputs));
   CheckedData data;
-  NIBBLE_ASSIGN_OR_RETURN(data.train, CheckData("train_dataset", inputs.train_path, spec.data.format.value_or(inputs.train_format), spec, inputs));
+  NIBBLE_ASSIGN_OR_RETURN(data.train,
+                          CheckData("train_dataset", inputs.train_path, spec.data.format.value_or(inputs.train_format), spec, inputs));
   if (inputs.eval_path.has_value()) {
-    NIBBLE_ASSIGN_OR_RETURN(data.eval, CheckData("eval_dataset", *inputs.eval_path, inputs.eval_format.value_or(inputs.train_format), spec, inputs));
+    NIBBLE_ASSIGN_OR_RETURN(data.eval,
+                            CheckData("eval_dataset", *inputs.eval_path, inputs.eval_format.value_or(inputs.train_format), spec, inputs));
   }
   return data;
 }

@@ -42,7 +42,8 @@ absl::Status CheckKind(int fd, const std::string& path) {
   struct stat info {};
   if (fstat(fd, &info) != 0) return PathError(path, errno);
   if (S_ISDIR(info.st_mode) || (S_ISREG(info.st_mode) && info.st_nlink == 1)) return absl::OkStatus();
-  return Denied(StrCat("server_path: ", path.substr(0, 256), S_ISREG(info.st_mode) ? " has a second hard link" : " is no plain file or directory"));
+  return Denied(
+      StrCat("server_path: ", path.substr(0, 256), S_ISREG(info.st_mode) ? " has a second hard link" : " is no plain file or directory"));
 }
 
 // An entry that leads out would be read by name later.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 
 #include "server/base/error.h"
@@ -72,7 +71,7 @@ absl::Status TakeSampling(const v1::Sampling& sampling, GenerateOptions& out) {
     params.temperature = static_cast<float>(sampling.temperature());
   }
   if (sampling.has_top_k()) {
-    NIBBLE_RETURN_IF_ERROR(CheckRange("sampling.top_k", sampling.top_k(), 0, std::numeric_limits<std::int32_t>::max()));
+    if (sampling.top_k() < 0) return FieldError("sampling.top_k", StrCat("is ", sampling.top_k(), ", wanted at least 0"));
     params.top_k = sampling.top_k();
   }
   if (sampling.has_top_p()) {

@@ -75,7 +75,9 @@ absl::Status CheckTlsFiles(const TlsFiles& files) {
   if (key == nullptr) return absl::InvalidArgumentError(StrCat("--tls_key: ", files.key, " holds no plain private key in PEM"));
   if (!matches) return absl::InvalidArgumentError(StrCat("--tls_key: ", files.key, " is not the key of --tls_cert"));
   NIBBLE_ASSIGN_OR_RETURN(const absl::Time expiry, Expiry(certificate.get()));
-  if (expiry <= absl::Now()) return absl::InvalidArgumentError(StrCat("--tls_cert: ", files.cert, " expired on ", absl::FormatTime(expiry)));
+  if (expiry <= absl::Now()) {
+    return absl::InvalidArgumentError(StrCat("--tls_cert: ", files.cert, " expired on ", absl::FormatTime(expiry)));
+  }
   if (files.client_ca.empty()) return absl::OkStatus();
   return ReadCertificate("--tls_client_ca", files.client_ca).status();
 }

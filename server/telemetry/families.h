@@ -115,7 +115,8 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, jobs, Level, "nibble_jobs", "Jobs by method and state");
   NIBBLE_FAMILY(Counter, jobs_created, Count, "nibble_jobs_created_total", "Jobs accepted");
   NIBBLE_FAMILY(Counter, jobs_finished, Count, "nibble_jobs_finished_total", "Jobs that reached a final state, by result");
-  NIBBLE_FAMILY(Counter, job_attempts, Count, "nibble_job_attempts_total", "Starts of trainers (start) and attempts that ended early, by reason");
+  NIBBLE_FAMILY(Counter, job_attempts, Count, "nibble_job_attempts_total",
+                "Starts of trainers (start) and attempts that ended early, by reason");
   NIBBLE_FAMILY(Counter, job_failures, Count, "nibble_job_failures_total", "Jobs that failed, by reason");
   NIBBLE_FAMILY(Histogram, queue_wait, Spread, "nibble_job_queue_wait_seconds", "From creation to the first start");
   NIBBLE_FAMILY(Histogram, job_seconds, Spread, "nibble_job_duration_seconds", "From creation to the final state, by result");
@@ -124,11 +125,14 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, train_loss, Level, "nibble_train_loss", "Of the last reported step, in nats");
   NIBBLE_FAMILY(Histogram, checkpoint_seconds, Spread, "nibble_checkpoint_duration_seconds", "Time to write a checkpoint");
   NIBBLE_FAMILY(Histogram, checkpoint_bytes, Spread, "nibble_checkpoint_bytes", "Size of a checkpoint");
-  NIBBLE_FAMILY(Counter, checkpoint_failures, Count, "nibble_checkpoint_failures_total", "Checkpoints that could not be written, by reason");
-  NIBBLE_FAMILY(Gauge, checkpoint_time, Level, "nibble_checkpoint_last_success_timestamp_seconds", "When the last checkpoint was committed");
+  NIBBLE_FAMILY(Counter, checkpoint_failures, Count, "nibble_checkpoint_failures_total",
+                "Checkpoints that could not be written, by reason");
+  NIBBLE_FAMILY(Gauge, checkpoint_time, Level, "nibble_checkpoint_last_success_timestamp_seconds",
+                "When the last checkpoint was committed");
   NIBBLE_FAMILY(Histogram, convert_seconds, Spread, "nibble_convert_duration_seconds", "Time of a conversion, by target format");
   NIBBLE_FAMILY(Gauge, artifact_bytes, Level, "nibble_artifact_bytes", "Bytes on disk, by kind");
-  NIBBLE_FAMILY(Counter, verify_failures, Count, "nibble_artifact_verify_failures_total", "Artifacts whose bytes or logits are not those recorded");
+  NIBBLE_FAMILY(Counter, verify_failures, Count, "nibble_artifact_verify_failures_total",
+                "Artifacts whose bytes or logits are not those recorded");
   NIBBLE_FAMILY(Histogram, store_seconds, Spread, "nibble_store_op_duration_seconds", "Time of an operation of the stores");
   NIBBLE_FAMILY(Counter, store_errors, Count, "nibble_store_errors_total", "Operations of the stores that failed");
   NIBBLE_FAMILY(Gauge, disk_free, Level, "nibble_disk_free_bytes", "Free bytes of a volume");
