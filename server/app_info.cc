@@ -2,10 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 
+#include "server/base/files.h"
 #include "server/base/process_memory.h"
+#include "server/limits.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/time.h"
@@ -35,8 +38,10 @@ v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
   device->set_name(CpuName());
   device->set_isa(kernels::Name(isa));
   const std::int64_t page = sysconf(_SC_PAGESIZE);
-  device->set_memory_total_bytes(sysconf(_SC_PHYS_PAGES) * page);
-  device->set_memory_free_bytes(sysconf(_SC_AVPHYS_PAGES) * page);
+  // What jobs and models are admitted against: in a container, its own share.
+  const std::int64_t total = MachineMemoryBytes(base::RealFileSystem(), "/").value_or(sysconf(_SC_PHYS_PAGES) * page);
+  device->set_memory_total_bytes(total);
+  device->set_memory_free_bytes(std::min(total, sysconf(_SC_AVPHYS_PAGES) * page));
   info.set_threads(threads);
   for (const char* method : jobs::kMethods) info.add_job_methods(method);
   for (const char* format : {"f32", "bf16", "nf4", "int8", "ternary", "lora"}) info.add_serve_formats(format);

@@ -69,7 +69,7 @@ void JobMetrics::OnAttemptEnded(const jobs::JobRecord& job, const std::string& s
 void JobMetrics::OnArtifactDamaged(const std::string&) { metrics_.ArtifactVerifyFailed(); }
 
 void JobMetrics::OnJobEnded(const jobs::JobRecord& job) {
-  if (job.error.has_value()) metrics_.JobFailed(job.spec.method, job.error->reason);
+  if (job.state == jobs::JobState::kFailed && job.error.has_value()) metrics_.JobFailed(job.spec.method, job.error->reason);
   const absl::Time ended = job.ended.value_or(clock_.Now());
   metrics_.JobFinished(job.spec.method, jobs::Name(job.state), absl::ToDoubleSeconds(ended - job.created));
 }

@@ -39,6 +39,7 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, cons
   NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, cancel));
   rpc::PlannedJob planned;
   planned.spec = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
+  NIBBLE_RETURN_IF_ERROR(jobs::Validate(planned.spec));  // as CreateJob: what was left open may not fit what was said
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, plan::PlanJob(planned.spec, inputs));
   planned.available_bytes = MemoryBytes(limits_.train_memory_bytes, base::RealFileSystem());
   return planned;

@@ -52,7 +52,8 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_connection_idle_s", l.max_connection_idle_s, "Without a call")->check(seconds);
   cli.add_option("--workers", l.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
   cli.add_option("--default_deadline_s", l.default_deadline_s,
-                 "Of a unary call whose client gave none; CreateJob and PlanJob, which read all data, have none then")
+                 "Longest wait for a worker of a unary call whose client gave no deadline; what has begun is not cut off, and "
+                 "CreateJob, PlanJob, Generate, Chat and Score wait as long as it takes")
       ->check(seconds);
   cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Of an upload")->check(seconds);
   cli.add_option("--max_stream_messages", l.max_stream_messages, "Of an upload, of less than 512 KiB each")->check(CLI::PositiveNumber);

@@ -19,6 +19,7 @@ using base::StrCat;
 namespace {
 
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+constexpr char kMadeOf[] = "checkpoint";  // ArtifactInfo::source
 
 absl::StatusOr<model::AdapterConfig> ReadAdapter(base::FileSystem& files, const std::string& checkpoint) {
   const auto text = files.Read(base::JoinPath(checkpoint, model::kAdapterConfigFile), kMaxConfigBytes);
@@ -53,11 +54,13 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const kernels::Stream& stream) {
   NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, ReadAdapter(files, checkpoint_directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, model::AdapterTensors(base.config(), adapter)));
-  if (base.info().format == model::Format::kNf4) return MakeLoraModel(files, base, adapter, values, provenance, target);
+  if (base.info().format == model::Format::kNf4) {
+    return MakeLoraModel(files, base, adapter, values, provenance, target, kMadeOf);
+  }
   NIBBLE_RETURN_IF_ERROR(ConvertModel(files, base, scratch, {.to = model::Format::kNf4}, stream).status());
   absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     NIBBLE_ASSIGN_OR_RETURN(const auto nf4, model::Artifact::Open(scratch));
-    return MakeLoraModel(files, *nf4, adapter, values, provenance, target);
+    return MakeLoraModel(files, *nf4, adapter, values, provenance, target, kMadeOf);
   }();
   const absl::Status removed = files.RemoveAll(scratch);
   return made.ok() && !removed.ok() ? removed : std::move(made);
@@ -74,7 +77,7 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterCheckpointModel(base::FileSystem& 
   NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, plan));
   const std::vector<std::span<const float>> spans(values.begin(), values.end());
   return MakeMasterModel(files, config, {.act_bits = act_bits, .head_dtype = model::kBitNetFloatType}, model::kBitNetFloatType,
-                         spans, base.directory(), provenance, target);
+                         spans, base.directory(), provenance, target, kMadeOf);
 }
 
 }  // namespace nibble::convert

@@ -88,8 +88,10 @@ class ErrorMeter {
       weight_ += row.weight;
       error_.max_abs_error = std::max(error_.max_abs_error, row.max);
     }
+    elements_ += static_cast<double>(weight.rows) * static_cast<double>(weight.cols);
   }
   LayerError Result() {
+    error_.rms_error = elements_ > 0 ? std::sqrt(difference_ / elements_) : 0.0;
     error_.relative_error = weight_ > 0 ? std::sqrt(difference_ / weight_) : 0.0;
     return error_;
   }
@@ -99,6 +101,7 @@ class ErrorMeter {
   LayerError error_;
   double difference_ = 0;
   double weight_ = 0;
+  double elements_ = 0;
 };
 
 class Converter {
@@ -310,35 +313,40 @@ class Converter {
   std::unique_ptr<model::ArtifactWriter> writer_;
 };
 
-absl::Status CheckOptions(Format from, const ConvertOptions& options) {
+absl::Status CheckOptions(const ConvertOptions& options) {
   if (options.act_outliers < 0 || options.act_outliers > kernels::kMaxOutliers) {
     return base::FieldError("act_outliers", StrCat(options.act_outliers, ", wanted 0 to ", kernels::kMaxOutliers));
   }
   if (options.kv_dtype.has_value() && options.kv_dtype != DType::kF32 && options.kv_dtype != DType::kBF16) {
     return base::FieldError("kv_dtype", StrCat(kernels::Name(*options.kv_dtype), ", wanted f32 or bf16"));
   }
-  const bool is_float = from == Format::kF32 || from == Format::kBF16;
-  const bool known = options.to == Format::kInt8
-                         ? is_float || from == Format::kNf4 || from == Format::kLora
-                     : (options.to == Format::kNf4 || options.to == Format::kTernary) && is_float;
-  if (from == Format::kTernary && options.to == Format::kTernary) {
-    return base::WithReason(absl::FailedPreconditionError("the model is ternary already: its codes are made once"), "ALREADY_TERNARY");
-  }
-  if (!known) {
-    return base::FieldError("target", StrCat("no conversion of a ", Name(from), " model to ", Name(options.to),
-                                         " (int8 is made of f32, bf16, nf4 and lora; nf4 and ternary of f32 and bf16)"));
-  }
   return absl::OkStatus();
 }
 
 }  // namespace
 
+absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
+  const Format from = source.format;
+  const bool is_float = from == Format::kF32 || from == Format::kBF16;
+  const bool known = to == Format::kInt8 ? is_float || from == Format::kNf4 || from == Format::kLora
+                                         : (to == Format::kNf4 || to == Format::kTernary) && is_float;
+  if (from == Format::kTernary && to == Format::kTernary) {
+    return base::WithReason(absl::FailedPreconditionError("the model is ternary already: its codes are made once"), "ALREADY_TERNARY");
+  }
+  if (!known) {
+    return base::FieldError("target", StrCat("no conversion of a ", Name(from), " model to ", Name(to),
+                                             " (int8 is made of f32, bf16, nf4 and lora; nf4 and ternary of f32 and bf16)"));
+  }
+  if (source.bitnet.has_value() && to != Format::kTernary) {
+    return base::FieldError("target", StrCat("master weights of a BitNet model become ternary, not ", Name(to)));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream) {
-  NIBBLE_RETURN_IF_ERROR(CheckOptions(source.info().format, options));
-  if (source.info().bitnet.has_value() && options.to != Format::kTernary) {
-    return base::FieldError("target", StrCat("master weights of a BitNet model become ternary, not ", Name(options.to)));
-  }
+  NIBBLE_RETURN_IF_ERROR(CheckOptions(options));
+  NIBBLE_RETURN_IF_ERROR(CheckConversion(source.info(), options.to));
   return Converter(source, options, stream).Run(files, target);
 }
 
@@ -353,7 +361,10 @@ base::Json ToJson(const ConvertReport& report) {
   json["eval_loss_after"] = report.eval_loss_after.has_value() ? base::Json(*report.eval_loss_after) : base::Json(nullptr);
   base::Json& layers = json["layers"] = base::Json::array();
   for (const LayerError& layer : report.layers) {
-    layers.push_back({{"name", layer.name}, {"relative_error", layer.relative_error}, {"max_abs_error", layer.max_abs_error}});
+    layers.push_back({{"name", layer.name},
+                      {"rms_error", layer.rms_error},
+                      {"relative_error", layer.relative_error},
+                      {"max_abs_error", layer.max_abs_error}});
   }
   return json;
 }

@@ -30,6 +30,7 @@ struct ConvertOptions {
 // How far a quantised weight is from what it was made of.
 struct LayerError {
   std::string name;
+  double rms_error = 0;       // root of the mean of (W' - W)^2
   double relative_error = 0;  // ||W' - W|| / ||W||, Frobenius
   double max_abs_error = 0;
 };
@@ -45,6 +46,9 @@ struct ConvertReport {
 };
 base::Json ToJson(const ConvertReport& report);
 
+// Whether a model can become one of this format at all. Errors: as ConvertModel's of a format pair.
+absl::Status CheckConversion(const model::ArtifactInfo& source, model::Format to);
+
 // int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16. A lora model is merged onto its DEQUANTISED NF4 base,
 // W + (B A) * scaling in f32, before it becomes int8 (peft#2105). One tensor is in memory at a time.
 // Ternary codes are made exactly once, of master weights: a tensor that is ternary already is refused, and so is a ternary
@@ -56,17 +60,18 @@ absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model:
                                            const ConvertOptions& options, const kernels::Stream& stream);
 
 // What a bitnet_qat job has trained -> f32 artifact of master weights, which ConvertModel makes ternary. values: one f32 span for
-// each of RequiredTensors(config), in its order; tokenizer files are those beside `companions`.
+// each of RequiredTensors(config), in its order; tokenizer files are those beside `companions`. made_of: ArtifactInfo::source.
 absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, const model::ModelConfig& config,
                                                     const model::BitNetInfo& bitnet, kernels::DType kv_dtype,
                                                     std::span<const std::span<const float>> values,
                                                     const std::string& companions, const base::Json& provenance,
-                                                    const std::string& target);
+                                                    const std::string& target, const char* made_of = "job");
 
 // nf4 base + adapter -> lora artifact. values: one f32 vector for each of AdapterTensors, in its order.
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,
-                                                  const base::Json& provenance, const std::string& target);
+                                                  const base::Json& provenance, const std::string& target,
+                                                  const char* made_of = "job");
 
 }  // namespace nibble::convert

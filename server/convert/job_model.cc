@@ -15,7 +15,8 @@ using model::TensorSpec;
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,
-                                                  const base::Json& provenance, const std::string& target) {
+                                                  const base::Json& provenance, const std::string& target,
+                                                  const char* made_of) {
   if (nf4_base.info().format != Format::kNf4) {
     return absl::InvalidArgumentError(
         StrCat("the base of an adapter is ", Name(nf4_base.info().format), ", wanted nf4"));
@@ -37,7 +38,7 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
   model::ArtifactInfo info = nf4_base.info();
   info.format = Format::kLora;
   info.base_digest = nf4_base.info().weights_digest;
-  info.source = "job";
+  info.source = made_of;
   info.recorded_by.clear();
   info.provenance = provenance;
   return writer->Finish(nf4_base.config(), std::move(info));
@@ -47,7 +48,7 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, con
                                                     const model::BitNetInfo& bitnet, DType kv_dtype,
                                                     std::span<const std::span<const float>> values,
                                                     const std::string& companions, const base::Json& provenance,
-                                                    const std::string& target) {
+                                                    const std::string& target, const char* made_of) {
   const std::vector<TensorSpec> specs = model::RequiredTensors(config);
   if (values.size() != specs.size()) {
     return absl::InvalidArgumentError(StrCat("a model of ", values.size(), " tensors, wanted ", specs.size()));
@@ -65,7 +66,7 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, con
   info.format = Format::kF32;
   info.bitnet = bitnet;
   info.kv_dtype = kv_dtype;
-  info.source = "job";
+  info.source = made_of;
   info.provenance = provenance;
   return writer->Finish(config, std::move(info));
 }

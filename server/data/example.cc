@@ -90,9 +90,11 @@ absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAsse
 
 }  // namespace
 
-Overlong ParseOverlong(std::string_view name) {
-  if (name == "drop") return Overlong::kDrop;
-  return name == "error" ? Overlong::kError : Overlong::kTruncate;
+Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format) {
+  if (policy == "drop") return Overlong::kDrop;
+  if (policy == "error") return Overlong::kError;
+  if (policy.empty() || format != chosen_for) return format == Format::kText ? Overlong::kSplit : Overlong::kTruncate;
+  return policy == "split" ? Overlong::kSplit : Overlong::kTruncate;
 }
 
 std::int64_t Example::num_trained() const {
@@ -127,21 +129,22 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
     whole.trained.back() = 1;  // also one that the tokenizer itself put at the end, outside of the text
   }
   const auto limit = static_cast<std::size_t>(options.max_seq_len);
+  const Overlong overlong = options.overlong.value_or(OverlongFor("", format, format));
   std::vector<Example> pieces;
   if (whole.tokens.size() <= limit) {
     pieces.push_back(std::move(whole));
-  } else if (format == Format::kText) {
+  } else if (overlong == Overlong::kSplit) {
     for (std::size_t begin = 0; begin < whole.tokens.size(); begin += limit) {
       const std::size_t count = std::min(limit, whole.tokens.size() - begin);
       const auto tokens = std::span(whole.tokens).subspan(begin, count);
       pieces.push_back({.tokens = {tokens.begin(), tokens.end()}, .trained = std::vector<std::uint8_t>(count, 1)});
     }
-  } else if (options.overlong == Overlong::kTruncate) {
+  } else if (overlong == Overlong::kTruncate) {
     whole.num_cut_off = static_cast<std::int64_t>(whole.tokens.size() - limit);
     whole.tokens.resize(limit);
     whole.trained.resize(limit);
     pieces.push_back(std::move(whole));
-  } else if (options.overlong == Overlong::kError) {
+  } else if (overlong == Overlong::kError) {
     return absl::InvalidArgumentError(base::StrCat("has ", whole.tokens.size(), " tokens, max_seq_len is ", limit));
   }
   return pieces;

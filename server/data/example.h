@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,14 +14,16 @@
 
 namespace nibble::data {
 
-enum class Overlong { kTruncate, kDrop, kError };
-// "truncate", "drop", "error" of a job's spec; "split", which all text is, and anything else is kTruncate.
-Overlong ParseOverlong(std::string_view name);
+enum class Overlong { kTruncate, kDrop, kError, kSplit };
+// What becomes of a record that is too long: `policy` is a job's "split", "truncate", "drop" or "error", chosen for data of the
+// format `chosen_for`. Data of another format (a set to evaluate on) are dropped or refused alike, and otherwise have their own
+// format's default, as with an empty policy: text is split, the others are truncated.
+Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format);
 
 struct TokeniseOptions {
   std::int64_t max_seq_len = 0;
-  Overlong overlong = Overlong::kTruncate;  // prompt_completion and chat; text is split instead
-  bool train_on_prompt = false;             // prompt_completion and chat: loss on every token
+  std::optional<Overlong> overlong = std::nullopt;  // unset: the format's default
+  bool train_on_prompt = false;                     // prompt_completion and chat: loss on every token
 };
 
 struct Example {
@@ -30,7 +33,7 @@ struct Example {
   std::int64_t num_trained() const;
 };
 
-// text: the tokenizer's own special tokens and an end token; split into pieces of at most max_seq_len.
+// text: the tokenizer's own special tokens and an end token.
 // prompt_completion: prompt and completion as one text and an end token; the loss is on tokens that begin in the completion.
 // chat: messages through the model's template, for which it is always 26 July 2024; the loss is on what each assistant turn added to
 // the rendered text. "train" of a message, true or false, wins over its role and over train_on_prompt.

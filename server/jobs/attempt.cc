@@ -16,6 +16,7 @@ using base::StrCat;
 namespace {
 
 constexpr std::uint64_t kMaxBytes = 4u << 20;
+constexpr std::uint64_t kMaxAliveBytes = 64;
 constexpr const char* kControlNames[] = {"preempt", "cancel", "cancel_keeping", "pause"};
 constexpr const char* kOutcomeNames[] = {"ok", "failed", "cancelled", "paused"};
 
@@ -111,6 +112,13 @@ bool CheckpointRequested(base::FileSystem& files, const std::string& directory) 
 }
 absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& directory) {
   return files.RemoveAll(JoinPath(directory, store::kCheckpointRequestFile));
+}
+
+absl::Status ShowAlive(base::FileSystem& files, const std::string& directory, std::int64_t count) {
+  return base::WriteFileAtomically(files, JoinPath(directory, store::kAliveFile), std::to_string(count));
+}
+std::string LastAlive(base::FileSystem& files, const std::string& directory) {
+  return files.Read(JoinPath(directory, store::kAliveFile), kMaxAliveBytes).value_or("");
 }
 
 absl::Status WriteOutcome(base::FileSystem& files, const std::string& directory, const Outcome& outcome) {

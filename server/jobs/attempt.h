@@ -58,6 +58,12 @@ absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& attem
 bool CheckpointRequested(base::FileSystem& files, const std::string& attempt_directory);
 absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& attempt_directory);
 
+// A trainer that writes no journal line for long (a large evaluation, a large step) shows that it lives: `count` is
+// another number each time.
+absl::Status ShowAlive(base::FileSystem& files, const std::string& attempt_directory, std::int64_t count);
+// What was shown last; "" where nothing was, or where it cannot be read.
+std::string LastAlive(base::FileSystem& files, const std::string& attempt_directory);
+
 // The last word.
 struct Outcome {
   enum class Kind { kOk, kFailed, kCancelled, kPaused };

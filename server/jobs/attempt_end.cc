@@ -175,6 +175,7 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& find
     if (!stopping_) wait = Backoff(1, options_.retry);
   }
   if (t.to == JobState::kFailed) t.error = JobError{said.code, said.reason, said.message};
+  if (t.to == JobState::kCancelled) t.error = CancelledByUser();
   if (IsFinal(t.to)) t.ended = clock_.Now();
   // SUCCEEDED is told when the model is there: by the publisher.
   if (t.to != JobState::kSucceeded) {

@@ -80,6 +80,7 @@ absl::Status AttemptSupervisor::IngestLines(Live& live, const std::vector<Journa
     }
     progress = live.progress;
     live.last_sequence = expected - 1;
+    for (const NewEvent& event : events) live.checkpointed |= event.type == "checkpoint";
     events.clear();
     return absl::OkStatus();
   };

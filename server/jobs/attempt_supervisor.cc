@@ -39,7 +39,8 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::i
   live.token = token;
   live.memory_bytes = job.memory_bytes;
   live.progress = job.progress;
-  live.last_line = clock_.Monotonic();
+  live.last_line = live.looked = clock_.Monotonic();
+  live.keep_last = job.spec.run.keep_last;
   return live;
 }
 
@@ -170,6 +171,11 @@ absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
 }
 
 void AttemptSupervisor::Tick() {
+  struct Checkpointed {
+    std::string job_id;
+    std::int64_t attempt, keep_last;
+  };
+  std::vector<Checkpointed> checkpointed;
   {
     base::MutexLock lock(mutex_);
     for (auto it = live_.begin(); it != live_.end();) {
@@ -191,10 +197,13 @@ void AttemptSupervisor::Tick() {
       } else {
         live.complained = false;
       }
+      if (std::exchange(live.checkpointed, false)) checkpointed.push_back({live.job_id, live.attempt, live.keep_last});
       Press(live);
       ++it;
     }
   }
+  // No attempt begins meanwhile: this thread is the one that starts them.
+  for (const Checkpointed& one : checkpointed) PruneOlder(one.job_id, one.attempt, one.keep_last);
   SettleAll();
 }
 
@@ -222,6 +231,7 @@ void AttemptSupervisor::Press(Live& live) {
     return;
   }
   if (options_.no_progress_timeout == absl::ZeroDuration()) return;
+  LookForLife(live);
   if (!live.hung && now - live.last_line >= options_.no_progress_timeout) {
     live.hung = true;
     live.terminated = now;
@@ -229,6 +239,24 @@ void AttemptSupervisor::Press(Live& live) {
   } else if (live.hung && !live.killed && now - *live.terminated >= options_.no_progress_grace) {
     live.killed = true;
     runner_.Send(live.directory, Runner::Signal::kKill);
+  }
+}
+
+void AttemptSupervisor::LookForLife(Live& live) {
+  const absl::Duration now = clock_.Monotonic();
+  if (live.hung || now - live.looked < options_.no_progress_timeout / 4) return;
+  live.looked = now;
+  std::string alive = LastAlive(state_.files, live.directory);
+  if (alive.empty() || alive == live.alive) return;
+  live.alive = std::move(alive);
+  live.last_line = now;
+}
+
+void AttemptSupervisor::PruneOlder(const std::string& job_id, std::int64_t attempt, std::int64_t keep_last) {
+  // What stays too long harms nobody: the next checkpoint tries again.
+  const std::string attempts = state_.layout.attempts(job_id);
+  if (absl::Status pruned = store::PruneOlderAttempts(state_.files, attempts, attempt, keep_last); !pruned.ok()) {
+    base::LogWarning("old checkpoints are not removed", {{"job", job_id}, {"why", std::string(pruned.message())}});
   }
 }
 

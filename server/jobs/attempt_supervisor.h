@@ -73,7 +73,11 @@ class AttemptSupervisor {
     bool unreadable = false;  // the journal is damaged: left alone until the end
     bool told_damaged = false;  // the user was, of the journal
     bool adopted = false;  // taken over after a restart: its end may be LOST
-    absl::Duration last_line;
+    absl::Duration last_line;  // of the journal, or last sign of life
+    absl::Duration looked;  // for a sign of life
+    std::string alive;  // the last one
+    std::int64_t keep_last = 1;  // run.keep_last
+    bool checkpointed = false;  // a checkpoint came: older attempts' may go
   };
   struct Ended {
     Live live;
@@ -98,6 +102,9 @@ class AttemptSupervisor {
   absl::Status Append(Live& live, const std::vector<NewEvent>& events);
   absl::Status Follow(Live& live);
   void Press(Live& live);
+  void LookForLife(Live& live);
+  // Of the attempts before: a trainer prunes its own. Without mutex_: looks at every checkpoint.
+  void PruneOlder(const std::string& job_id, std::int64_t attempt, std::int64_t keep_last);
 
   // What ended is kept until the database has it.
   absl::Status Settle(Ended& ended);

@@ -36,6 +36,7 @@ absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger 
     t.attempt = job.attempt;
     t.keep_checkpoint = keep_checkpoint;
     if (IsFinal(to)) t.ended = clock_.Now();
+    if (to == JobState::kCancelled) t.error = CancelledByUser();
     Json fields = Json::object();
     fields["state"] = Name(to);
     fields["from"] = Name(job.state);

@@ -25,7 +25,7 @@ struct ControllerOptions {
   std::string nibble_version = "0.1.0";
   absl::Duration cancel_grace = absl::Seconds(5);   // SIGTERM to SIGKILL
   absl::Duration pause_grace = absl::Seconds(60);   // a checkpoint has to fit in
-  // No journal line for so long: SIGTERM, after the grace SIGKILL, a retry that counts. 0: never.
+  // No journal line and no sign of life for so long: SIGTERM, after the grace SIGKILL, a retry that counts. 0: never.
   absl::Duration no_progress_timeout = absl::Minutes(30);
   absl::Duration no_progress_grace = absl::Seconds(20);
   absl::Duration tick = absl::Milliseconds(100);    // while trainers live

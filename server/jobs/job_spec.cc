@@ -116,7 +116,7 @@ void CheckOptim(const OptimConfig& optim, Checker& check) {
   check.Number("optim.lr", optim.lr, optim.lr > 0.0, "a number above 0");
   check.Number("optim.beta1", optim.beta1, optim.beta1 >= 0.0 && optim.beta1 < 1.0, "0 <= beta1 < 1");
   check.Number("optim.beta2", optim.beta2, optim.beta2 >= 0.0 && optim.beta2 < 1.0, "0 <= beta2 < 1");
-  check.Number("optim.eps", optim.eps, optim.eps > 0.0, "a number above 0");
+  check.Number("optim.eps", optim.eps, static_cast<float>(optim.eps) > 0.0F, "a number above 0 as a 32-bit float");
   check.Number("optim.weight_decay", optim.weight_decay, optim.weight_decay >= 0.0, "at least 0");
   check.Number("optim.max_grad_norm", optim.max_grad_norm, optim.max_grad_norm >= 0.0, "at least 0 (0: no clipping)");
   check.OneOf("optim.schedule", optim.schedule, {"constant", "linear", "cosine"});
@@ -224,11 +224,25 @@ JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& data
   return spec;
 }
 
+namespace {
+
+// Of the epochs asked for; not whole.
+double MicroBatchesOfEpochs(const RunConfig& run, std::int64_t rows_in_epoch) {
+  const double in_epoch = std::ceil(static_cast<double>(rows_in_epoch) / static_cast<double>(run.micro_batch));
+  return run.epochs.value_or(1.0) * in_epoch;
+}
+
+}  // namespace
+
 std::int64_t NumSteps(const RunConfig& run, std::int64_t rows_in_epoch) {
   if (run.max_steps.has_value()) return *run.max_steps;
-  const double micro_batches = std::ceil(static_cast<double>(rows_in_epoch) / static_cast<double>(run.micro_batch));
-  const double steps = std::ceil(run.epochs.value_or(1.0) * micro_batches / static_cast<double>(run.grad_accum));
+  const double steps = std::ceil(MicroBatchesOfEpochs(run, rows_in_epoch) / static_cast<double>(run.grad_accum));
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
+}
+
+std::optional<std::int64_t> NumMicroBatches(const RunConfig& run, std::int64_t rows_in_epoch) {
+  if (run.max_steps.has_value()) return std::nullopt;
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(MicroBatchesOfEpochs(run, rows_in_epoch))));
 }
 
 }  // namespace nibble::jobs

@@ -116,5 +116,8 @@ JobSpec Resolve(JobSpec spec, const std::string& job_id, const std::string& data
 
 // Optimiser steps of the run: as asked for, or those of its epochs (rounded up, at least one).
 std::int64_t NumSteps(const RunConfig& run, std::int64_t rows_in_epoch);
+// Micro-batches of a run that is told by its epochs (rounded up, at least one): its last step may have fewer than
+// run.grad_accum. Nothing for one that is told by its steps, which are all whole.
+std::optional<std::int64_t> NumMicroBatches(const RunConfig& run, std::int64_t rows_in_epoch);
 
 }  // namespace nibble::jobs

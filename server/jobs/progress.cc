@@ -54,6 +54,8 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
     if (const auto runtime = body.find("runtime"); runtime != body.end()) progress["runtime"] = *runtime;
   } else if (line.type == "step") {
     Copy(body, {"step", "max_steps", "epoch", "loss", "lr", "grad_norm", "step_ms"}, progress);
+    // "epoch" is whole passes. A trainer that tells no fraction is shown by those.
+    if (const auto done = body.find("epochs_done"); done != body.end() && done->is_number()) progress["epoch"] = *done;
     Add(progress, "tokens", body);
     Add(progress, "trainable_tokens", body);
     progress["steps_ms"] = Number(progress, "steps_ms") + Number(body, "step_ms");
@@ -79,6 +81,8 @@ void UpdateProgress(Json& progress, const JournalLine& line) {
 
 void FinishProgress(Json& progress, const Json& final) {
   for (const auto& item : final.items()) {
+    // A trainer counts the tokens of the steps that made the model; ours are those of all steps that were run.
+    if (item.key() == "tokens") continue;
     if (item.value().is_number()) progress[item.key()] = item.value();
   }
   if (Number(progress, "max_steps") > 0) progress["step"] = progress["max_steps"];

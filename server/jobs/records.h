@@ -19,6 +19,9 @@ struct JobError {
   std::string message;
 };
 
+// Of a job that its user ended.
+inline JobError CancelledByUser() { return {"CANCELLED", "USER", "cancelled by the user"}; }
+
 // NotFound (JOB). Also the answer about a job that the caller may not see.
 absl::Status NoJob(const std::string& id);
 absl::Status NoCheckpoint(const std::string& name);
@@ -30,7 +33,7 @@ struct JobRecord {
   std::int64_t attempt = 0;  // 0 before the first start
   std::int64_t retries = 0;  // exits that counted
   JobSpec spec;              // resolved
-  std::optional<JobError> error;
+  std::optional<JobError> error;  // why it FAILED or was CANCELLED
   // "step", "max_steps", "tokens", "tokens_per_s", "loss", "lr", "grad_norm", "eval_loss", "eval_loss_int8",
   // "peak_memory_bytes", "kernel_launches_per_step", "epoch", "percent", ...: numbers only, absent until known; the
   // controller adds "queue_position" to what is queued.

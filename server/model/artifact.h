@@ -51,7 +51,7 @@ struct ArtifactInfo {
   std::optional<BitNetInfo> bitnet;                  // ternary always; f32 and bf16: these are a BitNet model's masters
   std::string weights_digest;                        // SHA-256 over tensors alone: name, dtype, shape, bytes, by name
   std::string base_digest;                           // lora, and what was made from another model
-  std::string source;                                // "import", "convert", "job"
+  std::string source;                                // "import", "convert", "job", "checkpoint"
   std::string recorded_by;                           // who made record.bin: "trainer", "convert", or ""
   base::Json provenance = base::Json::object();      // job id, dataset digest, tokenizer digest, config digest, ...
 

@@ -7,7 +7,7 @@ ModelConfig BitNetShape(ModelConfig base, std::string_view preset) {
     base.norms = NormPlacement::kLinear;
     base.linear_norm_eps = base.rms_norm_eps;
   } else if (preset == "bitnet-2b4t") {
-    base.architecture = "bitnet";
+    // Still of its own family, whose biases and norms of q and k stay: an export says which family of transformers it is.
     base.norms = NormPlacement::kBlockAndSub;
     base.activation = Activation::kRelu2;
   }

@@ -37,7 +37,7 @@ absl::Status CheckServedForm(const jobs::JobSpec& spec, const JobInputs& inputs)
 absl::StatusOr<data::Dataset> CheckData(const char* field, const std::string& path, const std::string& format_name,
                                         const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
-  auto loaded = data::LoadDataset(path, format, inputs.text, inputs.config, OptionsOf(spec),
+  auto loaded = data::LoadDataset(path, format, inputs.text, inputs.config, OptionsOf(spec, format),
                                   [&inputs] { return inputs.cancel.cancelled(); });
   if (loaded.ok() || absl::IsCancelled(loaded.status())) return loaded;
   absl::Status named(loaded.status().code(), StrCat(field, ": ", base::ToStd(loaded.status().message())));
@@ -47,9 +47,10 @@ absl::StatusOr<data::Dataset> CheckData(const char* field, const std::string& pa
 
 }  // namespace
 
-data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec) {
+data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::Format format) {
+  const data::Format trained = data::ParseFormat(spec.data.format.value_or("")).value_or(format);
   return {.max_seq_len = spec.data.max_seq_len,
-          .overlong = data::ParseOverlong(spec.data.overlong.value_or("truncate")),
+          .overlong = data::OverlongFor(spec.data.overlong.value_or(""), trained, format),
           .train_on_prompt = spec.data.train_on_prompt};
 }
 

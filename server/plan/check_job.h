@@ -28,7 +28,8 @@ struct JobInputs {
   base::CancelToken cancel;                    // ends the reading of the data with Cancelled
 };
 
-data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec);
+// Of data of that format.
+data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::Format format);
 
 // The data of a job.
 struct CheckedData {

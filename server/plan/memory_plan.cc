@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "server/model/tensor_table.h"
-#include "server/plan/working_rows.h"
+#include "server/model/working_rows.h"
 
 namespace nibble::plan {
 namespace {
@@ -94,14 +94,14 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   if (batch.ragged) activation += batch.rows * batch.row_tokens * batch.row_tokens * (qlora ? 4 + element : 8);
 
   std::int64_t weights = 0, adapter = 0, workspace = kProcessBytes;
-  const std::int64_t logits = kLossChunk * config.vocab_size;
+  const std::int64_t logits = model::kLossChunk * config.vocab_size;
   if (qlora) {
     // Codes and f32 block scales; embedding and head as stored, the head once more where it is multiplied in another type.
     weights = sizes.linears / 2 + sizes.linears / 64 * 4 + sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
     if (element != base_bytes) weights += sizes.embedding * element;
     adapter = trained * 4 * 3;  // values, gradients, and as the evaluation reads them
     workspace += sizes.largest * element + logits * 2 * element + 4 * tokens * config.ffn_size * element;
-    if (base_bytes != 4) workspace += std::min(config.vocab_size, kWidenedRows) * config.hidden_size * 4;
+    if (base_bytes != 4) workspace += std::min(config.vocab_size, model::kWidenedRows) * config.hidden_size * 4;
   } else {
     // Masters and gradients; packed codes; embedding and head as they are served, the head in panels too.
     weights = sizes.all * 8 + sizes.linears / 4 + sizes.heads * sizes.embedding * 2 + sizes.embedding * 2;

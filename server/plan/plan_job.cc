@@ -49,6 +49,13 @@ Epoch WalkEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
 
 void Warn(JobPlan& plan, std::string reason, std::string message) { plan.warnings.push_back({std::move(reason), std::move(message)}); }
 
+// How often all steps together go through the data.
+double Passes(const jobs::JobSpec& spec, const Epoch& epoch, const JobPlan& plan) {
+  const std::int64_t micro_batches =
+      jobs::NumMicroBatches(spec.run, epoch.rows).value_or(plan.max_steps * spec.run.grad_accum);
+  return static_cast<double>(micro_batches) / static_cast<double>(epoch.micro_batches);
+}
+
 void AddWarnings(const jobs::JobSpec& spec, const data::Dataset& train, const Epoch& epoch, JobPlan& plan) {
   if (train.num_truncated > 0) {
     Warn(plan, "ROWS_TRUNCATED", StrCat(train.num_truncated, " of ", train.num_rows, " rows are longer than data.max_seq_len ",
@@ -58,7 +65,7 @@ void AddWarnings(const jobs::JobSpec& spec, const data::Dataset& train, const Ep
     Warn(plan, "ROWS_DROPPED", StrCat(train.num_dropped, " of ", train.num_rows, " rows are longer than data.max_seq_len ",
                                       spec.data.max_seq_len, " and are left out"));
   }
-  const double epochs = static_cast<double>(plan.max_steps * spec.run.grad_accum) / static_cast<double>(epoch.micro_batches);
+  const double epochs = Passes(spec, epoch, plan);
   if (epochs > 20) Warn(plan, "MANY_EPOCHS", StrCat("the data is gone through ", static_cast<std::int64_t>(epochs), " times"));
   if (spec.run.save_every == 0 && plan.max_steps > 100) {
     Warn(plan, "NO_CHECKPOINTS", "run.save_every is 0: a trainer that is lost starts over");
@@ -83,7 +90,7 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   JobPlan plan;
   plan.max_steps = jobs::NumSteps(spec.run, epoch.rows);
   // Micro-batches of an epoch are alike: what all steps take is in proportion.
-  const double share = static_cast<double>(plan.max_steps * spec.run.grad_accum) / static_cast<double>(epoch.micro_batches);
+  const double share = Passes(spec, epoch, plan);
   plan.tokens = std::llround(share * static_cast<double>(epoch.tokens));
   plan.trained_tokens = std::llround(share * static_cast<double>(epoch.trained));
   const model::ModelConfig config = TrainedConfig(spec, inputs.config);

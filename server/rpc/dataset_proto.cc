@@ -119,7 +119,10 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
     return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", wanted 2 to ",
                                                  model.config.limit_text(model.config.context_limit())));
   }
-  shape.options = plan::OptionsOf(spec);
+  if (config.overlong == "split" && shape.format != data::Format::kText) {
+    return FieldError("data.overlong", StrCat("is SPLIT, which only text rows can be; the format is ", data::Name(shape.format)));
+  }
+  shape.options = plan::OptionsOf(spec, shape.format);
   return shape;
 }
 
@@ -131,7 +134,7 @@ absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t 
   row.set_text(ToUtf8(text));
   for (std::size_t i = 0; i < example.tokens.size(); ++i) {
     row.add_token_ids(example.tokens[i]);
-    row.add_trained(example.trained[i] != 0);
+    row.add_trained(i > 0 && example.trained[i] != 0);  // the first is never predicted
     NIBBLE_ASSIGN_OR_RETURN(const std::string piece,
                             model.assets.tokenizer->Decode(std::span(&example.tokens[i], 1), /*skip_special_tokens=*/false));
     row.add_token_texts(ToUtf8(piece));

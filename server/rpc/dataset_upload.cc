@@ -99,6 +99,14 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
     if (begun_) return FieldError("header", "came twice");
     NIBBLE_RETURN_IF_ERROR(base::CheckName("header.name", header.name()));
     if (header.field_map_size() > 0) return NotBuilt("UploadDatasetHeader.field_map");
+    if (header.has_size_bytes() && header.size_bytes() < 0) {
+      return FieldError("header.size_bytes", StrCat("is ", header.size_bytes(), ", wanted 0 or more"));
+    }
+    const auto limit = static_cast<std::int64_t>(datasets_.limits().max_file_bytes);
+    if (header.size_bytes() > limit) {
+      return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),
+                              "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
+    }
     if (header.has_server_path()) {
       NIBBLE_ASSIGN_OR_RETURN(server_file_, BeneathPath::Open(import_root_, header.server_path()));
     }

@@ -186,10 +186,14 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerCon
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t token, ParsePageToken(request->page_token()));
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, Find(jobs_, call, request->name()));
+    if (request->after_sequence() < 0) {
+      return base::FieldError("after_sequence", base::StrCat("is ", request->after_sequence(), ", wanted 0 or more"));
+    }
     const std::int64_t after = std::max(token, request->after_sequence());
     NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(request->name(), after, size));
     for (const jobs::Event& event : page.events) *response->add_events() = ToProto(job, event);
-    if (static_cast<std::int64_t>(page.events.size()) == size) {
+    // Read before the events: a page that reaches to there is the last.
+    if (!page.events.empty() && page.events.back().sequence < job.last_sequence) {
       response->set_next_page_token(std::to_string(page.events.back().sequence));
     }
     return absl::OkStatus();

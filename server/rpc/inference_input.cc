@@ -118,12 +118,17 @@ absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max
   return absl::OkStatus();
 }
 
+// `text`, where it is wanted: with or without the special tokens, as an output has them.
 absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const v1::ChatInput& chat, const model::TextAssets& assets,
-                                                     std::string* text) {
+                                                     std::string* text, bool include_special_tokens) {
   NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Render(chat, assets));
   // The template spells out the special tokens itself.
-  auto ids = assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false);
-  if (text != nullptr) *text = std::move(rendered);
+  NIBBLE_ASSIGN_OR_RETURN(auto ids, assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false));
+  if (text != nullptr && include_special_tokens) {
+    *text = std::move(rendered);
+  } else if (text != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(*text, assets.tokenizer->Decode(ids, /*skip_special_tokens=*/true));
+  }
   return ids;
 }
 
@@ -183,6 +188,7 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
 
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, const model::TextAssets& assets,
                                                    std::string* text) {
+  const bool include_special_tokens = request.output().include_special_tokens();
   switch (request.input_case()) {
     case v1::GenerateRequest::kText:
       if (text != nullptr) *text = request.text();
@@ -193,11 +199,11 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& re
         for (const std::int32_t id : ids) {
           if (id < 0) return FieldError("token_ids", StrCat("has ", id, ", wanted 0 or more"));
         }
-        NIBBLE_ASSIGN_OR_RETURN(*text, assets.tokenizer->Decode(ids, /*skip_special_tokens=*/true));
+        NIBBLE_ASSIGN_OR_RETURN(*text, assets.tokenizer->Decode(ids, /*skip_special_tokens=*/!include_special_tokens));
       }
       return ids;
     }
-    default: return EncodeChat(request.chat(), assets, text);
+    default: return EncodeChat(request.chat(), assets, text, include_special_tokens);
   }
 }
 
@@ -207,7 +213,7 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& reque
       return assets.tokenizer->Encode(request.text(), !request.has_add_special_tokens() || request.add_special_tokens());
     case v1::ScoreRequest::kTokenIds:
       return std::vector<std::int32_t>(request.token_ids().ids().begin(), request.token_ids().ids().end());
-    case v1::ScoreRequest::kChat: return EncodeChat(request.chat(), assets, nullptr);
+    case v1::ScoreRequest::kChat: return EncodeChat(request.chat(), assets, nullptr, false);
     default: return FieldError("input", "is not set, wanted text, token_ids or chat");
   }
 }

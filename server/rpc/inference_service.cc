@@ -26,6 +26,9 @@ absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, co
   if (proto.request_id().size() > kMaxRequestIdBytes) {
     return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
   }
+  const std::string id = proto.request_id().empty() ? call.request_id() : proto.request_id();
+  // Before the load, which may take long: Abort finds the request there too, and the engine ends it at once.
+  auto entry = std::make_unique<RequestIds::Entry>(ids, id, call.cancel());
   NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(proto.model()));
   std::string echo;
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text, options.echo ? &echo : nullptr));
@@ -33,9 +36,9 @@ absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, co
   request.prompt = prompt;
   request.cancel = call.cancel();
   request.deadline = call.deadline();
-  if (options.queue_timeout.has_value()) request.queue_deadline = call.began() + *options.queue_timeout;
-  const std::string id = proto.request_id().empty() ? call.request_id() : proto.request_id();
-  auto entry = std::make_unique<RequestIds::Entry>(ids, id, call.cancel());
+  request.arrived = call.began();
+  // Of the wait for a slot: the load is none.
+  if (options.queue_timeout.has_value()) request.queue_deadline = edge.clock.Monotonic() + *options.queue_timeout;
   serve::Engine& engine = *resident->engine;
   return engine.Submit(std::move(request),
                        make_sink(AnswerContext{.edge = edge,

@@ -186,6 +186,11 @@ v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
     checkpoint->set_job(job.id);
     checkpoint->set_attempt(static_cast<std::int32_t>(event.attempt));
     *checkpoint->mutable_create_time() = ToProto(event.time);
+    if (const auto metrics = body.find("metrics"); metrics != body.end() && metrics->is_object()) {
+      for (const auto& item : metrics->items()) {
+        if (item.value().is_number()) (*checkpoint->mutable_metrics())[ToUtf8(item.key())] = item.value().get<double>();
+      }
+    }
   } else if (event.type == "model") {
     auto* model = out.mutable_model();
     model->set_model(Text(body, "model"));

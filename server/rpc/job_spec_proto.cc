@@ -27,11 +27,25 @@ v1::ComputeDtype DtypeOf(const std::string& name) {
 
 absl::Status TakeBitNet(const v1::BitNetQatMethod& in, jobs::BitNetQatMethod& out) {
   if (in.preset() == "hf") return NotBuilt("BitNetQatMethod.preset hf");
-  if (in.warmup_lambda().steps() > 0) return NotBuilt("BitNetQatMethod.warmup_lambda");
+  // Quantised as a whole from the first step: all that is built, and what the defaults say.
+  const v1::LambdaSchedule& ramp = in.warmup_lambda();
+  if (ramp.steps() != 0 || ramp.from() != 0.0 || (ramp.has_to() && ramp.to() != 1.0)) {
+    return NotBuilt("BitNetQatMethod.warmup_lambda");
+  }
   for (const std::string& module : in.modules_to_not_convert()) {
     if (module != "lm_head") return NotBuilt(StrCat("BitNetQatMethod.modules_to_not_convert ", module.substr(0, 64)));
   }
-  if (in.master_dtype() == v1::COMPUTE_DTYPE_BF16) return NotBuilt("BitNetQatMethod.master_dtype BF16");
+  switch (in.master_dtype()) {
+    case v1::COMPUTE_DTYPE_UNSPECIFIED:
+    case v1::COMPUTE_DTYPE_F32: break;
+    case v1::COMPUTE_DTYPE_BF16: return NotBuilt("BitNetQatMethod.master_dtype BF16");
+    default: return FieldError("bitnet_qat.master_dtype", "wanted F32");
+  }
+  switch (in.weight_scale()) {
+    case v1::WEIGHT_SCALE_UNSPECIFIED:
+    case v1::WEIGHT_SCALE_ABSMEAN_TENSOR: break;
+    default: return FieldError("bitnet_qat.weight_scale", "wanted ABSMEAN_TENSOR");
+  }
   if (in.has_preset()) out.preset = in.preset();
   if (in.has_act_bits()) out.act_bits = in.act_bits();
   if (in.has_scale_grad()) out.scale_grad = in.scale_grad();

@@ -2,6 +2,7 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "server/base/error.h"
@@ -37,13 +38,27 @@ google::protobuf::Any Pack(const google::protobuf::Message& message) {
 
 std::string Text(const base::Json& object, const char* key) { return base::GetString(object, key, "", "").value_or(""); }
 
+// UNSPECIFIED is as not set.
+bool HasHead(const v1::ConvertModelRequest& request) { return request.head() != v1::MODEL_FORMAT_UNSPECIFIED; }
+
+absl::Status CheckBounds(const v1::ConversionTolerance& tolerance) {
+  if (tolerance.has_max_eval_loss_delta() && !std::isfinite(tolerance.max_eval_loss_delta())) {
+    return FieldError("tolerance.max_eval_loss_delta", StrCat("is ", tolerance.max_eval_loss_delta(), ", wanted a finite number"));
+  }
+  // Written so that a NaN is refused too.
+  if (tolerance.has_min_top1_agreement() && !(tolerance.min_top1_agreement() >= 0 && tolerance.min_top1_agreement() <= 1)) {
+    return FieldError("tolerance.min_top1_agreement", StrCat("is ", tolerance.min_top1_agreement(), ", wanted 0 to 1"));
+  }
+  return absl::OkStatus();
+}
+
 convert::ConvertOptions OptionsOf(const v1::ConvertModelRequest& request) {
   convert::ConvertOptions options;
   options.to = request.target() == v1::MODEL_FORMAT_NF4       ? model::Format::kNf4
                : request.target() == v1::MODEL_FORMAT_TERNARY ? model::Format::kTernary
                                                               : model::Format::kInt8;
   if (request.has_act_outliers()) options.act_outliers = request.act_outliers();
-  if (request.has_head()) options.int8_head = request.head() != v1::MODEL_FORMAT_BF16;
+  if (HasHead(request)) options.int8_head = request.head() != v1::MODEL_FORMAT_BF16;
   return options;
 }
 
@@ -80,31 +95,32 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
   if (!to_int8 && request.target() != v1::MODEL_FORMAT_NF4 && request.target() != v1::MODEL_FORMAT_TERNARY) {
     return FieldError("target", "wanted INT8, TERNARY or NF4");
   }
-  if (!to_int8 && (request.has_act_outliers() || request.has_head())) {
-    return FieldError(request.has_head() ? "head" : "act_outliers", "is for INT8 alone");
+  if (!to_int8 && (request.has_act_outliers() || HasHead(request))) {
+    return FieldError(HasHead(request) ? "head" : "act_outliers", "is for INT8 alone");
   }
   if (request.lora() == v1::LORA_HANDLING_KEEP || request.lora() == v1::LORA_HANDLING_MERGE_AWARE) {
     return NotBuilt(StrCat("ConvertModelRequest.lora ", v1::LoraHandling_Name(request.lora())));
   }
+  if (!v1::LoraHandling_IsValid(request.lora())) {
+    return FieldError("lora", StrCat("is ", static_cast<int>(request.lora()), ", wanted MERGE"));
+  }
+  NIBBLE_RETURN_IF_ERROR(CheckBounds(request.tolerance()));
   if (request.has_act_outliers() && (request.act_outliers() < 0 || request.act_outliers() > kernels::kMaxOutliers)) {
     return FieldError("act_outliers", StrCat("is ", request.act_outliers(), ", wanted 0 to ", kernels::kMaxOutliers));
   }
-  if (request.has_head() && request.head() != v1::MODEL_FORMAT_INT8 && request.head() != v1::MODEL_FORMAT_BF16) {
+  if (HasHead(request) && request.head() != v1::MODEL_FORMAT_INT8 && request.head() != v1::MODEL_FORMAT_BF16) {
     return FieldError("head", "wanted INT8 or BF16");
-  }
-  if (request.target() == v1::MODEL_FORMAT_NF4) {
-    if (request.has_act_outliers()) return FieldError("act_outliers", "is for int8, the target is nf4");
-    if (request.head() == v1::MODEL_FORMAT_INT8) return FieldError("head", "is INT8, an nf4 model keeps its head in bf16");
   }
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
   if (state_.models->Get(request.name()).ok()) {
     return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),
                             "NAME_TAKEN", {{"name", request.name()}});
   }
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
+  NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   const bool bounded = request.tolerance().has_max_eval_loss_delta() || request.tolerance().has_min_top1_agreement();
   if (bounded && dataset.empty()) return FieldError("eval_dataset", "is not set, and the tolerance needs one");
-  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   if (bounded && info.is_masters()) {
     return FieldError("tolerance", "cannot be judged: the source holds master weights of a BitNet model, which have no loss");
   }
@@ -140,8 +156,9 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   NIBBLE_ASSIGN_OR_RETURN(tokenise.max_seq_len, base::GetInt(cut, "max_seq_len", "nibble.json", kEvalSeqLen));
   tokenise.max_seq_len = std::clamp<std::int64_t>(tokenise.max_seq_len, 2, text->config.context_limit());
   NIBBLE_ASSIGN_OR_RETURN(tokenise.train_on_prompt, base::GetBool(cut, "train_on_prompt", "nibble.json", false));
-  tokenise.overlong = data::ParseOverlong(Text(cut, "overlong"));
-  if (tokenise.overlong == data::Overlong::kError) tokenise.overlong = data::Overlong::kTruncate;  // the job has judged
+  const data::Format trained_format = data::ParseFormat(Text(cut, "trained_format")).value_or(format);
+  tokenise.overlong = data::OverlongFor(Text(cut, "overlong"), trained_format, format);
+  if (tokenise.overlong == data::Overlong::kError) tokenise.overlong.reset();  // the job has judged
   NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded,
                           data::LoadDataset(stored.data_path, format, text->assets, text->config, tokenise,
                                             [&scope] { return scope.cancelled(); }));
@@ -243,10 +260,20 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
       request.format() != v1::EXPORT_FORMAT_HF_BITNET) {
     return FieldError("format", "wanted PEFT, HF or HF_BITNET");
   }
+  if (!v1::HfLinearClass_IsValid(request.linear_class())) {
+    return FieldError("linear_class", StrCat("is ", static_cast<int>(request.linear_class()), ", wanted BITLINEAR or AUTOBITLINEAR"));
+  }
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   if (request.format() == v1::EXPORT_FORMAT_HF_BITNET && !info.bitnet.has_value()) {
     return FieldError("format", StrCat("HF_BITNET is for BitNet models, \"", request.model(), "\" is ", Name(info.format)));
+  }
+  if (request.format() == v1::EXPORT_FORMAT_PEFT && info.format != model::Format::kLora) {
+    return FieldError("format", StrCat("PEFT is for lora models, \"", request.model(), "\" is ", Name(info.format)));
+  }
+  if (request.format() == v1::EXPORT_FORMAT_HF && info.format != model::Format::kF32 && info.format != model::Format::kBF16 &&
+      info.format != model::Format::kTernary) {
+    return FieldError("format", StrCat("HF is for f32, bf16 and ternary models, \"", request.model(), "\" is ", Name(info.format)));
   }
   if (request.linear_class() != v1::HF_LINEAR_CLASS_UNSPECIFIED && info.format != model::Format::kTernary) {
     return FieldError("linear_class", StrCat("is for ternary models, \"", request.model(), "\" is ", Name(info.format)));

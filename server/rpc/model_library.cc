@@ -86,6 +86,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   std::shared_ptr<store::Upload> upload;
   std::unique_ptr<BeneathPath> beneath;
   std::string source;
+  // First: where the name is taken or the disk is full, the upload stays for another try.
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   if (request.has_server_path()) {
     NIBBLE_ASSIGN_OR_RETURN(beneath, BeneathPath::Open(options_.import_root, request.server_path()));
     source = beneath->path();
@@ -98,7 +100,6 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     source = upload->directory();
   }
   scope.Progress("read", 0, 1);
-  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto report = model::ImportModel(files, source, pending->directory(), dtype);

@@ -59,6 +59,26 @@ absl::Status AddArchitecture(const store::StoredModel& stored, model::Format for
   return absl::OkStatus();
 }
 
+v1::ModelFormat HeadFormatOf(const store::StoredModel& stored, const model::ArtifactInfo& info, bool tied) {
+  const auto format_of = [](kernels::DType dtype) {
+    return dtype == kernels::DType::kF32 ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16;
+  };
+  switch (info.format) {
+    case model::Format::kF32: return v1::MODEL_FORMAT_F32;
+    case model::Format::kBF16: return v1::MODEL_FORMAT_BF16;
+    case model::Format::kInt8: return info.int8_head ? v1::MODEL_FORMAT_INT8 : v1::MODEL_FORMAT_BF16;
+    case model::Format::kTernary: return format_of(info.bitnet.value_or(model::BitNetInfo()).head_dtype);
+    case model::Format::kNf4:
+    case model::Format::kLora: break;
+  }
+  // These keep the type that their source had: the file's header alone says which.
+  const auto weights = model::OpenSafetensors(base::JoinPath(stored.directory, "model.safetensors"));
+  if (!weights.ok()) return v1::MODEL_FORMAT_UNSPECIFIED;
+  const auto head = weights->tensors.find(tied ? model::kEmbeddingName : model::kHeadName);
+  if (head == weights->tensors.end() || !head->second.dtype.has_value()) return v1::MODEL_FORMAT_UNSPECIFIED;
+  return format_of(*head->second.dtype);
+}
+
 }  // namespace
 
 v1::ModelFormat ToProto(model::Format format) {
@@ -114,6 +134,7 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
     out.set_base_digest(info.base_digest);
   }
   out.set_origin(OriginOf(info.source));
+  if (info.source == "checkpoint") out.set_source(Text(info.provenance, "checkpoint"));
   for (const char* key : {"source", "job_id", "source_model", "imported_from"}) {
     if (out.source().empty()) out.set_source(Text(info.provenance, key));
   }
@@ -126,14 +147,8 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
   const auto tokenizer_config = files.Read(base::JoinPath(stored.directory, "tokenizer_config.json"), kMaxSmallFile);
   out.set_has_chat_template(files.Exists(base::JoinPath(stored.directory, "chat_template.jinja")) ||
                             (tokenizer_config.ok() && tokenizer_config->find("\"chat_template\"") != std::string::npos));
-  if (info.format == model::Format::kInt8) {
-    out.set_act_outliers(info.act_outliers);
-    out.set_head_format(info.int8_head ? v1::MODEL_FORMAT_INT8 : v1::MODEL_FORMAT_BF16);
-  } else if (info.format == model::Format::kF32) {
-    out.set_head_format(v1::MODEL_FORMAT_F32);
-  } else {
-    out.set_head_format(v1::MODEL_FORMAT_BF16);
-  }
+  if (info.format == model::Format::kInt8) out.set_act_outliers(info.act_outliers);
+  out.set_head_format(HeadFormatOf(stored, info, out.architecture().tied_embeddings()));
   if (const auto record = model::ReadRecord(files, stored.directory); record.ok()) {
     out.set_record_rows(static_cast<std::int32_t>(record->num_rows()));
     out.set_recorded_by(info.recorded_by);
@@ -157,6 +172,7 @@ v1::ConversionReport ToProto(const convert::ConvertReport& report) {
   for (const convert::LayerError& layer : report.layers) {
     auto* error = out.add_layers();
     error->set_layer(layer.name);
+    error->set_rms_error(layer.rms_error);
     error->set_relative_error(layer.relative_error);
     error->set_max_abs_error(layer.max_abs_error);
   }

@@ -35,7 +35,13 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
     const auto name_of = [](const store::StoredModel& one) { return one.name; };
     NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, name_of, request->page_size(), request->page_token()));
     for (std::size_t i = page.begin; i < page.end; ++i) {
-      NIBBLE_ASSIGN_OR_RETURN(*response->add_models(), ToProto(all[i], library_.manager().IsLoaded(all[i].name), false));
+      absl::StatusOr<v1::Model> model = ToProto(all[i], library_.manager().IsLoaded(all[i].name), false);
+      if (!model.ok()) {
+        // Deleted since the names were listed: the others are there.
+        if (absl::IsNotFound(library_.models().Get(all[i].name).status())) continue;
+        return model.status();
+      }
+      *response->add_models() = *std::move(model);
     }
     response->set_next_page_token(page.next_token);
     return absl::OkStatus();

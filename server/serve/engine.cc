@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(std::shared_ptr<const mode
                                                 NumPages(options, engine->max_context_)));
   {
     base::MutexLock lock(engine->mutex_);
-    engine->load_.total_pages = engine->pool_->num_pages();
+    engine->load_.total_pages = engine->free_pages_ = engine->pool_->num_pages();
   }
   engine->thread_ = std::thread([raw = engine.get()] { raw->Run(); });
   return engine;
@@ -110,24 +110,26 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
                                                                       pool_->num_pages(), ": ask for fewer tokens or outputs")),
                             "KV_FULL", {{"need", std::to_string(pages)}, {"have", std::to_string(pool_->num_pages())}});
   }
-  group->submitted = clock_.Monotonic();
+  const absl::Duration now = clock_.Monotonic();
+  group->submitted = group->request.arrived.value_or(now);
   group->usage.prompt_tokens = prompt;
   base::MutexLock lock(mutex_);
   if (stop_) return base::WithReason(absl::UnavailableError("the model is being unloaded"), "DRAINING");
-  const absl::Duration wait = EstimatedWait();
+  const Queue queue = QueueBefore(group->request.n, pages);
+  const absl::Duration wait = EstimatedWait(queue.requests);
   const auto full = [&](const std::string& why) {
     const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), kLongestRetry);
     return base::WithReason(absl::ResourceExhaustedError(why), "QUEUE_FULL",
                             {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(retry))}});
   };
-  if (static_cast<std::int64_t>(waiting_.size()) >= options_.max_waiting) {
-    return full(base::StrCat(waiting_.size(), " requests wait already, the limit is ", options_.max_waiting));
+  if (!queue.at_once && queue.requests >= options_.max_waiting) {
+    return full(base::StrCat(queue.requests, " requests wait already, the limit is ", options_.max_waiting));
   }
-  if (!waiting_.empty() && waiting_tokens_ + prompt > options_.max_waiting_tokens) {
-    return full(base::StrCat("prompts of ", waiting_tokens_, " tokens wait already, the limit is ", options_.max_waiting_tokens));
+  if (queue.requests > 0 && queue.tokens + prompt > options_.max_waiting_tokens) {
+    return full(base::StrCat("prompts of ", queue.tokens, " tokens wait already, the limit is ", options_.max_waiting_tokens));
   }
   const absl::Duration limit = std::min(group->request.deadline, group->request.queue_deadline);
-  if (!waiting_.empty() && group->submitted + wait > limit) {
+  if (queue.requests > 0 && now + wait > limit) {
     return full(base::StrCat("the wait would be about ", absl::ToInt64Milliseconds(wait), " ms, longer than the request has"));
   }
   waiting_tokens_ += prompt;
@@ -140,9 +142,26 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   return absl::OkStatus();
 }
 
+// What fits beside those that run waits for the end of a step alone: that is no queue. At most max_running are looked at.
+Engine::Queue Engine::QueueBefore(std::int64_t outputs, std::int64_t pages) const {
+  std::int64_t slots = options_.max_running - running_outputs_;
+  std::int64_t free_pages = free_pages_;
+  Queue queue = {.requests = static_cast<std::int64_t>(waiting_.size()), .tokens = waiting_tokens_};
+  for (const auto& other : waiting_) {
+    const std::int64_t its_pages = other->pages_each() * other->request.n;
+    if (other->request.n > slots || its_pages > free_pages) break;
+    slots -= other->request.n;
+    free_pages -= its_pages;
+    --queue.requests;
+    queue.tokens -= other->prompt_size();
+  }
+  queue.at_once = queue.requests == 0 && outputs <= slots && pages <= free_pages;
+  return queue;
+}
+
 // Requests before a new one, each at the pace of those that ended lately, as many at once as may run.
-absl::Duration Engine::EstimatedWait() const {
-  return mean_service_ * static_cast<double>(waiting_.size() + 1) / static_cast<double>(options_.max_running);
+absl::Duration Engine::EstimatedWait(std::int64_t queued) const {
+  return mean_service_ * static_cast<double>(queued + 1) / static_cast<double>(options_.max_running);
 }
 
 EngineLoad Engine::load() const {
@@ -181,7 +200,8 @@ void Engine::Run() {
     base::MutexLock lock(mutex_);
     load_.running = static_cast<std::int64_t>(running_.size());
     load_.waiting = static_cast<std::int64_t>(waiting_.size());
-    load_.used_pages = pool_->num_pages() - pool_->free_pages();
+    free_pages_ = pool_->free_pages();
+    load_.used_pages = pool_->num_pages() - free_pages_;
   }
   std::deque<std::unique_ptr<Group>> waiting;
   {
@@ -224,10 +244,12 @@ void Engine::Admit() {
       next.usage.queue_ms = absl::ToDoubleMilliseconds(now - next.submitted);
       next.launches_before = stream_.launches != nullptr ? stream_.launches->total() : 0;
       waiting_tokens_ -= next.prompt_size();
+      running_outputs_ += next.request.n;
       running_.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
       ++admitted;
     }
+    free_pages_ = pool_->free_pages();
   }
   for (std::size_t i = running_.size() - admitted; i < running_.size(); ++i) {
     running_[i]->sink->OnStart(running_[i]->usage.queue_ms);
@@ -287,6 +309,9 @@ void Engine::EndGroup(Group& group, absl::Status status, FinishReason reason) {
     if (stream_.launches != nullptr) group.usage.kernel_launches = stream_.launches->total() - group.launches_before;
     const absl::Duration service = clock_.Monotonic() - group.started;
     base::MutexLock lock(mutex_);
+    // Before the client hears of the end: its next request finds the slot.
+    running_outputs_ -= group.request.n;
+    free_pages_ = pool_->free_pages();
     // The last few count most: what runs changes.
     mean_service_ = mean_service_ == absl::ZeroDuration() ? service : mean_service_ * 0.8 + service * 0.2;
   }

@@ -29,7 +29,7 @@ struct EngineTotals {
 };
 
 struct EngineOptions {
-  std::int64_t max_waiting = 64;          // requests beyond that are refused: RESOURCE_EXHAUSTED, QUEUE_FULL
+  std::int64_t max_waiting = 64;          // requests without a free slot; further ones: RESOURCE_EXHAUSTED, QUEUE_FULL
   std::int64_t max_waiting_tokens = 1 << 20;  // and beyond that many tokens of their prompts together
   std::int64_t max_running = 16;          // outputs, over all requests
   std::int64_t max_context = 8192;        // tokens of one sequence, prompt and completion
@@ -77,7 +77,14 @@ class Engine {
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
   absl::Status Check(const Request& request) const;
-  absl::Duration EstimatedWait() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether a request of so many outputs and pages begins with the next step, and what of waiting_ does not.
+  struct Queue {
+    bool at_once = false;
+    std::int64_t requests = 0;
+    std::int64_t tokens = 0;
+  };
+  Queue QueueBefore(std::int64_t outputs, std::int64_t pages) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Duration EstimatedWait(std::int64_t queued) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The engine's thread.
   void Run();
@@ -110,6 +117,8 @@ class Engine {
   base::Condition wake_;
   std::deque<std::unique_ptr<Group>> waiting_ ABSL_GUARDED_BY(mutex_);  // in the order in which they begin
   std::int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;             // prompt tokens of waiting_
+  std::int64_t running_outputs_ ABSL_GUARDED_BY(mutex_) = 0;            // of running_, and
+  std::int64_t free_pages_ ABSL_GUARDED_BY(mutex_) = 0;                 // of pool_: for threads that may not look at them
   absl::Duration mean_service_ ABSL_GUARDED_BY(mutex_);                 // of the requests that ended lately
 
   EngineLoad load_ ABSL_GUARDED_BY(mutex_);

@@ -1,6 +1,7 @@
 // What a client asks of a loaded model, and where the answer goes.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -41,6 +42,7 @@ struct Request {
   int priority = 0;                             // higher begins first; equals in the order in which they came
   absl::Duration deadline = absl::InfiniteDuration();        // monotonic clock
   absl::Duration queue_deadline = absl::InfiniteDuration();  // the same; to have begun by
+  std::optional<absl::Duration> arrived;        // the same; what Usage counts from. Unset: when it is submitted
   base::CancelToken cancel;
 };
 
@@ -54,8 +56,8 @@ struct TokenLogprob {
 struct Usage {
   std::int64_t prompt_tokens = 0;
   std::int64_t completion_tokens = 0;
-  double queue_ms = 0;     // until the first step that held the request
-  double ttft_ms = 0;      // from submission to the first token; 0 when none was asked for
+  double queue_ms = 0;     // from arrival to the first step that held the request
+  double ttft_ms = 0;      // from arrival to the first token; 0 when none was asked for
   double prefill_ms = 0;   // from the first step to the first token, or to the prompt's last logprob
   double decode_ms = 0;    // from the first token to the last
   std::uint64_t kernel_launches = 0;  // of the engine while the request ran; shared with requests beside it

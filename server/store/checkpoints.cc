@@ -136,6 +136,18 @@ absl::Status PruneAllCheckpoints(base::FileSystem& files, const std::string& att
   return Prune(files, checkpoints, keep);
 }
 
+absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& attempts_directory, std::int64_t attempt,
+                                std::int64_t keep) {
+  NIBBLE_ASSIGN_OR_RETURN(auto checkpoints, ListAllCheckpoints(files, attempts_directory));
+  const auto own = std::stable_partition(checkpoints.begin(), checkpoints.end(),
+                                            [&](const CheckpointInfo& one) { return one.attempt != attempt; });
+  const auto num_others = static_cast<std::size_t>(own - checkpoints.begin());
+  for (std::size_t i = 0; i < num_others && i + static_cast<std::size_t>(keep) < checkpoints.size(); ++i) {
+    NIBBLE_RETURN_IF_ERROR(RemovePublished(files, checkpoints[i].directory));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_directory) {
   NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, attempt_directory));
   return RemoveTemporaries(files, JoinPath(attempt_directory, kCheckpointsDirectory));

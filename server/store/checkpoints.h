@@ -46,6 +46,10 @@ absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSys
 absl::Status PruneCheckpoints(base::FileSystem& files, const std::string& attempt_directory, std::int64_t keep);
 // The same across attempts: for the server, when no trainer of the job lives.
 absl::Status PruneAllCheckpoints(base::FileSystem& files, const std::string& attempts_directory, std::int64_t keep);
+// While the trainer of `attempt` lives, which prunes its own: removes those of other attempts that are not among the
+// newest `keep`. Every one of `attempt` counts as newer than theirs.
+absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& attempts_directory, std::int64_t attempt,
+                                std::int64_t keep);
 
 // Removes the unfinished work (base::TemporaryName) of an attempt that no trainer writes to any more.
 absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_directory);

@@ -40,6 +40,7 @@ class DatasetStore {
   static absl::StatusOr<std::unique_ptr<DatasetStore>> Open(base::FileSystem& files, const Layout& layout,
                                                             UploadLimits limits = {});
 
+  const UploadLimits& limits() const { return limits_; }
   std::vector<StoredDataset> List() const;
   absl::StatusOr<StoredDataset> Get(std::string_view name) const;  // NotFound (DATASET)
   absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user);

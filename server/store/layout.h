@@ -50,6 +50,7 @@ class Layout {
 inline constexpr char kAttemptFile[] = "attempt.json";
 inline constexpr char kControlFile[] = "control.json";
 inline constexpr char kCheckpointRequestFile[] = "checkpoint.request";
+inline constexpr char kAliveFile[] = "alive";
 inline constexpr char kAttemptLockFile[] = "lock";
 inline constexpr char kJournalFile[] = "journal.jsonl";
 inline constexpr char kOutcomeFile[] = "outcome.json";

@@ -18,9 +18,10 @@ absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, con
   const std::string train_format = cut.format.value_or("text");
   const auto load = [&](const std::string& path, const std::string& format_name) -> absl::StatusOr<data::Dataset> {
     NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+    NIBBLE_ASSIGN_OR_RETURN(const data::Format trained, data::ParseFormat(train_format));
     return data::LoadDataset(path, format, text, recipe.config(),
                              {.max_seq_len = cut.max_seq_len,
-                              .overlong = data::ParseOverlong(cut.overlong.value_or("truncate")),
+                              .overlong = data::OverlongFor(cut.overlong.value_or(""), trained, format),
                               .train_on_prompt = cut.train_on_prompt});
   };
   AttemptData data;
@@ -48,7 +49,8 @@ std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const Attemp
 base::Json EvalDataJson(const jobs::JobSpec& spec) {
   return {{"max_seq_len", spec.data.max_seq_len},
           {"train_on_prompt", spec.data.train_on_prompt},
-          {"overlong", spec.data.overlong.value_or("truncate")}};
+          {"overlong", spec.data.overlong.value_or("")},
+          {"trained_format", spec.data.format.value_or("text")}};
 }
 
 }  // namespace nibble::trainer

@@ -27,6 +27,8 @@ namespace {
 
 using base::Json;
 
+constexpr double kShowAliveEverySeconds = 10;
+
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -52,7 +54,19 @@ class AttemptRun {
   }
 
  private:
-  bool Stopping() const { return context_.terminated() || context_.reporter.fenced(); }
+  // Asked at every micro-batch and in every evaluation, so this is also where the trainer shows that it lives.
+  bool Stopping() {
+    ShowAlive();
+    return context_.terminated() || context_.reporter.fenced();
+  }
+
+  void ShowAlive() {
+    const double now = Seconds();
+    if (now - shown_at_ < kShowAliveEverySeconds) return;
+    shown_at_ = now;
+    // A disk that is full now may have room later, and the journal tells of it.
+    jobs::ShowAlive(context_.files, context_.directory, ++shown_).IgnoreError();
+  }
 
   // Cancelled when Stopping(): the state is then that after progress_.step whole steps.
   absl::StatusOr<jobs::Outcome> Train() {
@@ -114,7 +128,9 @@ class AttemptRun {
                                             inputs_.train.num_trained, " are trained; ", inputs_.train.num_truncated,
                                             " truncated, ", inputs_.train.num_dropped, " dropped")));
     loader_ = MakeLoader(spec_, inputs_);
-    max_steps_ = jobs::NumSteps(spec_.run, loader_->RowsInEpoch(0));
+    const std::int64_t rows_in_epoch = loader_->RowsInEpoch(0);
+    max_steps_ = jobs::NumSteps(spec_.run, rows_in_epoch);
+    max_micro_batches_ = jobs::NumMicroBatches(spec_.run, rows_in_epoch);
     return absl::OkStatus();
   }
 
@@ -149,6 +165,8 @@ class AttemptRun {
     std::int64_t tokens = 0;
     std::int64_t trained = 0;
     for (std::int64_t i = 0; i < spec_.run.grad_accum; ++i) {
+      // The last step of a run by epochs ends where they end.
+      if (i > 0 && max_micro_batches_.has_value() && progress_.micro_batches + i >= *max_micro_batches_) break;
       batches.push_back(loader_->Next(spec_.run.micro_batch));
       tokens += static_cast<std::int64_t>(batches.back().tokens.size());
       trained += batches.back().num_trained;
@@ -191,11 +209,15 @@ class AttemptRun {
     progress_.cursor = loader_->cursor();
     progress_.metrics["loss"] = loss;
     const double took = Seconds() - began;
+    const auto& [epoch, taken] = progress_.cursor;
+    const auto examples = static_cast<std::int64_t>(inputs_.train.examples.size());
+    const double share = static_cast<double>(taken) / static_cast<double>(examples);  // of this epoch
     return Write("step", {{"step", progress_.step},
                           {"loss", loss},
                           {"lr", lr},
                           {"grad_norm", grad_norm},
-                          {"epoch", progress_.cursor.epoch},
+                          {"epoch", epoch + (taken >= examples ? 1 : 0)},
+                          {"epochs_done", static_cast<double>(epoch) + share},
                           {"tokens", tokens},
                           {"trainable_tokens", trained},
                           {"tokens_per_s", static_cast<double>(tokens) / took},
@@ -265,7 +287,8 @@ class AttemptRun {
                                                 {"directory", relative},
                                                 {"bytes", saved.bytes},
                                                 {"duration_ms", (Seconds() - began) * 1000.0},
-                                                {"digest", saved.digest}}));
+                                                {"digest", saved.digest},
+                                                {"metrics", progress_.metrics}}));
     saved_step_ = progress_.step;
     return store::PruneCheckpoints(context_.files, context_.directory, std::max<std::int64_t>(1, spec_.run.keep_last));
   }
@@ -305,7 +328,6 @@ class AttemptRun {
     NIBBLE_ASSIGN_OR_RETURN(model::ArtifactInfo info, recipe_->Write(provenance, output.path()));
     jobs::Outcome outcome;
     Json final = {{"step", progress_.step},
-                  {"tokens", progress_.tokens},
                   {"peak_memory_bytes", base::PeakResidentBytes()},
                   {"digest", info.weights_digest}};
     if (last_eval_loss_.has_value()) final["eval_loss"] = *last_eval_loss_;
@@ -362,9 +384,12 @@ class AttemptRun {
   std::unique_ptr<data::Loader> loader_;
   TrainingProgress progress_;
   std::int64_t max_steps_ = 0;
+  std::optional<std::int64_t> max_micro_batches_;  // of a run by epochs
   std::int64_t saved_step_ = 0;  // what a later attempt can go on from
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
+  double shown_at_ = Seconds();
+  std::int64_t shown_ = 0;
 };
 
 // What the user got wrong is never tried again (exit 42); the rest is.

@@ -19,7 +19,7 @@
 #include "kernels/ops/silu_mul.h"
 #include "kernels/ops/silu_mul_backward.h"
 #include "kernels/philox.h"
-#include "server/plan/working_rows.h"
+#include "server/model/working_rows.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -260,8 +260,8 @@ Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& row
 // Calls body(begin, the numbers of those rows) for at most kLossChunk rows at a time.
 template <typename Body>
 void ForEachLossChunk(const LossRows& rows, Body body) {
-  for (std::int64_t begin = 0; begin < rows.count(); begin += plan::kLossChunk) {
-    const std::int64_t count = std::min(plan::kLossChunk, rows.count() - begin);
+  for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
+    const std::int64_t count = std::min(model::kLossChunk, rows.count() - begin);
     body(begin, torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64));
   }
 }

@@ -12,7 +12,7 @@
 #include "kernels/ops/kv_store.h"
 #include "kernels/ops/matmul_dense.h"
 #include "server/base/status_macros.h"
-#include "server/plan/working_rows.h"
+#include "server/model/working_rows.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -104,8 +104,8 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
     Tensor grad_head = torch::zeros(master.sizes(), torch::kFloat32);
     const Tensor served = head->served.to(type);
     *loss_sum = 0;
-    for (std::int64_t begin = 0; begin < rows.count(); begin += plan::kLossChunk) {
-      const std::int64_t count = std::min(plan::kLossChunk, rows.count() - begin);
+    for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
+      const std::int64_t count = std::min(model::kLossChunk, rows.count() - begin);
       const Tensor index = torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64);
       const Tensor chunk = hidden.index_select(0, index);
       Tensor logits = DenseLogits(chunk, *head, *context);

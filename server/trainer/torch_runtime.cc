@@ -11,7 +11,7 @@
 #include <string>
 
 #include "server/base/mutex.h"
-#include "server/plan/working_rows.h"
+#include "server/model/working_rows.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -72,7 +72,7 @@ class TorchLibrary : public kernels::DenseLibrary {
       const bool wide = a.scalar_type() != b.scalar_type() || y.dtype == kernels::DType::kF32;
       if (wide) a = a.to(torch::kFloat32);
       // A head in f32 is twice its size in bf16: it is widened a slice at a time.
-      const std::int64_t slice = wide && b.scalar_type() != torch::kFloat32 ? plan::kWidenedRows : w.rows;
+      const std::int64_t slice = wide && b.scalar_type() != torch::kFloat32 ? model::kWidenedRows : w.rows;
       for (std::int64_t begin = 0; begin < w.rows; begin += slice) {
         const std::int64_t count = std::min(slice, w.rows - begin);
         const torch::Tensor product = torch::mm(a, b.narrow(0, begin, count).to(a.scalar_type()).t());

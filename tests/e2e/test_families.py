@@ -45,13 +45,15 @@ def test_every_logprob_is_transformers(server, tmp_path, family, shards):
     compare(score(server, name), model, len(TEXT))
 
 
-@pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary")])
+@pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary"), ("bitnet-2b4t", "ternary")])
 @pytest.mark.parametrize("family", golden.FAMILIES)
 def test_every_family_is_trained_and_served(server, tmp_path, text_file, family, method, served):
     base, name = f"{family}-{method}", f"{family}-{method}-trained"
     server.run("models", "import", save(golden.make(family, seed=7, **SHAPE), tmp_path / "hf"), "--name", base, "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", base)
-    events = server.lines("jobs", "create", "--method", method, "--base", base, "--dataset", base, "--output", name, "--max-steps", 8,
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"bitnet_qat": {"preset": method}} if method == "bitnet-2b4t" else {method: {}}))
+    events = server.lines("jobs", "create", "--spec", spec, "--base", base, "--dataset", base, "--output", name, "--max-steps", 8,
                           "--micro-batch", 2, "--seq-len", 96, "--lr", "5e-3", "--watch")
     losses = [event["loss"] for event in events if event.get("type") == "step"]
     assert len(losses) == 8 and losses[-1] < losses[0] * 0.9, losses

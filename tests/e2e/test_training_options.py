@@ -112,6 +112,34 @@ def test_what_every_option_trains_is_converted_and_served(train, changes):
     assert len(answer["token_ids"]) == 3
 
 
+def test_long_rows_of_text_become_what_was_asked(train):
+    def tokens(policy):
+        spec = {"base_model": "small", "train_dataset": "ragged", "qlora": {"r": 4}, "run": {"max_steps": 1, "micro_batch": 100},
+                "data": {"max_seq_len": 64, "packing": "PACKING_MODE_NONE", "overlong": f"OVERLONG_POLICY_{policy}"}}
+        return next(event["tokens"] for event in train.job(spec)[1] if event.get("type") == "step")
+
+    lengths = [len(train.server.json("tokenize", "small", "--text", text)["token_ids"]) + 1 for text in ROWS]  # and the end token
+    short = [length for length in lengths if length <= 64]
+    assert 0 < len(short) < len(lengths)
+    assert tokens("SPLIT") == sum(lengths)
+    assert tokens("TRUNCATE") == sum(min(length, 64) for length in lengths)
+    assert tokens("DROP") == sum(short)
+    with pytest.raises(AssertionError, match=f"line {len(short) + 1}.*max_seq_len is 64"):
+        tokens("ERROR")
+
+
+def test_an_epoch_ends_with_its_data(train):
+    """8 rows: one pass in micro-batches of 1, five a step, is two steps, the second of three."""
+    spec = {"base_model": "small", "train_dataset": "ragged", "qlora": {"r": 4}, "run": {"epochs": 1, "micro_batch": 1, "grad_accum": 5},
+            "data": {"max_seq_len": 160, "packing": "PACKING_MODE_NONE"}}
+    name, events = train.job(spec)
+    steps = [event for event in events if event.get("type") == "step"]
+    lengths = [len(train.server.json("tokenize", "small", "--text", text)["token_ids"]) + 1 for text in ROWS]
+    assert len(steps) == 2 and sum(step["tokens"] for step in steps) == sum(lengths)
+    job = next(job for job in train.server.json("jobs", "list")["jobs"] if job["output_model"] == name)
+    assert job["progress"]["epoch"] == 1.0
+
+
 def test_chosen_linears_alone_are_trained(train):
     """The others are frozen and pass their gradient on: the first layer's q_proj still learns, below linears without an adapter."""
     alone = train("four", micro_batch=4, qlora={"target_modules": ["q_proj", "down_proj"]})

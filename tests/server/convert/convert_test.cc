@@ -105,10 +105,17 @@ TEST_F(ConvertTest, FloatToInt8FollowsTheFormulaAndSharesTheTiedEmbedding) {
   for (const LayerError& layer : report->layers) {
     EXPECT_GT(layer.relative_error, 0.001) << layer.name;
     EXPECT_LT(layer.relative_error, 0.01) << layer.name;  // half a step of 1/127 of the largest value, uniform
+    // The same error over the root mean square of the weights.
+    double squares = 0;
+    const auto weights = *source->FloatTensor(layer.name);
+    for (const float w : weights) squares += static_cast<double>(w) * static_cast<double>(w);
+    const double rms = std::sqrt(squares / static_cast<double>(weights.size()));
+    EXPECT_NEAR(layer.rms_error / rms, layer.relative_error, 1e-9) << layer.name;
   }
   EXPECT_EQ(model::ReadBytes(directory_.Path("int8/tokenizer.json")), model::ReadBytes(directory_.Path("source/tokenizer.json")));
   EXPECT_EQ(ToJson(*report)["layers"].size(), report->layers.size());
   EXPECT_EQ(ToJson(*report)["digest"], int8->info().weights_digest);
+  EXPECT_EQ(ToJson(*report)["layers"][0]["rms_error"], report->layers[0].rms_error);
 }
 
 TEST_F(ConvertTest, AHeadInBf16StaysFloat) {
@@ -365,6 +372,30 @@ TEST_F(ConvertTest, WhatIsNoConversionIsRefusedAndLeavesNothing) {
   EXPECT_TRUE(MakeLoraModel(files_, *source, adapter_, {}, base::Json::object(), directory_.Path("again")).status().code() ==
               absl::StatusCode::kInvalidArgument);
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("again")));
+}
+
+// Asked before anything is made, and answered as the conversion would.
+TEST_F(ConvertTest, WhetherAConversionCanBeIsKnownFromTheSourceAlone) {
+  model::ArtifactInfo info;
+  const auto ok = [&](Format from, Format to) {
+    info.format = from;
+    return CheckConversion(info, to).ok();
+  };
+  for (const Format from : {Format::kF32, Format::kBF16}) {
+    for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary}) EXPECT_TRUE(ok(from, to)) << Name(from) << Name(to);
+  }
+  for (const Format from : {Format::kNf4, Format::kLora}) {
+    EXPECT_TRUE(ok(from, Format::kInt8)) << Name(from);
+    EXPECT_FALSE(ok(from, Format::kNf4)) << Name(from);
+    EXPECT_FALSE(ok(from, Format::kTernary)) << Name(from);
+  }
+  for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary}) {
+    EXPECT_FALSE(ok(Format::kInt8, to)) << Name(to);
+    EXPECT_FALSE(ok(Format::kTernary, to)) << Name(to);
+  }
+  info.bitnet = model::BitNetInfo();
+  EXPECT_TRUE(ok(Format::kF32, Format::kTernary));
+  EXPECT_EQ(base::ReasonMetadata(CheckConversion(info, Format::kInt8))["field"], "target");
 }
 
 TEST_F(ConvertTest, ADamagedSourceLeavesNothing) {

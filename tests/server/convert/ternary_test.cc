@@ -9,6 +9,8 @@
 
 #include "kernels/formats/ternary.h"
 #include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/convert/checkpoint_model.h"
 #include "server/convert/convert.h"
 #include "server/convert/export.h"
 #include "server/model/forward.h"
@@ -133,7 +135,7 @@ TEST_F(TernaryTest, SameMastersSameBytesOnEveryPathAndThreadCount) {
       kernels::Stream stream;
       stream.isa = isa;
       stream.pool = &pool;
-      const std::string name = "t" + std::to_string(static_cast<int>(isa)) + std::to_string(threads);
+      const std::string name = base::StrCat("t", static_cast<int>(isa), threads);
       const auto report = ToTernary(*masters, name, stream);
       ASSERT_TRUE(report.ok()) << report.status();
       if (digest.empty()) digest = report->info.weights_digest;
@@ -209,6 +211,15 @@ TEST_F(TernaryTest, MastersOfAJobBecomeTernaryAndNothingElse) {
   ASSERT_TRUE(info.ok()) << info.status();
   const auto masters = Open("masters");
   EXPECT_EQ(masters->info().bitnet->act_bits, 4);
+  EXPECT_EQ(masters->info().source, "job");
+  // A checkpoint holds the same tensors: the same model, but that it says what it came from.
+  ASSERT_TRUE(files_.CreateDirectories(directory_.Path("step")).ok());
+  std::filesystem::copy_file(directory_.Path("masters/model.safetensors"), directory_.Path("step/state.safetensors"));
+  const auto published = MakeMasterCheckpointModel(files_, *source, source->config(), 4, directory_.Path("step"),
+                                                   {{"job_id", "job-1"}}, directory_.Path("published"));
+  ASSERT_TRUE(published.ok()) << published.status();
+  EXPECT_EQ(Open("published")->info().source, "checkpoint");
+  EXPECT_EQ(published->weights_digest, info->weights_digest);
   EXPECT_TRUE(absl::IsInvalidArgument(ConvertModel(files_, *masters, directory_.Path("int8"), {}, {}).status()));
   const auto report = ToTernary(*masters, "ternary");
   ASSERT_TRUE(report.ok()) << report.status();

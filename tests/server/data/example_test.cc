@@ -53,7 +53,7 @@ TEST_F(ExampleTest, TextIsSplitAndNoTokenOfItIsLost) {
   std::vector<std::int32_t> all = Encode(words);
   all.push_back(1);
   for (const std::int64_t limit : {2, 7, 16, static_cast<int>(all.size()) - 1, static_cast<int>(all.size()), 1000}) {
-    const auto pieces = Pieces(R"({"text": ")" + words + "\"}", Format::kText, {.max_seq_len = limit, .overlong = Overlong::kError});
+    const auto pieces = Pieces(R"({"text": ")" + words + "\"}", Format::kText, {.max_seq_len = limit});
     ASSERT_TRUE(pieces.ok()) << pieces.status();
     std::vector<std::int32_t> joined;
     for (std::size_t i = 0; i < pieces->size(); ++i) {
@@ -149,6 +149,30 @@ TEST_F(ExampleTest, WhatIsTooLongIsCutDroppedOrRefusedAsAsked) {
   const auto refused = Pieces(line, Format::kPromptCompletion, {.max_seq_len = limit, .overlong = Overlong::kError});
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("max_seq_len is " + std::to_string(limit)));
   EXPECT_EQ(One(line, Format::kPromptCompletion, {.max_seq_len = limit + 2, .overlong = Overlong::kError}).tokens, all);
+}
+
+TEST_F(ExampleTest, TextObeysWhatIsSaidOfLongRows) {
+  const std::string words = R"({"text": "the keeper of the light walked down"})";
+  const std::vector<std::int32_t> all = One(words, Format::kText, {.max_seq_len = 100}).tokens;
+  const auto limit = static_cast<std::int64_t>(all.size()) - 2;
+  const Example cut = One(words, Format::kText, {.max_seq_len = limit, .overlong = Overlong::kTruncate});
+  EXPECT_EQ(cut.tokens, std::vector<std::int32_t>(all.begin(), all.end() - 2));
+  EXPECT_EQ(cut.num_cut_off, 2);
+  EXPECT_THAT(*Pieces(words, Format::kText, {.max_seq_len = limit, .overlong = Overlong::kDrop}), ElementsAre());
+  EXPECT_FALSE(Pieces(words, Format::kText, {.max_seq_len = limit, .overlong = Overlong::kError}).ok());
+}
+
+// Of a set to evaluate on, whose format may be another than that of the training data.
+TEST_F(ExampleTest, APolicyIsForTheFormatThatItWasChosenFor) {
+  EXPECT_EQ(OverlongFor("", Format::kText, Format::kText), Overlong::kSplit);
+  EXPECT_EQ(OverlongFor("", Format::kChat, Format::kChat), Overlong::kTruncate);
+  EXPECT_EQ(OverlongFor("truncate", Format::kText, Format::kText), Overlong::kTruncate);
+  EXPECT_EQ(OverlongFor("split", Format::kText, Format::kChat), Overlong::kTruncate);
+  EXPECT_EQ(OverlongFor("truncate", Format::kChat, Format::kText), Overlong::kSplit);
+  for (const Format format : {Format::kText, Format::kPromptCompletion, Format::kChat}) {
+    EXPECT_EQ(OverlongFor("drop", Format::kText, format), Overlong::kDrop);
+    EXPECT_EQ(OverlongFor("error", Format::kChat, format), Overlong::kError);
+  }
 }
 
 TEST_F(ExampleTest, AFileNamesItsLineAndSaysWhenNothingTrains) {

@@ -161,6 +161,17 @@ TEST(JournalTest, AttemptIsNotStartedTwice) {
             absl::StatusCode::kAlreadyExists);
 }
 
+TEST(AttemptTest, SignsOfLifeAreReadAsTheyWereShown) {
+  TempDirectory temp;
+  EXPECT_EQ(LastAlive(Files(), temp.path()), "");
+  ASSERT_TRUE(ShowAlive(Files(), temp.path(), 1).ok());
+  const std::string first = LastAlive(Files(), temp.path());
+  EXPECT_NE(first, "");
+  EXPECT_EQ(LastAlive(Files(), temp.path()), first);
+  ASSERT_TRUE(ShowAlive(Files(), temp.path(), 2).ok());
+  EXPECT_NE(LastAlive(Files(), temp.path()), first);
+}
+
 base::Json Feed(base::Json progress, const std::string& type, const std::string& fields) {
   JournalLine line;
   line.type = type;
@@ -196,6 +207,25 @@ TEST(ProgressTest, FiguresFollowTheJournal) {
   EXPECT_EQ(progress["eta_s"], 0.0);
   EXPECT_EQ(progress["eval_loss"], 1.25);
   EXPECT_FALSE(progress.contains("note"));
+}
+
+TEST(ProgressTest, SumsOfTheStepsRunOutliveTheOutcome) {
+  base::Json progress = base::Json::object();
+  for (const int step : {1, 2, 2}) {  // the second was run twice
+    const std::string fields = R"({"tokens":100,"step_ms":100,"step":)" + std::to_string(step) + "}";
+    progress = Feed(progress, "step", fields);
+  }
+  FinishProgress(progress, Fields(R"({"step":2,"tokens":200})"));
+  EXPECT_EQ(progress["tokens"], 300);
+  EXPECT_EQ(progress["tokens_per_s"], 1000.0);
+}
+
+TEST(ProgressTest, EpochIsAFractionWhereTheTrainerTellsOne) {
+  base::Json progress = Feed(base::Json::object(), "step", R"({"step":1,"epoch":1})");
+  EXPECT_EQ(progress["epoch"], 1);
+  progress = Feed(progress, "step", R"({"step":2,"epoch":1,"epochs_done":1.25})");
+  EXPECT_EQ(progress["epoch"], 1.25);
+  EXPECT_EQ(progress["latest_step"]["epoch"], 1);
 }
 
 TEST(ProgressTest, FieldsOfTheWrongTypeDoNoHarm) {

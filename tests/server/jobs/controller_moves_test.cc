@@ -24,6 +24,10 @@ TEST_F(JobMovesTest, CancelWhileQueuedNeverStarts) {
   EXPECT_TRUE(controller_->Events(id, 0, 10)->ended);
   EXPECT_TRUE(state_->models->Reserve("out", "x").ok());
   EXPECT_THAT(observer_.ended, ElementsAre("CANCELLED"));
+  const auto job = controller_->Get(id);
+  ASSERT_TRUE(job->error.has_value());
+  EXPECT_EQ(job->error->code, "CANCELLED");
+  EXPECT_EQ(job->error->reason, "USER");
   EXPECT_EQ(base::Reason(controller_->Resume(id).status()), "ILLEGAL_STATE");
   EXPECT_EQ(base::Reason(controller_->Cancel("job-x").status()), "JOB");
 }
@@ -47,6 +51,10 @@ TEST_F(JobMovesTest, CancelTellsTheTrainerThenKillsIt) {
   EXPECT_EQ(machine_.num_alive(), 0);
   EXPECT_THAT(observer_.attempts, ElementsAre("CANCELLED"));
   EXPECT_THAT(observer_.ended, ElementsAre("CANCELLED"));
+  const auto job = controller_->Get(id);
+  ASSERT_TRUE(job->error.has_value()) << "why it ended, not how its trainer did";
+  EXPECT_EQ(job->error->code, "CANCELLED");
+  EXPECT_EQ(job->error->reason, "USER");
 }
 
 TEST_F(JobMovesTest, CancelThatKeepsACheckpointWaitsForItEvenAcrossARestart) {

@@ -235,6 +235,62 @@ TEST_F(ControllerTest, SilentTrainerIsEndedAndRetried) {
   EXPECT_EQ(database_->GetAttempt(id, 1)->state, "FAILED");
 }
 
+TEST_F(ControllerTest, TrainerThatShowsThatItLivesIsNotTakenForHung) {
+  const std::string id = Submit();
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  for (int i = 1; i <= 10; ++i) {  // an evaluation of 100 minutes
+    clock_.Advance(absl::Minutes(10));
+    ASSERT_TRUE(ShowAlive(base::RealFileSystem(), Trainer(id).directory, i).ok());
+    controller_->Tick();
+  }
+  EXPECT_TRUE(Trainer(id).signals.empty());
+  EXPECT_EQ(State(id), kRunning);
+  // What was shown once says nothing of now.
+  for (int i = 0; i < 2; ++i) {
+    clock_.Advance(absl::Minutes(10));
+    controller_->Tick();
+  }
+  EXPECT_TRUE(Trainer(id).signals.empty());
+  clock_.Advance(absl::Minutes(10));
+  controller_->Tick();
+  EXPECT_THAT(Trainer(id).signals, ElementsAre(Runner::Signal::kTerminate));
+}
+
+TEST_F(ControllerTest, KeepLastHoldsAcrossAttemptsWhileTheTrainerLives) {
+  const auto kept = [this](const std::string& id) {
+    std::vector<std::pair<int, int>> kept;  // attempt, step
+    const auto checkpoints = controller_->Checkpoints(id);
+    EXPECT_TRUE(checkpoints.ok()) << checkpoints.status();
+    if (!checkpoints.ok()) return kept;
+    for (const auto& one : *checkpoints) kept.emplace_back(one.attempt, one.step);
+    return kept;
+  };
+  using std::pair;
+  const std::string id = Submit();  // keep_last 2
+  controller_->Tick();
+  Ready(Trainer(id));
+  Checkpoint(Trainer(id), 1);
+  Checkpoint(Trainer(id), 2);
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  clock_.Advance(absl::Seconds(10));
+  controller_->Tick();
+  EXPECT_THAT(kept(id), ElementsAre(pair(1, 1), pair(1, 2)));
+  FakeMachine::Trainer& second = Trainer(id);
+  Ready(second, 2);
+  Checkpoint(second, 3);
+  controller_->Tick();
+  EXPECT_THAT(kept(id), ElementsAre(pair(1, 2), pair(2, 3)));
+  Checkpoint(second, 4);
+  controller_->Tick();
+  EXPECT_THAT(kept(id), ElementsAre(pair(2, 3), pair(2, 4)));
+  Checkpoint(second, 5);
+  controller_->Tick();
+  EXPECT_THAT(kept(id), ElementsAre(pair(2, 3), pair(2, 4), pair(2, 5))) << "its own are the trainer's to remove";
+}
+
 TEST_F(ControllerTest, SilentTrainerThatChecksPointsWhenToldCountsAllTheSame) {  // R16
   const std::string id = Submit();
   controller_->Tick();

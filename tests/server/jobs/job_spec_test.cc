@@ -60,6 +60,7 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
       {"optim.beta1", [](JobSpec& s) { s.optim.beta1 = 1.0; }},
       {"optim.beta2", [nan](JobSpec& s) { s.optim.beta2 = nan; }},
       {"optim.eps", [](JobSpec& s) { s.optim.eps = 0; }},
+      {"optim.eps", [](JobSpec& s) { s.optim.eps = 1e-46; }},  // 0 as a float
       {"optim.weight_decay", [](JobSpec& s) { s.optim.weight_decay = -1; }},
       {"optim.max_grad_norm", [](JobSpec& s) { s.optim.max_grad_norm = -1; }},
       {"optim.schedule", [](JobSpec& s) { s.optim.schedule = "step"; }},
@@ -244,6 +245,36 @@ TEST(JobSpecTest, ResolveLeavesNothingOpen) {
   EXPECT_FALSE(given.run.epochs.has_value());
   EXPECT_FALSE(given.optim.warmup_ratio.has_value());
   EXPECT_EQ(given.device, "cuda:0");
+}
+
+TEST(JobSpecTest, EpochsAreSoManyMicroBatchesAndTheStepsThatHoldThem) {
+  RunConfig run;
+  run.micro_batch = 4;
+  run.grad_accum = 4;
+  EXPECT_EQ(NumMicroBatches(run, 10), 3) << "one epoch";  // 4, 4 and 2 rows
+  EXPECT_EQ(NumSteps(run, 10), 1);
+  run.epochs = 2.5;
+  EXPECT_EQ(NumMicroBatches(run, 10), 8);  // 7.5
+  EXPECT_EQ(NumSteps(run, 10), 2);
+  run.epochs = 0.01;
+  EXPECT_EQ(NumMicroBatches(run, 10), 1);
+  EXPECT_EQ(NumSteps(run, 10), 1);
+  run.epochs.reset();
+  run.max_steps = 7;
+  EXPECT_EQ(NumMicroBatches(run, 10), std::nullopt);
+  EXPECT_EQ(NumSteps(run, 10), 7);
+  // The last step has at least one micro-batch, and no step is missing.
+  run.max_steps.reset();
+  for (const double epochs : {0.1, 0.3, 1.0, 1.1, 2.7, 3.0}) {
+    for (int rows = 1; rows < 60; rows += 7) {
+      for (int accum = 1; accum <= 5; ++accum) {
+        run.epochs = epochs;
+        run.grad_accum = accum;
+        EXPECT_LT((NumSteps(run, rows) - 1) * accum, *NumMicroBatches(run, rows));
+        EXPECT_GE(NumSteps(run, rows) * accum, *NumMicroBatches(run, rows));
+      }
+    }
+  }
 }
 
 }  // namespace

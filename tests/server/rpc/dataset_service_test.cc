@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -18,12 +19,13 @@ using testing_support::ReasonOf;
 class DatasetServiceTest : public AppTest {
  protected:
   grpc::Status Upload(const std::string& name, const std::string& bytes, v1::DatasetFormat format, v1::Dataset* dataset,
-                      bool finish = true) {
+                      bool finish = true, std::optional<std::int64_t> size_bytes = std::nullopt) {
     grpc::ClientContext context;
     auto writer = datasets_->UploadDataset(&context, dataset);
     v1::UploadDatasetRequest message;
     message.mutable_header()->set_name(name);
     if (format != v1::DATASET_FORMAT_UNSPECIFIED) message.mutable_header()->set_format(format);
+    if (size_bytes.has_value()) message.mutable_header()->set_size_bytes(*size_bytes);
     writer->Write(message);
     message.Clear();
     if (!bytes.empty()) {
@@ -67,6 +69,15 @@ TEST_F(DatasetServiceTest, EmptyAndCutStreamsAreRefused) {
   EXPECT_EQ(ReasonOf(Upload("blank", "\n \n", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_EMPTY");
   EXPECT_EQ(FieldOf(Upload("cut", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset, /*finish=*/false)), "message");
   EXPECT_EQ(FieldOf(Upload("a/b", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset)), "header.name");
+}
+
+TEST_F(DatasetServiceTest, TheSizeThatTheHeaderAnnouncesIsLookedAt) {
+  v1::Dataset dataset;
+  const std::string bytes = "{\"text\": \"a\"}\n";
+  EXPECT_EQ(FieldOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, -1)), "header.size_bytes");
+  const std::int64_t limit = Options().max_dataset_bytes;
+  EXPECT_EQ(ReasonOf(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, limit + 1)), "UPLOAD_TOO_LARGE");
+  EXPECT_TRUE(Upload("d", bytes, v1::DATASET_FORMAT_TEXT, &dataset, true, static_cast<std::int64_t>(bytes.size())).ok());
 }
 
 TEST_F(DatasetServiceTest, APlainTextIsOneRow) {

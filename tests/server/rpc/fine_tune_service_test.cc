@@ -276,6 +276,7 @@ TEST_F(FineTuneServiceTest, JobsThatCannotDoItSaySo) {
     ASSERT_TRUE(jobs_->GetJob(&context, get, &job).ok());
   }
   ASSERT_EQ(job.state(), v1::JOB_STATE_CANCELLED);
+  EXPECT_EQ(job.error().code(), grpc::StatusCode::CANCELLED);
   v1::CheckpointJobRequest checkpoint;
   checkpoint.set_name(job.name());
   grpc::ClientContext context;
@@ -329,6 +330,46 @@ TEST_F(FineTuneServiceTest, AWatchBeginsWithASnapshotAndEndsWithTheJob) {
   while (again->Read(&event)) events += event.has_snapshot() ? 0 : 1;
   EXPECT_TRUE(again->Finish().ok());
   EXPECT_EQ(events, 0);
+}
+
+TEST_F(FineTuneServiceTest, PagesOfEventsEndWithTheLastEvent) {
+  using Stub = v1::FineTuneService::Stub;
+  v1::Job job;
+  ASSERT_TRUE(Create(Request(), &job).ok());
+  v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  ASSERT_TRUE(Call(jobs_, &Stub::CancelJob, cancel, &job).ok());
+  v1::GetJobRequest get;
+  get.set_name(job.name());
+  for (int i = 0; i < 200 && job.state() != v1::JOB_STATE_CANCELLED; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ASSERT_TRUE(Call(jobs_, &Stub::GetJob, get, &job).ok());
+  }
+  ASSERT_EQ(job.state(), v1::JOB_STATE_CANCELLED);
+  v1::ListJobEventsRequest request;
+  request.set_name(job.name());
+  v1::ListJobEventsResponse all;
+  ASSERT_TRUE(Call(jobs_, &Stub::ListJobEvents, request, &all).ok());
+  ASSERT_GE(all.events_size(), 2);
+  EXPECT_EQ(all.next_page_token(), "");
+  for (const int size : {1, all.events_size()}) {
+    request.set_page_size(size);
+    request.clear_page_token();
+    int events = 0;
+    do {
+      v1::ListJobEventsResponse page;
+      ASSERT_TRUE(Call(jobs_, &Stub::ListJobEvents, request, &page).ok());
+      ASSERT_EQ(page.events_size(), size);
+      events += page.events_size();
+      request.set_page_token(page.next_page_token());
+    } while (!request.page_token().empty());
+    EXPECT_EQ(events, all.events_size());
+  }
+  request.set_after_sequence(-1);
+  v1::ListJobEventsResponse none;
+  const auto status = Call(jobs_, &Stub::ListJobEvents, request, &none);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(FieldOf(status), "after_sequence");
 }
 
 TEST_F(FineTuneServiceTest, UnknownJobsAreNotFound) {

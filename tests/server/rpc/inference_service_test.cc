@@ -188,6 +188,34 @@ TEST_F(InferenceServiceTest, ChatStreamIsChat) {
   EXPECT_EQ(rendered.token_ids_size(), whole.usage().prompt_tokens());
 }
 
+// The prompt in front of the text shows its special tokens where the text shows them, of ids and of a conversation alike.
+TEST_F(InferenceServiceTest, AnEchoHasSpecialTokensOnlyWhereTheyAreAskedFor) {
+  v1::TokenizeRequest tokenize;
+  tokenize.set_model("tiny");
+  tokenize.set_text("<s>a b");
+  tokenize.set_add_special_tokens(false);
+  v1::TokenizeResponse tokens;
+  grpc::ClientContext context;
+  ASSERT_TRUE(inference_->Tokenize(&context, tokenize, &tokens).ok());
+  v1::GenerateRequest ids = Prompt("tiny", "", 1);
+  *ids.mutable_token_ids()->mutable_ids() = tokens.token_ids();
+  v1::GenerateRequest chat = Prompt("tiny", "", 1);
+  auto* message = chat.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("<s>a b");
+  for (v1::GenerateRequest* request : {&ids, &chat}) {
+    request->mutable_output()->set_echo(true);
+    for (const bool shown : {false, true}) {
+      request->mutable_output()->set_include_special_tokens(shown);
+      v1::GenerateResponse response;
+      const auto status = Generate(*request, &response);
+      ASSERT_TRUE(status.ok()) << status.error_message();
+      const std::string prompt = std::string(request == &chat ? "user: " : "") + (shown ? "<s>a b" : "a b");
+      EXPECT_EQ(response.outputs(0).text().rfind(prompt, 0), 0u) << response.outputs(0).text();
+    }
+  }
+}
+
 TEST_F(InferenceServiceTest, PenaltiesAndBiasAreKeptToTheirBounds) {
   const auto refuse = [&](const std::function<void(v1::Sampling&)>& change, const std::string& field) {
     auto request = Prompt("tiny", "a", 1);
@@ -247,6 +275,19 @@ TEST_F(InferenceServiceTest, AbortEndsTheRequestsOfAnId) {
   }
   grpc::ClientContext none;
   EXPECT_EQ(inference_->Abort(&none, {}, &aborted).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(InferenceServiceTest, ARequestWhoseModelDoesNotLoadIsForgotten) {
+  auto request = Prompt("nobody", "a", 1);
+  request.set_request_id("mine");
+  v1::GenerateResponse response;
+  EXPECT_EQ(ReasonOf(Generate(request, &response)), "MODEL");
+  v1::AbortRequest abort;
+  abort.add_request_ids("mine");
+  v1::AbortResponse aborted;
+  grpc::ClientContext context;
+  ASSERT_TRUE(inference_->Abort(&context, abort, &aborted).ok());
+  EXPECT_EQ(aborted.aborted_request_ids_size(), 0);
 }
 
 TEST_F(InferenceServiceTest, LogprobsComeWithEveryTokenAndOfThePrompt) {

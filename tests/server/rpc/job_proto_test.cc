@@ -3,6 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+
+#include "google/rpc/error_details.pb.h"
+#include "server/base/error.h"
 
 namespace nibble::rpc {
 namespace {
@@ -47,6 +51,64 @@ TEST(JobProtoTest, SeedsThatAreNotGivenAreThatOfTheRun) {
   ASSERT_TRUE(taken.ok()) << taken.status();
   EXPECT_EQ(taken->qlora.seed, 0);
   EXPECT_EQ(taken->data.shuffle_seed, 3);
+}
+
+TEST(JobProtoTest, ACancelledJobSaysWhyAndThatItWasTheUser) {
+  jobs::JobRecord job;
+  job.state = jobs::JobState::kCancelled;
+  job.error = jobs::CancelledByUser();
+  const v1::Job shown = ToProto(job);
+  EXPECT_EQ(shown.error().code(), static_cast<int>(absl::StatusCode::kCancelled));
+  EXPECT_EQ(shown.state_reason().reason(), "USER");
+  google::rpc::ErrorInfo info;
+  for (const auto& detail : shown.error().details()) detail.UnpackTo(&info);
+  EXPECT_EQ(info.reason(), "USER");
+  EXPECT_EQ(info.metadata().at("fault"), "user");
+}
+
+TEST(JobProtoTest, EpochIsAFractionOfTheJobAndWholePassesOfAStep) {
+  jobs::JobRecord job;
+  job.progress = *base::ParseJson(R"({"epoch":1.25,"latest_step":{"step":5,"epoch":1,"epochs_done":1.25}})");
+  const v1::Job shown = ToProto(job);
+  EXPECT_EQ(shown.progress().epoch(), 1.25);
+  EXPECT_EQ(shown.latest_step().epoch(), 1);
+}
+
+TEST(JobProtoTest, CheckpointEventsHaveTheirMetrics) {
+  jobs::Event event;
+  event.type = "checkpoint";
+  event.body = {{"step", 5}, {"metrics", {{"loss", 2.5}, {"eval_loss", 3.5}, {"note", "none"}}}};
+  const v1::JobEvent shown = ToProto(jobs::JobRecord(), event);
+  const auto& metrics = shown.checkpoint().checkpoint().metrics();
+  EXPECT_EQ(metrics.size(), 2u);
+  EXPECT_EQ(metrics.at("loss"), 2.5);
+  EXPECT_EQ(metrics.at("eval_loss"), 3.5);
+}
+
+TEST(JobProtoTest, EnumsOfBitNetThatAreUnknownAndRampsAreRefused) {
+  const auto taken = [](const std::function<void(v1::BitNetQatMethod&)>& change) {
+    v1::JobSpec spec;
+    change(*spec.mutable_bitnet_qat());
+    return FromProto(spec).status();
+  };
+  const auto dtype = taken([](auto& m) { m.set_master_dtype(static_cast<v1::ComputeDtype>(77)); });
+  EXPECT_TRUE(absl::IsInvalidArgument(dtype)) << dtype;
+  EXPECT_EQ(base::ReasonMetadata(dtype)["field"], "bitnet_qat.master_dtype");
+  const auto scale = taken([](auto& m) { m.set_weight_scale(static_cast<v1::WeightScale>(77)); });
+  EXPECT_TRUE(absl::IsInvalidArgument(scale)) << scale;
+  EXPECT_EQ(base::ReasonMetadata(scale)["field"], "bitnet_qat.weight_scale");
+  EXPECT_TRUE(absl::IsUnimplemented(taken([](auto& m) { m.set_master_dtype(v1::COMPUTE_DTYPE_BF16); })));
+  EXPECT_TRUE(absl::IsUnimplemented(taken([](auto& m) { m.mutable_warmup_lambda()->set_steps(5); })));
+  EXPECT_TRUE(absl::IsUnimplemented(taken([](auto& m) { m.mutable_warmup_lambda()->set_from(0.5); })));
+  EXPECT_TRUE(absl::IsUnimplemented(taken([](auto& m) { m.mutable_warmup_lambda()->set_to(0.0); })));
+  const auto defaults = taken([](auto& m) {
+    m.set_master_dtype(v1::COMPUTE_DTYPE_F32);
+    m.set_weight_scale(v1::WEIGHT_SCALE_ABSMEAN_TENSOR);
+    m.mutable_warmup_lambda()->set_from(0.0);
+    m.mutable_warmup_lambda()->set_to(1.0);
+    m.mutable_warmup_lambda()->set_steps(0);
+  });
+  EXPECT_TRUE(defaults.ok()) << defaults;
 }
 
 }  // namespace

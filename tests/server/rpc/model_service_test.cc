@@ -3,7 +3,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
+#include <thread>
 
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -167,6 +169,27 @@ TEST_F(ModelServiceTest, AFileThatLiesIsRefusedAndLeavesNothing) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/models"));
 }
 
+// Two imports of one name: the one that comes too late keeps its upload.
+TEST_F(ModelServiceTest, AnUploadOutlivesAnImportWhoseNameIsTaken) {
+  v1::UploadModelResponse upload;
+  ASSERT_TRUE(Upload(ModelFiles(), &upload).ok());
+  v1::ImportModelRequest first, second;
+  first.set_server_path("hf_tied_bf16");
+  first.set_name("m");
+  second.set_upload_id(upload.upload_id());
+  second.set_name("m");
+  longrunning::Operation one, two;
+  ASSERT_TRUE(StartImport(first, &one).ok());
+  const auto status = StartImport(second, &two);
+  const bool refused = status.ok() ? Wait(two).has_error() : true;
+  Wait(one);
+  if (!refused) GTEST_SKIP() << "the second was the first";
+  second.set_name("n");
+  const auto again = StartImport(second, &two);
+  ASSERT_TRUE(again.ok()) << again.error_message();
+  EXPECT_TRUE(Wait(two).has_response());
+}
+
 TEST_F(ModelServiceTest, PathsOfTheServerStayBelowTheImportRoot) {
   longrunning::Operation operation;
   v1::ImportModelRequest request;
@@ -209,14 +232,96 @@ TEST_F(ModelServiceTest, Int8CarriesItsRecordAndVerifies) {
   for (const auto& layer : converted.report().layers()) {
     EXPECT_GT(layer.relative_error(), 0) << layer.layer();
     EXPECT_LT(layer.relative_error(), 0.05) << layer.layer();
+    EXPECT_GT(layer.rms_error(), 0) << layer.layer();
+    EXPECT_LE(layer.rms_error(), layer.max_abs_error()) << layer.layer();
   }
-  EXPECT_EQ(Get("small").conversion().layers_size(), converted.report().layers_size());
+  const v1::Model small = Get("small");
+  ASSERT_EQ(small.conversion().layers_size(), converted.report().layers_size());
+  EXPECT_EQ(small.conversion().layers(0).rms_error(), converted.report().layers(0).rms_error());
   v1::VerifyModelResponse verified;
   auto status = Verify("small", &verified);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_TRUE(verified.equal());
   EXPECT_EQ(verified.rows(), converted.model().record_rows());
   EXPECT_EQ(ReasonOf(Verify("base", &verified)), "NO_RECORD");
+}
+
+TEST_F(ModelServiceTest, AConversionThatCannotBeIsRefusedAtOnceByField) {
+  Import("base");
+  ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());
+  const auto refused = [&](const std::function<void(v1::ConvertModelRequest&)>& edit) {
+    v1::ConvertModelRequest request;
+    request.set_model("base");
+    request.set_name("new");
+    request.set_target(v1::MODEL_FORMAT_INT8);
+    edit(request);
+    longrunning::Operation operation;
+    grpc::ClientContext context;
+    const auto status = models_->ConvertModel(&context, request, &operation);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+    return status.ok() ? "" : FieldOf(status);
+  };
+  for (const double share : {-0.1, 1.1, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(refused([&](auto& r) { r.mutable_tolerance()->set_min_top1_agreement(share); }), "tolerance.min_top1_agreement");
+  }
+  for (const double delta : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_EQ(refused([&](auto& r) { r.mutable_tolerance()->set_max_eval_loss_delta(delta); }), "tolerance.max_eval_loss_delta");
+  }
+  EXPECT_EQ(refused([](auto& r) { r.set_lora(static_cast<v1::LoraHandling>(99)); }), "lora");
+  EXPECT_EQ(refused([](auto& r) { r.set_head(static_cast<v1::ModelFormat>(99)); }), "head");
+  EXPECT_EQ(refused([](auto& r) {
+              r.set_model("four");
+              r.set_target(v1::MODEL_FORMAT_NF4);
+            }),
+            "target");
+  // UNSPECIFIED is as not set.
+  v1::ConvertModelRequest request;
+  request.set_model("base");
+  request.set_name("again");
+  request.set_target(v1::MODEL_FORMAT_NF4);
+  request.set_head(v1::MODEL_FORMAT_UNSPECIFIED);
+  longrunning::Operation operation;
+  grpc::ClientContext context;
+  const auto status = models_->ConvertModel(&context, request, &operation);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_TRUE(Wait(operation).has_response());
+}
+
+TEST_F(ModelServiceTest, TheHeadsFormatIsThatOfItsTensor) {
+  Import("base");
+  EXPECT_EQ(Get("base").head_format(), v1::MODEL_FORMAT_BF16);
+  v1::ImportModelRequest request;
+  request.set_server_path("hf_tied_bf16");
+  request.set_name("wide");
+  request.set_dtype(v1::MODEL_FORMAT_F32);
+  longrunning::Operation operation;
+  ASSERT_TRUE(StartImport(request, &operation).ok());
+  ASSERT_TRUE(Wait(operation).has_response());
+  EXPECT_EQ(Get("wide").head_format(), v1::MODEL_FORMAT_F32);
+  ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());
+  ASSERT_TRUE(Convert("wide", "wide-four", v1::MODEL_FORMAT_NF4).has_response());
+  EXPECT_EQ(Get("four").head_format(), v1::MODEL_FORMAT_BF16);
+  EXPECT_EQ(Get("wide-four").head_format(), v1::MODEL_FORMAT_F32);
+}
+
+TEST_F(ModelServiceTest, AnExportThatCannotBeIsRefusedAtOnceByField) {
+  Import("base");
+  ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());
+  const auto refused = [&](const std::string& model, v1::ExportFormat format, int linear_class) {
+    v1::ExportModelRequest request;
+    request.set_model(model);
+    request.set_format(format);
+    request.set_linear_class(static_cast<v1::HfLinearClass>(linear_class));
+    longrunning::Operation operation;
+    grpc::ClientContext context;
+    const auto status = models_->ExportModel(&context, request, &operation);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+    return status.ok() ? "" : FieldOf(status);
+  };
+  EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_PEFT, 0), "format");
+  EXPECT_EQ(refused("four", v1::EXPORT_FORMAT_HF, 0), "format");
+  EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_HF_BITNET, 0), "format");
+  EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_HF, 99), "linear_class");
 }
 
 TEST_F(ModelServiceTest, AChangedScaleIsCaught) {
@@ -335,6 +440,28 @@ TEST_F(ModelServiceTest, ListsByPagesInOrderOfName) {
 }
 
 // A page begins behind the last name of the one before, whatever went meanwhile.
+TEST_F(ModelServiceTest, AListWhileModelsAreDeletedIsOfThoseThatStay) {
+  Import("stays");
+  for (int i = 0; i < 6; ++i) Import("goes" + std::to_string(i));
+  std::thread deleting([this] {
+    for (int i = 0; i < 6; ++i) {
+      v1::DeleteModelRequest request;
+      request.set_name("goes" + std::to_string(i));
+      v1::DeleteModelResponse response;
+      grpc::ClientContext context;
+      EXPECT_TRUE(models_->DeleteModel(&context, request, &response).ok());
+    }
+  });
+  v1::ListModelsResponse page;
+  for (int i = 0; i < 1000 && (i == 0 || page.models_size() > 1); ++i) {
+    grpc::ClientContext context;
+    const auto status = models_->ListModels(&context, {}, &page);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(page.models(page.models_size() - 1).name(), "stays");
+  }
+  deleting.join();
+}
+
 TEST_F(ModelServiceTest, ADeletionBetweenTwoPagesHidesNothing) {
   for (const char* name : {"a", "b", "c", "d"}) Import(name);
   v1::ListModelsRequest request;

@@ -136,6 +136,47 @@ TEST_F(EngineTest, TheQueueIsBounded) {
   EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
 }
 
+// A free slot is no queue, although the engine takes what it got only between two steps.
+TEST_F(EngineTest, WhatFitsTheFreeSlotsIsNeverRefusedAsWaiting) {
+  auto engine = Start({.max_waiting = 0, .max_running = 3});
+  auto slow = std::make_shared<Sink>();
+  slow->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(30)); };
+  ASSERT_TRUE(engine->Submit(Ask(3, 2), slow).ok());
+  EXPECT_TRUE(slow->Wait().status.ok());
+  auto first = std::make_shared<Sink>();
+  auto second = std::make_shared<Sink>();
+  auto third = std::make_shared<Sink>();
+  auto next = std::make_shared<Sink>();
+  absl::Status too_many, after;
+  first->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    ASSERT_TRUE(engine->Submit(Ask(3, 2), second).ok());
+    Request hurried = Ask(3, 20);  // it has less time than a request takes, but a slot
+    hurried.deadline = clock_.Monotonic() + absl::Seconds(1);
+    ASSERT_TRUE(engine->Submit(hurried, third).ok());
+    too_many = engine->Submit(Ask(3, 2), std::make_shared<Sink>());
+  };
+  // A client's next request may come as soon as it hears of the end.
+  second->on_finish = [&] { after = engine->Submit(Ask(3, 2), next); };
+  ASSERT_TRUE(engine->Submit(Ask(3, 40), first).ok());
+  EXPECT_TRUE(second->Wait().status.ok());
+  EXPECT_EQ(base::Reason(too_many), "QUEUE_FULL") << too_many;
+  EXPECT_TRUE(third->Wait().status.ok()) << third->finish.status;
+  ASSERT_TRUE(after.ok()) << after;
+  EXPECT_TRUE(next->Wait().status.ok());
+  EXPECT_TRUE(first->Wait().status.ok());
+}
+
+TEST_F(EngineTest, WaitsAreCountedFromTheArrivalThatTheRequestNames) {
+  auto engine = Start();
+  clock_.Advance(absl::Seconds(5));
+  Request request = Ask(3, 2);
+  request.arrived = clock_.Monotonic() - absl::Seconds(2);
+  const auto sink = Answer(*engine, request);
+  EXPECT_NEAR(sink->queued_ms, 2000, 1e-6);
+  EXPECT_NEAR(sink->finish.usage.ttft_ms, 2000, 1e-6);
+}
+
 // Pages for as far as a request may grow are taken when it begins: none is stopped half-way, and none is overtaken.
 TEST_F(EngineTest, RequestsThatDoNotFitTheCacheWaitInTheirOrder) {
   auto engine = Start({.max_context = 64, .kv_tokens = 64});
