@@ -1,6 +1,5 @@
 // What several commands have in common: an argument, a list over all its pages, a deletion.
 #pragma once
-#include <functional>
 #include <string>
 
 #include "client/cli/session.h"
@@ -12,6 +11,9 @@ class App;
 }
 
 namespace nibble::cli {
+
+// A command without arguments.
+void AddCommand(CLI::App& group, Session& session, const char* command, const char* help, absl::Status (*run)(Session&));
 
 // A command whose one argument says what it is about: `argument` "NAME", `what` "Model".
 void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument, const char* what,

@@ -113,9 +113,7 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
     sub->callback(
         [&session, o] { session.command = [&session, o] { return Preview(session, o->name, o->model, o->rows); }; });
   }
-  datasets.add_subcommand("list", "All datasets")->callback([&session] {
-    session.command = [&session] { return List(session); };
-  });
+  AddCommand(datasets, session, "list", "All datasets", &List);
   AddCommandOn(datasets, session, "delete", "Delete a dataset", "NAME", "Dataset", &Delete);
 }
 

@@ -250,9 +250,7 @@ void AddModelCommands(CLI::App& app, Session& session) {
     sub->callback(
         [&session, o] { session.command = [&session, o] { return Import(session, o->path, o->name, o->dtype); }; });
   }
-  models.add_subcommand("list", "All models")->callback([&session] {
-    session.command = [&session] { return List(session); };
-  });
+  AddCommand(models, session, "list", "All models", &List);
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
     AddCommandOn(models, session, command, help, "NAME", "Model", run);
   };

@@ -104,9 +104,7 @@ absl::Status Cancel(Session& session, const std::string& id) {
 void AddOperationCommands(CLI::App& app, Session& session) {
   CLI::App& operations = *app.add_subcommand("operations", "Imports, conversions and exports that run at the server");
   operations.require_subcommand(1);
-  operations.add_subcommand("list", "Those that run, and those that ended within a day")->callback([&session] {
-    session.command = [&session] { return List(session); };
-  });
+  AddCommand(operations, session, "list", "Those that run, and those that ended within a day", &List);
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
     AddCommandOn(operations, session, command, help, "ID", "Operation", run);
   };

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_join.h"
 #include "client/cli/app.h"
+#include "client/cli/command.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "google/protobuf/util/time_util.h"
@@ -99,9 +100,7 @@ absl::Status Health(Session& session, const std::string& address) {
 void AddServerCommands(CLI::App& app, Session& session) {
   CLI::App& server = *app.add_subcommand("server", "The server itself");
   server.require_subcommand(1);
-  server.add_subcommand("info", "What it is and can do")->callback([&session] {
-    session.command = [&session] { return Info(session); };
-  });
+  AddCommand(server, session, "info", "What it is and can do", &Info);
   {
     CLI::App* sub = server.add_subcommand("drain", "Take nothing new and let what runs end; its jobs go on after a restart");
     auto deadline = std::make_shared<std::optional<double>>();
@@ -115,9 +114,7 @@ void AddServerCommands(CLI::App& app, Session& session) {
     sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address")->capture_default_str();
     sub->callback([&session, address] { session.command = [&session, address] { return Health(session, *address); }; });
   }
-  server.add_subcommand("load", "How busy it is")->callback([&session] {
-    session.command = [&session] { return Load(session); };
-  });
+  AddCommand(server, session, "load", "How busy it is", &Load);
 }
 
 }  // namespace nibble::cli

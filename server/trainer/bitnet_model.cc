@@ -215,19 +215,6 @@ class TorchBitNetModel : public BitNetModel {
   static constexpr kernels::DType kKvType = model::kBitNetFloatType;
   static constexpr kernels::DType kHeadType = model::kBitNetFloatType;
 
-  template <typename Body>
-  static absl::Status Guarded(Body body) {
-    try {
-      return body();
-    } catch (const c10::OutOfMemoryError& error) {
-      return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
-    } catch (const c10::Error& error) {
-      return absl::InternalError(error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      return absl::InternalError(error.what());
-    }
-  }
-
   void MakeRopeTable() {
     state_.positions = std::min(options_.max_positions, state_.config.context_limit());
     const std::int64_t half = state_.config.head_dim / 2;

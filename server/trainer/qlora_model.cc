@@ -8,7 +8,6 @@
 
 #include "kernels/ops/embedding.h"
 #include "kernels/philox.h"
-#include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/decoder.h"
@@ -144,7 +143,7 @@ class TorchQLoraModel : public QLoraModel {
   std::vector<Parameter>& parameters() override { return parameters_; }
 
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
-    return Guarded<double>([&] {
+    return Guarded([&]() -> absl::StatusOr<double> {
       const Pass pass = PassOf(batch.tokens, batch.segments, batch.rows, draw);
       TrainingOps ops(state_, pass);
       const Tensor hidden = model::RunDecoder(ops, *state_.config);
@@ -156,7 +155,7 @@ class TorchQLoraModel : public QLoraModel {
   }
 
   absl::StatusOr<std::vector<float>> TrainingLogprobs(const std::vector<std::int32_t>& tokens) override {
-    return Guarded<std::vector<float>>([&] {
+    return Guarded([&]() -> absl::StatusOr<std::vector<float>> {
       const torch::NoGradGuard no_gradients;
       const std::vector<std::int64_t> whole = {0, static_cast<std::int64_t>(tokens.size())};
       const Pass pass = PassOf(tokens, whole, whole, std::nullopt);
@@ -180,20 +179,6 @@ class TorchQLoraModel : public QLoraModel {
   const model::DecoderWeights& ServingWeights() const override { return serving_; }
 
  private:
-  // What torch throws, as a status.
-  template <typename Result, typename Body>
-  static absl::StatusOr<Result> Guarded(Body body) {
-    try {
-      return body();
-    } catch (const c10::OutOfMemoryError& error) {
-      return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
-    } catch (const c10::Error& error) {
-      return absl::InternalError(error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      return absl::InternalError(error.what());
-    }
-  }
-
   Pass PassOf(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
               const std::vector<std::int64_t>& rows, std::optional<std::uint64_t> draw) const {
     Pass pass = {tokens, {}, draw, {}};

@@ -3,6 +3,7 @@
 #pragma once
 #include <torch/types.h>
 
+#include <exception>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -11,6 +12,7 @@
 #include "kernels/matrix.h"
 #include "kernels/ops/matmul_library.h"
 #include "kernels/thread_pool.h"
+#include "server/base/error.h"
 
 namespace nibble::trainer {
 
@@ -23,6 +25,21 @@ torch::ScalarType ToTorch(kernels::DType dtype);
 // Errors of kernels cross torch as exceptions; the models turn them into a Status again.
 inline void ThrowIfError(const absl::Status& status) {
   if (!status.ok()) throw std::runtime_error(std::string(status.message()));
+}
+
+// body(), which returns a Status or a StatusOr; what is thrown in it as a status. Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY),
+// Internal.
+template <typename Body>
+auto Guarded(Body body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const c10::OutOfMemoryError& error) {
+    return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
+  } catch (const c10::Error& error) {
+    return absl::InternalError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
 }
 
 }  // namespace nibble::trainer
