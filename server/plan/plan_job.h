@@ -15,7 +15,7 @@ struct MemoryItem {
 };
 
 struct PlanWarning {
-  std::string reason;   // "LONG_ROWS_TRUNCATED"
+  std::string reason;   // "ROWS_TRUNCATED"
   std::string message;
 };
 

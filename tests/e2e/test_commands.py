@@ -1,4 +1,5 @@
 """Commands that the main job does not pass by, on a real server."""
+import datetime
 import json
 import signal
 import subprocess
@@ -45,6 +46,24 @@ def test_jobs_are_paused_resumed_cancelled_and_deleted(shared):
     assert shared.json("jobs", "cancel", name)["state"] == "CANCELLED"
     assert shared.json("jobs", "delete", name) == {"id": name, "deleted": True}
     assert shared.run("jobs", "get", name, check=False).returncode == 3
+
+
+def test_progress_is_at_most_a_second_old(shared):
+    """Beside the trainer's own journal, whose lines have their times."""
+    name = shared.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 5000, *TRAIN)["id"]
+    wait_for(lambda: state_of(shared, name, "RUNNING"))
+    journal, compared = shared.state / "jobs" / name / "attempts" / "1" / "journal.jsonl", 0
+    while compared < 10:
+        a_second_ago = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(seconds=1)
+        lines = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
+        steps = [line["step"] for line in lines if line["type"] == "step" and datetime.datetime.fromisoformat(line["time"]) <= a_second_ago]
+        progress = shared.json("jobs", "get", name)["progress"]
+        if steps:
+            assert progress["step"] >= steps[-1], f"the trainer did step {steps[-1]} more than a second ago"
+            compared += 1
+        time.sleep(0.2)
+    shared.json("jobs", "cancel", name)
+    wait_for(lambda: state_of(shared, name, "CANCELLED"))
 
 
 def test_models_are_loaded_unloaded_and_deleted(shared):

@@ -11,9 +11,9 @@ from conftest import TRAIN, Server, trainers
 STEPS, SAVE = 40, 5
 
 
-def create(server, output):
+def create(server, output, *more):
     return server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", output,
-                       "--max-steps", STEPS, "--save-every", SAVE, *TRAIN)["id"]
+                       "--max-steps", STEPS, "--save-every", SAVE, *TRAIN, *more)["id"]
 
 
 def wait_for_step(server, job, step):
@@ -62,6 +62,21 @@ def test_trainer_killed(undisturbed):
     for pid in trainers(server):
         os.kill(pid, signal.SIGKILL)
     check(server, job, digest, "trainer-killed")
+
+
+def test_trainer_killed_draws_go_on_where_they_were(undisturbed, tmp_path):
+    """Dropout's masks are random numbers: those after a resume are those of an undisturbed run."""
+    server, digest = undisturbed
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"qlora": {"dropout": 0.2}}))
+    server.run("jobs", "watch", create(server, "dropout-calm", "--spec", spec))
+    calm = server.json("models", "get", "dropout-calm")["digest"]
+    assert calm != digest
+    job = create(server, "dropout-killed", "--spec", spec)
+    wait_for_step(server, job, SAVE + 2)
+    for pid in trainers(server):
+        os.kill(pid, signal.SIGKILL)
+    check(server, job, calm, "dropout-killed")
 
 
 def test_server_killed_and_trainer_adopted_or_resumed(undisturbed):

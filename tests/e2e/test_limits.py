@@ -1,4 +1,4 @@
-"""The limits of nibbled are flags: each is set low and met."""
+"""The limits of nibbled are flags: those of calls and models are set low and met (those of jobs: tests/server/jobs/admission_test.cc)."""
 import os
 import struct
 

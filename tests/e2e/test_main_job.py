@@ -1,4 +1,6 @@
 """The main job on a small model: import, upload, fine-tune, convert, verify, serve."""
+import re
+
 import pytest
 
 from conftest import TRAIN
@@ -40,10 +42,10 @@ def test_int8_of_the_trained_model_is_what_the_trainer_recorded(trained):
     server, _ = trained
     server.run("models", "convert", "tuned", "--to", "int8", "--name", "tuned-int8")
     model = server.json("models", "get", "tuned-int8")
-    assert model["format"] == "int8" and len(model["digest"]) == 64
+    assert model["format"] == "int8" and re.fullmatch("[0-9a-f]{64}", model["digest"])
     assert model["head_format"] == "bf16", "it was trained with a float head, and stays as it was trained"
     verdict = server.json("models", "verify", "tuned-int8")
-    assert verdict["equal"] is True and verdict["rows"] >= 1
+    assert verdict["equal"] is True and verdict["rows"] >= 1 and verdict["recorded_by"] == "trainer"
     prompt = "The keeper of the light"
     before = server.json("score", "small", "--text", prompt)
     after = server.json("score", "tuned-int8", "--text", prompt)
@@ -81,6 +83,15 @@ def test_an_adapter_is_served_near_to_what_trained_it(trained):
     print(f"largest difference of a logprob between trainer and server: {difference:.2e}")
     assert 0 < difference < 0.2
     assert not any("max_abs_difference" in name and 'model="small' in name for name in metrics), "of adapters alone"
+
+
+@pytest.mark.parametrize("target", ["int8", "nf4"])
+def test_a_conversion_of_a_base_reports_the_loss_before_and_after(trained, target):
+    server, events = trained
+    server.run("models", "convert", "small", "--to", target, "--name", f"base-{target}", "--eval-dataset", "page")
+    report = server.json("models", "get", f"base-{target}")["conversion"]
+    assert report["eval_loss_before"] > 1 and abs(report["eval_loss_after"] - report["eval_loss_before"]) < 0.1
+    assert report["eval_loss_after"] != report["eval_loss_before"] and report["eval_tokens"] > 0
 
 
 def test_generate_and_chat(trained):

@@ -143,3 +143,5 @@ def test_verify_catches_one_token_id_changed_in_the_record(spoilt):
     assert result.returncode != 0
     verdict = json.loads(result.stdout)
     assert verdict["equal"] is False and verdict["rows"] >= 1 and verdict["differing_rows"] >= 1
+    first = verdict["first_difference"]
+    assert first["row"] == 0 and first["recorded_digest"] != first["computed_digest"]

@@ -2,10 +2,12 @@
 import math
 import pathlib
 import re
+import shutil
 
 import pytest
 
 from conftest import ROOT, Server
+from test_promise import supported_isas
 
 pytestmark = pytest.mark.full
 
@@ -87,6 +89,26 @@ def test_int8_stays_near_f32(server, text, reference):
 def test_paris(server, model):
     answer = server.json("chat", model, "--message", "What is the capital of France?", "--max-tokens", 32)
     assert "Paris" in answer["text"]
+    assert answer["finish_reason"] == "eos" or model == "nf4", "nf4 has more to say"
+
+
+# Plain loops take a second a token.
+@pytest.mark.parametrize("flags, size", [(("--isa", "plain", "--prefill_chunk", 7), 150), (("--isa", "avx2", "--threads", 1), 3200)],
+                         ids=["plain", "avx2"])
+def test_int8_has_its_bits_on_other_paths(server, tmp_path, text, flags, size):
+    if flags[1] not in supported_isas():
+        pytest.skip(f"this CPU has no {flags[1]}")
+    want = server.json("score", "int8", "--text", text[:size], "--digests")
+    other = Server(tmp_path / "state", *flags)
+    shutil.copytree(server.state / "models" / "int8", other.state / "models" / "int8")
+    other.start()
+    try:
+        got = other.json("score", "int8", "--text", text[:size], "--digests")
+        assert len(got["logits_digests"]) > size / 6 and got["logits_digests"] == want["logits_digests"]
+        verdict = other.json("models", "verify", "int8")
+        assert verdict["equal"] is True and verdict["rows"] >= 1
+    finally:
+        other.stop()
 
 
 def test_first_load_quantises_and_serving_never_does_again(server):

@@ -86,7 +86,7 @@ def main(out):
     ids = family_golden.token_ids()
     for name in CLASSES:
         if name == "auto_float":
-            continue  # the codes of auto_packed; tests/e2e/test_bitnet.py makes it
+            continue  # the codes of auto_packed; tests/e2e/test_hf_bitnet.py makes it
         save(make(name), name, out / name)
         answers[name] = {"token_ids": ids, "logprobs": [round(x, 6) for x in family_golden.logprobs(load(out / name), ids)]}
     tokenizer_json().save(str(out / "tokenizer.json"))

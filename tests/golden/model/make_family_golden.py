@@ -3,9 +3,10 @@ transformers computes with it in f32. Run it in a virtual environment with
 
     transformers==5.23.0 safetensors==0.8.0 tokenizers==0.23.3 numpy==2.4.6 torch==2.11.0
 
-    python tests/golden/model/make_family_golden.py [OUT]
+    python tests/golden/model/make_family_golden.py [OUT [FAMILY...]]
 
-Everything is seeded: the same versions write the same bytes.
+Given names, it makes only those and leaves the other families in OUT as they are. Everything is seeded: the same versions
+write the same bytes.
 """
 import copy
 import json
@@ -26,6 +27,11 @@ COMMON = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden
 
 FAMILIES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, dict(tie_word_embeddings=True, mlp_bias=True)),
+    # Of 64 positions, so that one frequency is as it was, one blended and the rest stretched.
+    "llama3": (transformers.LlamaConfig, transformers.LlamaForCausalLM,
+               dict(head_dim=12, attention_bias=True, rope_parameters=dict(
+                   rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0,
+                   high_freq_factor=4.0, original_max_position_embeddings=64))),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM,
                 dict(sliding_window=300, head_dim=12, rope_parameters=dict(rope_type="default", rope_theta=1e6))),
     "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, dict(tie_word_embeddings=True)),
@@ -62,11 +68,12 @@ def logprobs(model, ids):
     return torch.log_softmax(logits.double(), -1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
 
 
-def main(out):
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    answers = {}
-    for family in FAMILIES:
+def main(out, only=()):
+    answers = json.loads((out / "logprobs.json").read_text()) if only else {}
+    for old in [out / family for family in only] or [out]:
+        shutil.rmtree(old, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    for family in only or FAMILIES:
         model = make(family)
         for parameter in model.parameters():  # not model.to(bfloat16): that would round the rotary frequencies too
             parameter.data = parameter.data.to(torch.bfloat16).float()
@@ -74,8 +81,8 @@ def main(out):
         (out / family / "generation_config.json").unlink(missing_ok=True)
         answers[family] = {"token_ids": token_ids(), "logprobs": [round(x, 6) for x in logprobs(model, token_ids())]}
     tokenizer_json().save(str(out / "tokenizer.json"))
-    (out / "logprobs.json").write_text(json.dumps(answers) + "\n")
+    (out / "logprobs.json").write_text(json.dumps({family: answers[family] for family in FAMILIES}) + "\n")
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "families")
+    main(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "families", sys.argv[2:])

@@ -63,7 +63,7 @@ first = order["attempt"] == 1
 behaviour, _, mark = behaviour.partition(" ")
 if behaviour.startswith("breed"):
     # In its group; in sessions of their own; and daemons that have given up all they inherited.
-    for i in range(180):
+    for i in range(200):
         subprocess.Popen(["sleep", mark], start_new_session=i % 3 > 0, close_fds=i % 3 == 2)
     behaviour = {"breed": "ok", "breed-forever": "forever"}[behaviour]
 if behaviour == "bad_input":

@@ -24,8 +24,10 @@ TEST_P(FamilyTest, EveryLogprobIsTransformers) {
 // transformers 4 wrote rope_theta and rope_scaling at the top, and torch_dtype.
 TEST_P(FamilyTest, TheFolderOfTransformers4IsTheSameModel) {
   EditConfig([](Json& json) {
-    json["rope_theta"] = json["rope_parameters"]["rope_theta"];
-    json["rope_scaling"] = nullptr;
+    Json rope = json["rope_parameters"];
+    json["rope_theta"] = rope["rope_theta"];
+    rope.erase("rope_theta");
+    json["rope_scaling"] = rope["rope_type"] == "default" ? Json(nullptr) : rope;
     json.erase("rope_parameters");
     json.erase("layer_types");
     json["torch_dtype"] = json["dtype"];
@@ -60,7 +62,8 @@ TEST_P(FamilyTest, ASlidingWindowBoundsTheContextByName) {
   EXPECT_THAT(std::string(beyond.status().message()), HasSubstr("100 positions (its sliding window)"));
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FamilyTest, ::testing::Values("llama", "mistral", "qwen2", "qwen3", "phi3", "bitnet"),
+INSTANTIATE_TEST_SUITE_P(All, FamilyTest,
+                         ::testing::Values("llama", "llama3", "mistral", "qwen2", "qwen3", "phi3", "bitnet"),
                          [](const auto& family) { return std::string(family.param); });
 
 }  // namespace

@@ -78,6 +78,30 @@ TEST_F(ImportTest, DtypesAreRoundedOnceAndDigestsRepeat) {
   EXPECT_NE(Import(Golden("hf_sharded_f32"), DType::kF32)->info.weights_digest, first->info.weights_digest);
 }
 
+TEST_F(ImportTest, TheDigestIsOfTheWeightsAlone) {
+  const auto first = Import(Golden("hf_tied_bf16"), DType::kBF16);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const std::string source = Copy("hf_tied_bf16");
+  WriteBytes(source + "/generation_config.json", R"({"eos_token_id": [1, 70]})");
+  WriteBytes(source + "/chat_template.jinja", "{{ messages[0]['content'] }}");
+  std::filesystem::remove_all(directory_.Path("model"));
+  const auto second = Import(source, DType::kBF16);
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(second->config.eos_token_ids, (std::vector<std::int32_t>{1, 70}));
+  EXPECT_EQ(ReadBytes(directory_.Path("model/chat_template.jinja")), "{{ messages[0]['content'] }}");
+  EXPECT_NE(second->info.provenance.at("files"), first->info.provenance.at("files"));
+  EXPECT_EQ(second->info.weights_digest, first->info.weights_digest);
+
+  std::string weights = ReadBytes(source + "/model.safetensors");
+  char& low = weights[weights.size() - 2];  // of the last bf16
+  low = static_cast<char>(low ^ 1);
+  WriteBytes(source + "/model.safetensors", weights);
+  std::filesystem::remove_all(directory_.Path("model"));
+  const auto third = Import(source, DType::kBF16);
+  ASSERT_TRUE(third.ok()) << third.status();
+  EXPECT_NE(third->info.weights_digest, first->info.weights_digest);
+}
+
 TEST_F(ImportTest, GgufIsDequantisedAndPutIntoHuggingFaceLayout) {
   const auto report = Import(Golden("tiny.gguf"), DType::kF32);
   ASSERT_TRUE(report.ok()) << report.status();

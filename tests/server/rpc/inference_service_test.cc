@@ -3,15 +3,19 @@
 
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
+#include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
 
 namespace nibble {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing_support::AppTest;
 using testing_support::FieldOf;
@@ -242,6 +246,53 @@ TEST_F(InferenceServiceTest, PenaltiesAndBiasAreKeptToTheirBounds) {
   EXPECT_EQ(response.outputs(0).text(), "ddddd");
 }
 
+// At this temperature every token is about as likely as any other: the greedy answer comes of the filter alone.
+TEST_F(InferenceServiceTest, EachFilterAtItsNarrowestLeavesTheGreedyAnswer) {
+  const auto ids = [&](const std::function<void(v1::Sampling&)>& change) -> std::vector<std::int32_t> {
+    auto request = Prompt("tiny", "a b c", 12);
+    change(*request.mutable_sampling());
+    v1::GenerateResponse response;
+    const auto status = Generate(request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    if (response.outputs_size() != 1) return {};
+    return {response.outputs(0).token_ids().begin(), response.outputs(0).token_ids().end()};
+  };
+  const auto hot = [&](const std::function<void(v1::Sampling&)>& filter) {
+    return ids([&](v1::Sampling& s) {
+      s.set_temperature(30);
+      s.set_seed(3);
+      filter(s);
+    });
+  };
+  const auto greedy = ids([](auto&) {});
+  ASSERT_EQ(greedy.size(), 12u);
+  const auto free = hot([](auto&) {});
+  EXPECT_EQ(free.size(), 12u);
+  EXPECT_NE(free, greedy);
+  EXPECT_EQ(hot([](auto& s) { s.set_top_k(1); }), greedy);
+  EXPECT_EQ(hot([](auto& s) { s.set_top_p(1e-6); }), greedy);
+  EXPECT_EQ(hot([](auto& s) { s.set_min_p(1); }), greedy);
+  // As wide as they go they filter nothing.
+  EXPECT_EQ(hot([](auto& s) { s.set_top_k(112); }), free);
+  EXPECT_EQ(hot([](auto& s) { s.set_top_p(1); }), free);
+  EXPECT_EQ(hot([](auto& s) { s.set_min_p(0); }), free);
+}
+
+TEST_F(InferenceServiceTest, AStopTokenOfTheRequestEndsTheAnswerAtOnce) {
+  auto ask = Prompt("tiny", "a b c", 12);
+  v1::GenerateResponse whole, stopped;
+  ASSERT_TRUE(Generate(ask, &whole).ok());
+  const std::int32_t first = whole.outputs(0).token_ids(0);
+  ask.mutable_stopping()->add_stop_token_ids(first);
+  const auto status = Generate(ask, &stopped);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_THAT(stopped.outputs(0).token_ids(), ElementsAre(first));
+  EXPECT_EQ(stopped.outputs(0).text(), "");
+  EXPECT_EQ(stopped.outputs(0).finish().reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(stopped.outputs(0).finish().matched(), "");
+  EXPECT_EQ(stopped.usage().completion_tokens(), 1);
+}
+
 TEST_F(InferenceServiceTest, AbortEndsTheRequestsOfAnId) {
   v1::GenerateStreamRequest request;
   *request.mutable_request() = Prompt("tiny", "a b c", 240);
@@ -265,7 +316,7 @@ TEST_F(InferenceServiceTest, AbortEndsTheRequestsOfAnId) {
     EXPECT_TRUE(status.ok()) << status.error_message();
     GTEST_SKIP() << "the request was faster than the abort";
   }
-  EXPECT_THAT(aborted.aborted_request_ids(), testing::ElementsAre("mine"));
+  EXPECT_THAT(aborted.aborted_request_ids(), ElementsAre("mine"));
   if (!status.ok()) {
     EXPECT_EQ(status.error_code(), grpc::StatusCode::CANCELLED);
     bool has_usage = false;
@@ -514,6 +565,86 @@ TEST_F(InferenceServiceTest, ChatNeedsAConversation) {
   const auto status = inference_->Chat(&context2, request, &response);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(response.usage().completion_tokens(), 4);
+}
+
+// "tiny" has a tokenizer that puts <s>, of id 0, before a text.
+class AddedTokenTest : public InferenceServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = InferenceServiceTest::Options();
+    options.import_root = directory_ + "/root";
+    const std::string source = options.import_root + "/hf_tied_bf16";
+    std::filesystem::create_directory(options.import_root);
+    std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
+    std::string tokenizer = model::ReadBytes(source + "/tokenizer.json");
+    const auto replace = [&](const std::string& from, const std::string& to) {
+      tokenizer.replace(tokenizer.find(from), from.size(), to);
+    };
+    replace(R"("single": [)", R"("single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},)");
+    replace(R"("special_tokens": {})", R"("special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}})");
+    model::WriteBytes(source + "/tokenizer.json", tokenizer);
+    return options;
+  }
+  // `add`: unset, the default.
+  std::vector<std::int32_t> Tokens(std::optional<bool> add) {
+    v1::TokenizeRequest request;
+    request.set_model("tiny");
+    request.set_text("a b c");
+    if (add.has_value()) request.set_add_special_tokens(*add);
+    v1::TokenizeResponse response;
+    grpc::ClientContext context;
+    const auto status = inference_->Tokenize(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return {response.token_ids().begin(), response.token_ids().end()};
+  }
+  std::vector<std::int32_t> Scored(std::optional<bool> add) {
+    v1::ScoreRequest request;
+    request.set_model("tiny");
+    request.set_text("a b c");
+    if (add.has_value()) request.set_add_special_tokens(*add);
+    v1::ScoreResponse response;
+    grpc::ClientContext context;
+    const auto status = inference_->Score(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(response.usage().prompt_tokens(), response.tokens_size());
+    std::vector<std::int32_t> ids;
+    for (const auto& token : response.tokens()) ids.push_back(token.token_id());
+    return ids;
+  }
+};
+
+TEST_F(AddedTokenTest, ATextHasItWhereItIsNotRefused) {
+  const auto with = ElementsAre(0, 67, 97, 68, 97, 69);
+  const auto without = ElementsAre(67, 97, 68, 97, 69);
+  EXPECT_THAT(Tokens({}), with);
+  EXPECT_THAT(Tokens(true), with);
+  EXPECT_THAT(Tokens(false), without);
+  EXPECT_THAT(Scored({}), with);
+  EXPECT_THAT(Scored(true), with);
+  EXPECT_THAT(Scored(false), without);
+}
+
+TEST_F(AddedTokenTest, APromptHasItWhereItIsText) {
+  const auto prompt = [&](const v1::GenerateRequest& request) {
+    v1::GenerateResponse response;
+    const auto status = Generate(request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    std::vector<std::int32_t> ids;
+    for (const auto& token : response.start().prompt_logprobs()) ids.push_back(token.token_id());
+    EXPECT_EQ(response.start().prompt_tokens(), static_cast<int>(ids.size()));
+    EXPECT_EQ(response.usage().prompt_tokens(), static_cast<int>(ids.size()));
+    return ids;
+  };
+  auto request = Prompt("tiny", "a b c", 1);
+  request.mutable_output()->set_prompt_logprobs(0);
+  EXPECT_THAT(prompt(request), ElementsAre(0, 67, 97, 68, 97, 69));
+  for (const int id : {67, 97, 68}) request.mutable_token_ids()->add_ids(id);
+  EXPECT_THAT(prompt(request), ElementsAre(67, 97, 68));
+  // A template spells out its special tokens: this one has none. (Nor has the vocabulary its line's end.)
+  auto* message = request.mutable_chat()->add_messages();
+  message->set_role("a");
+  message->set_content("b");
+  EXPECT_THAT(prompt(request), ElementsAre(67, 28, 97, 68));  // "a: b"
 }
 
 // A buffer of few messages, and little patience.

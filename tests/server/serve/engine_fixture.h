@@ -33,7 +33,10 @@ class Sink : public ResponseSink {
       return;
     }
     text += delta;
-    for (const TokenLogprob& token : tokens) ids.push_back(token.token);
+    for (const TokenLogprob& token : tokens) {
+      ids.push_back(token.token);
+      logprobs.push_back(token.logprob);
+    }
     if (on_delta) on_delta(ids.size());
   }
   void OnOutputEnd(const OutputEnd& end) override { ends.push_back(end); }
@@ -49,8 +52,9 @@ class Sink : public ResponseSink {
 
   bool started = false;
   double queued_ms = -1;
-  std::string text;               // of output 0, and its tokens
+  std::string text;               // of output 0, its tokens, and their logprobs where they were asked for
   std::vector<std::int32_t> ids;
+  std::vector<float> logprobs;
   std::vector<std::vector<std::int32_t>> others;  // tokens of outputs 1 and up
   std::vector<OutputEnd> ends;
   std::vector<TokenLogprob> scored;

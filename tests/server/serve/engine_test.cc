@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <functional>
 #include <future>
 
@@ -15,6 +16,12 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+
+std::vector<std::string> Digests(const Sink& sink) {
+  std::vector<std::string> digests;
+  for (const TokenLogprob& token : sink.scored) digests.push_back(token.logits_digest);
+  return digests;
+}
 
 TEST_F(EngineTest, TheSameTokensAloneBesideOthersAndForEveryChunk) {
   const auto alone = Answer(*Start(), Ask(40, 12))->ids;
@@ -177,6 +184,36 @@ TEST_F(EngineTest, WaitsAreCountedFromTheArrivalThatTheRequestNames) {
   EXPECT_NEAR(sink->finish.usage.ttft_ms, 2000, 1e-6);
 }
 
+// Before the first step 2 s, then 3 s until the first token, then a second for each token.
+TEST_F(EngineTest, TimesAreOfTheWaitThePromptAndTheTokensAfterTheFirst) {
+  auto engine = Start();
+  clock_.Advance(absl::Seconds(5));
+  auto sink = std::make_shared<Sink>();
+  sink->on_start = [&] { clock_.Advance(absl::Seconds(3)); };
+  sink->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(1)); };
+  Request request = Ask(3, 5);
+  request.arrived = clock_.Monotonic() - absl::Seconds(2);
+  ASSERT_TRUE(engine->Submit(request, sink).ok());
+  Usage usage = sink->Wait().usage;
+  EXPECT_EQ(usage.completion_tokens, 5);
+  EXPECT_NEAR(usage.queue_ms, 2000, 1e-6);
+  EXPECT_NEAR(usage.prefill_ms, 3000, 1e-6);
+  EXPECT_NEAR(usage.ttft_ms, 5000, 1e-6);
+  EXPECT_NEAR(usage.decode_ms, 4000, 1e-6);
+
+  auto scored = std::make_shared<Sink>();
+  scored->on_start = [&] { clock_.Advance(absl::Seconds(3)); };
+  request = Ask(3, 0);
+  request.prompt_logprobs = true;
+  ASSERT_TRUE(engine->Submit(request, scored).ok());
+  usage = scored->Wait().usage;
+  EXPECT_EQ(usage.completion_tokens, 0);
+  EXPECT_NEAR(usage.queue_ms, 0, 1e-6);
+  EXPECT_NEAR(usage.prefill_ms, 3000, 1e-6);
+  EXPECT_EQ(usage.ttft_ms, 0);
+  EXPECT_EQ(usage.decode_ms, 0);
+}
+
 // Pages for as far as a request may grow are taken when it begins: none is stopped half-way, and none is overtaken.
 TEST_F(EngineTest, RequestsThatDoNotFitTheCacheWaitInTheirOrder) {
   auto engine = Start({.max_context = 64, .kv_tokens = 64});
@@ -230,6 +267,53 @@ TEST_F(EngineTest, StopIdsAndEndTokensEndAtOnceUnlessTooEarly) {
   EXPECT_EQ(Answer(*engine, request)->ids, whole->ids);
 }
 
+TEST_F(EngineTest, TheModelsEndTokenEndsTheAnswerUnlessItIsIgnored) {
+  auto engine = Start();
+  Request request = Ask(6, 12);
+  request.stopping.ignore_eos = false;
+  request.penalties.bias = {{1, 100.0f}};  // "</s>", whatever comes before
+  auto sink = Answer(*engine, request);
+  ASSERT_TRUE(sink->finish.status.ok()) << sink->finish.status;
+  EXPECT_THAT(sink->ids, ElementsAre(1));
+  EXPECT_EQ(sink->text, "");
+  EXPECT_EQ(sink->finish.reason, FinishReason::kEos);
+  ASSERT_EQ(sink->ends.size(), 1u);
+  EXPECT_EQ(sink->ends[0].reason, FinishReason::kEos);
+  EXPECT_EQ(sink->ends[0].matched_stop, "");
+  EXPECT_EQ(sink->finish.usage.prompt_tokens, 6);
+  EXPECT_EQ(sink->finish.usage.completion_tokens, 1);
+  request.include_special_tokens = true;
+  EXPECT_EQ(Answer(*engine, request)->text, "</s>");
+  request.stopping.min_tokens = 3;
+  EXPECT_THAT(Answer(*engine, request)->ids, ElementsAre(1, 1, 1));
+  request.stopping.ignore_eos = true;
+  sink = Answer(*engine, request);
+  EXPECT_EQ(sink->ids, std::vector<std::int32_t>(12, 1));
+  EXPECT_EQ(sink->finish.reason, FinishReason::kLength);
+  EXPECT_EQ(sink->finish.usage.completion_tokens, 12);
+}
+
+// Some models end with a token that their tokenizer shows as text.
+TEST_F(EngineTest, AnEndTokenThatIsNotSpecialIsNoTextEither) {
+  const std::string source = models_.Path("source");
+  std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
+  model::WriteBytes(source + "/generation_config.json", R"({"eos_token_id": [1, 70]})");
+  std::filesystem::remove_all(models_.bf16());
+  const auto report = model::ImportModel(base::RealFileSystem(), source, models_.bf16(), kernels::DType::kBF16);
+  ASSERT_TRUE(report.ok()) << report.status();
+  auto engine = Start();
+  Request request = Ask(6, 12);
+  request.penalties.bias = {{70, 100.0f}};  // "d"
+  EXPECT_EQ(Answer(*engine, request)->text, std::string(12, 'd'));
+  request.stopping.ignore_eos = false;
+  const auto sink = Answer(*engine, request);
+  EXPECT_THAT(sink->ids, ElementsAre(70));
+  EXPECT_EQ(sink->text, "");
+  EXPECT_EQ(sink->finish.reason, FinishReason::kEos);
+  request.include_special_tokens = true;
+  EXPECT_EQ(Answer(*engine, request)->text, "d");
+}
+
 TEST_F(EngineTest, StopStringsCountFromTheTokenThatMayEnd) {
   auto engine = Start();
   Request request = Ask(6, 12);
@@ -281,12 +365,54 @@ TEST_F(EngineTest, ScoresAreTheSameBitsForEveryChunk) {
     ASSERT_TRUE(sink->finish.status.ok()) << sink->finish.status;
     ASSERT_EQ(sink->scored.size(), 49u);
     EXPECT_TRUE(sink->ids.empty());
-    std::vector<std::string> digests;
-    for (const TokenLogprob& token : sink->scored) digests.push_back(token.logits_digest);
+    const std::vector<std::string> digests = Digests(*sink);
     for (std::size_t i = 0; i < 49; ++i) EXPECT_EQ(sink->scored[i].token, request.prompt[i + 1]);
     if (first.empty()) first = digests;
     EXPECT_EQ(digests, first) << chunk;
   }
+}
+
+// Prompts of 300 tokens together, 64 a step: while some are scored, others decode already.
+TEST_F(EngineTest, EightAtOnceAreScoredAndAnsweredWithTheBitsOfEachAlone) {
+  constexpr std::size_t kMany = 8;
+  const auto ask = [](std::size_t i) {
+    const int number = static_cast<int>(i);
+    Request request = Ask(20 + 5 * number, 24);
+    for (std::int32_t& token : request.prompt) token = 3 + (token + 13 * number) % 100;
+    request.prompt_logprobs = request.logits_digests = request.logprobs = true;
+    return request;
+  };
+  auto engine = Start();
+  std::vector<std::shared_ptr<Sink>> alone, together;
+  for (std::size_t i = 0; i < kMany; ++i) alone.push_back(Answer(*engine, ask(i)));
+  std::size_t begun = 0, begun_before_one_ended = 0;
+  for (std::size_t i = 0; i < kMany; ++i) {
+    together.push_back(std::make_shared<Sink>());
+    together[i]->on_delta = [&](std::size_t tokens) { begun += tokens == 1; };
+    together[i]->on_finish = [&] {
+      if (begun_before_one_ended == 0) begun_before_one_ended = begun;
+    };
+  }
+  auto first = std::make_shared<Sink>();
+  first->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    for (std::size_t i = 0; i < kMany; ++i) ASSERT_TRUE(engine->Submit(ask(i), together[i]).ok());
+  };
+  ASSERT_TRUE(engine->Submit(Ask(3, 12), first).ok());
+  EXPECT_TRUE(first->Wait().status.ok());
+  ASSERT_FALSE(HasFatalFailure());
+  for (auto& sink : together) EXPECT_TRUE(sink->Wait().status.ok()) << sink->finish.status;
+  EXPECT_EQ(begun_before_one_ended, kMany) << "one had ended before another had its first token";
+  for (std::size_t i = 0; i < kMany; ++i) {
+    const std::vector<std::string> digests = Digests(*alone[i]);
+    ASSERT_EQ(digests.size(), 19 + 5 * i);
+    EXPECT_EQ(digests.front().size(), 64u);
+    EXPECT_EQ(Digests(*together[i]), digests) << i;
+    EXPECT_EQ(alone[i]->ids.size(), 24u);
+    EXPECT_EQ(together[i]->ids, alone[i]->ids) << i;
+    EXPECT_EQ(together[i]->logprobs, alone[i]->logprobs) << i;
+  }
+  EXPECT_NE(Digests(*alone[0]).front(), Digests(*alone[1]).front()) << "one prompt begins as the other does";
 }
 
 TEST_F(EngineTest, TheSeedAloneDecidesWhatIsDrawn) {
