@@ -59,12 +59,13 @@ absl::Status CheckEntries(int directory, int root, const std::string& path) {
   while (const dirent* entry = readdir(listing)) {
     const std::string name = entry->d_name;
     if (name == "." || name == "..") continue;
-    const int fd = OpenBeneath(root, (path + "/" + name).c_str(), O_PATH);
+    const std::string below = StrCat(path, "/", name);
+    const int fd = OpenBeneath(root, below.c_str(), O_PATH);
     if (fd < 0) {
-      status = PathError(path + "/" + name, errno);
+      status = PathError(below, errno);
       break;
     }
-    status = CheckKind(fd, path + "/" + name);
+    status = CheckKind(fd, below);
     close(fd);
     if (!status.ok()) break;
   }
