@@ -30,7 +30,7 @@ class OperationWrites {
     unasked_ += bytes.size();
     if (unasked_ >= kAskEvery) {
       unasked_ = 0;
-      if (const absl::Status room = store::CheckSpace(files_, path, min_free_bytes_); !room.ok()) return room;
+      if (absl::Status room = store::CheckSpace(files_, path, min_free_bytes_); !room.ok()) return room;
     }
     return write(bytes);
   }
