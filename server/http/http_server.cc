@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
     return httplib::Server::HandlerResponse::Handled;
   });
   // A handler that throws is a 500, never the end of the process.
-  server.set_exception_handler([](const httplib::Request&, httplib::Response& response, std::exception_ptr) {
+  server.set_exception_handler([](const httplib::Request&, httplib::Response& response, const std::exception_ptr&) {
     response.status = 500;
     response.set_content("internal error\n", "text/plain; charset=utf-8");
   });

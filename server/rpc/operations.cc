@@ -166,14 +166,15 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
   absl::StatusOr<google::protobuf::Any> result =
       entry->cancel.cancelled() ? absl::StatusOr<google::protobuf::Any>(absl::CancelledError("cancelled before it began"))
                                 : body(scope);
+  const absl::Status status = result.status();
   std::map<std::uint64_t, Done> waiting;
   longrunning::Operation operation;
   {
     base::MutexLock lock(mutex_);
-    if (result.ok()) {
+    if (status.ok()) {
       *entry->operation.mutable_response() = *std::move(result);
     } else {
-      *entry->operation.mutable_error() = ToRpcStatus(result.status());
+      *entry->operation.mutable_error() = ToRpcStatus(status);
     }
     entry->operation.set_done(true);
     entry->ended = clock_.Now();
@@ -183,8 +184,8 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
   }
   base::LogInfo("operation ended", {{"name", operation.name()},
                                     {"model", entry->metadata.model()},
-                                    {"code", CodeName(result.status().code())},
-                                    {"error", result.ok() ? "" : std::string(result.status().message())}});
+                                    {"code", CodeName(status.code())},
+                                    {"error", std::string(status.message())}});
   for (auto& [handle, done] : waiting) done(operation);
 }
 
