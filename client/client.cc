@@ -1,7 +1,6 @@
 #include "client/client.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "client/stubs.h"
 
@@ -31,10 +30,10 @@ Client Client::Connect(const std::string& server, const ClientOptions& options) 
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A proxy of the environment is never asked for a server given by address.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return Client(MakeChannel(server, options.security, std::move(arguments)), options);
+  return Client(MakeChannel(server, options.security, arguments), options);
 }
 
-Client::Client(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options)
+Client::Client(const std::shared_ptr<grpc::Channel>& channel, const ClientOptions& options)
     : options_(options),
       stubs_(std::make_shared<Stubs>(Stubs{v1::DatasetService::NewStub(channel), v1::FineTuneService::NewStub(channel),
                                            v1::ModelService::NewStub(channel), v1::InferenceService::NewStub(channel),

@@ -48,7 +48,7 @@ class Client {
  public:
   // No connection is made before the first call. `server` is HOST:PORT.
   static Client Connect(const std::string& server, const ClientOptions& options);
-  Client(std::shared_ptr<grpc::Channel> channel, const ClientOptions& options);
+  Client(const std::shared_ptr<grpc::Channel>& channel, const ClientOptions& options);
 
   // One unary call: client.Call(&v1::ModelService::Stub::GetModel, request). `deadline` default: options.deadline.
   template <typename Stub, typename Request, typename Response>
@@ -76,9 +76,9 @@ class Client {
 
   // Waits for the end of an operation and unpacks its response. The operation's own error comes back as the status.
   template <typename Response>
-  absl::StatusOr<Response> Wait(google::longrunning::Operation operation, const OnProgress& progress) {
+  absl::StatusOr<Response> Wait(const google::longrunning::Operation& operation, const OnProgress& progress) {
     Response response;
-    absl::Status status = WaitInto(std::move(operation), progress, response);
+    absl::Status status = WaitInto(operation, progress, response);
     if (!status.ok()) return status;
     return response;
   }

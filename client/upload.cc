@@ -55,7 +55,7 @@ class Upload {
 
   // A local fault ends the call.
   absl::Status SendFile(const std::string& path, std::int64_t size) {
-    const absl::Status status = Send(path, size);
+    absl::Status status = Send(path, size);
     if (status.ok()) return status;
     context_.TryCancel();
     static_cast<void>(writer_->Finish());
