@@ -31,6 +31,7 @@ TEST(ThreadPoolTest, ConcurrentCallersTakeTurns) {
   ThreadPool pool(3);
   std::atomic<std::int64_t> sum{0};
   std::vector<std::thread> callers;
+  callers.reserve(4);
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
       for (int r = 0; r < 200; ++r) {
@@ -45,6 +46,7 @@ TEST(ThreadPoolTest, ConcurrentCallersTakeTurns) {
 TEST(LaunchCounterTest, CountsByNameFromManyThreads) {
   LaunchCounter counter;
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 1000; ++i) {

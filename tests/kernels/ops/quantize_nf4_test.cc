@@ -27,7 +27,7 @@ absl::Status Quantize(const std::vector<float>& x, std::int64_t rows, std::int64
                       Quantized* out) {
   const std::vector<std::uint8_t> bytes = support::ToBytes(x, dtype);
   QuantizeNf4Args args{MakeConstMatrix(bytes.data(), dtype, rows, k), out->codes.data(), out->absmax.As<float>()};
-  const absl::Status status = QuantizeNf4(args, stream);
+  absl::Status status = QuantizeNf4(args, stream);
   EXPECT_TRUE(out->codes.GuardsIntact() && out->absmax.GuardsIntact());
   return status;
 }
