@@ -9,7 +9,7 @@ tool=$1
 arguments=("$@")
 
 preprocess=()
-while [[ $1 != -- ]]; do shift; done
+while [[ $1 != -- ]]; do source=$1; shift; done
 shift
 while (($#)); do
   case $1 in
@@ -19,9 +19,17 @@ while (($#)); do
   esac
   shift
 done
+text=$(mktemp)
+trap 'rm -f "$text"' EXIT
 # Where the checkout lies makes no difference.
-key=$({ "${preprocess[@]}" -E -o - | sed "s|$root/||g"; cat "$root/.clang-tidy"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1)
-[[ ! -e $memory/$key ]] || exit 0
+"${preprocess[@]}" -E -o - | sed "s|$root/||g" >"$text"
+key() { { cat "$text" "$@"; "$tool" --version; } | sha256sum | cut -d ' ' -f 1; }
+passed=$(key "$root/.clang-tidy")
+[[ ! -e $memory/$passed ]] || exit 0
+if [[ $source == "$root"/tests/* ]]; then  # fewer rules; what has passed all has passed these
+  passed=$(key "$root/.clang-tidy" "$root/tests/.clang-tidy")
+  [[ ! -e $memory/$passed ]] || exit 0
+fi
 "${arguments[@]}"
 mkdir -p "$memory"
-: >"$memory/$key"
+: >"$memory/$passed"
