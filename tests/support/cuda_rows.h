@@ -64,12 +64,12 @@ class DeviceRows {
 // A product over no columns (K = 0): M rows without a code by N features; what comes out is the bias in each row.
 struct NoColumns {
   NoColumns(kernels::CudaContext& context, std::int64_t m)
-      : x(DeviceRows::Copy(context, Rows(m).view())), scale(context, NormalVector(3, n)), bias(context, NormalVector(5, n)) {
-    const std::vector<float> row = NormalVector(5, n);
+      : x(DeviceRows::Copy(context, Rows(m).view())), scale(context, NormalVector(3, kN)), bias(context, NormalVector(5, kN)) {
+    const std::vector<float> row = NormalVector(5, kN);
     for (std::int64_t i = 0; i < m; ++i) want.insert(want.end(), row.begin(), row.end());
   }
 
-  static constexpr std::int64_t n = 33;
+  static constexpr std::int64_t kN = 33;
   DeviceRows x;
   DeviceBytes scale, bias;
   std::vector<float> want;

@@ -131,7 +131,7 @@ TEST_F(Int8CudaTest, MatmulGivesTheCpusBytes) {
 TEST_F(Int8CudaTest, NoColumnsLeaveTheBias) {
   for (const std::int64_t m : {1, 16, 17, 131}) {
     const support::NoColumns no_columns(*context_, m);
-    const std::int64_t n = no_columns.n;
+    const std::int64_t n = no_columns.kN;
     DeviceBytes tiles(*context_, 0), row_sum(*context_, RoundUp(n, 16) * 4), y(*context_, m * n * 4);
     const PackedInt8Weight w{tiles.As<std::int8_t>(), no_columns.scale.As<float>(), row_sum.As<std::int32_t>(), n, 0, 0};
     const absl::Status status =

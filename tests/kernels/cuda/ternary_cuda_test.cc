@@ -80,7 +80,7 @@ TEST_F(TernaryCudaTest, MatmulGivesTheCpusBytes) {
 TEST_F(TernaryCudaTest, NoColumnsLeaveTheBias) {
   for (const std::int64_t m : {1, 16, 17, 131}) {
     const support::NoColumns no_columns(*context_, m);
-    const std::int64_t n = no_columns.n;
+    const std::int64_t n = no_columns.kN;
     DeviceBytes tiles(*context_, 0), y(*context_, m * n * 4);
     const PackedTernaryWeight w{tiles.As<std::uint8_t>(), no_columns.scale.As<float>(), n, 0, 0};
     const absl::Status status =

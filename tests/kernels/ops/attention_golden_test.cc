@@ -21,7 +21,7 @@ using support::AllWithin;
 using support::Gamma;
 using support::kEpsF32;
 
-const Stream kPlain = support::CpuStream(Isa::kPlain);
+const Stream plain = support::CpuStream(Isa::kPlain);
 
 const support::Golden& Values() {
   static const support::Golden golden("tests/golden/kernels/attention.txt");
@@ -50,7 +50,7 @@ void CheckAttention(const std::string& name, DType cache_type) {
                        .cache = cache.view(),
                        .layer = 0,
                        .rows = cache.Rows(std::vector<std::int32_t>(all.size()), all)},
-                      kPlain)
+                      plain)
                   .ok());
   std::vector<float> out(q.size()), logsumexp(static_cast<std::size_t>(num_rows * heads));
   const std::vector<std::int32_t> sequence(rows.size());
@@ -63,7 +63,7 @@ void CheckAttention(const std::string& name, DType cache_type) {
                          .scale = scale,
                          .out = MakeMatrix(out.data(), DType::kF32, num_rows, heads * d),
                          .logsumexp = logsumexp.data()},
-                        kPlain)
+                        plain)
                   .ok());
 
   // The largest rounding error of a score: its dot product, the scale and the product with it.
@@ -124,7 +124,7 @@ TEST(RopeGoldenTest, TableAndRotationAreThoseOfTransformers) {
                     .cos = cos.data(),
                     .sin = sin.data(),
                     .table_positions = rows},
-                   kPlain)
+                   plain)
                   .ok());
   // Both products with a table that may be an ulp off, two roundings.
   EXPECT_TRUE(AllWithin(x, Values().Get<double>("rope.y"), [&](std::size_t i) {
@@ -140,8 +140,8 @@ TEST(SiluMulGoldenTest, ForwardAndBackwardAreTorchsAutograd) {
   const auto view = [&](const std::vector<float>& x) { return MakeConstMatrix(x.data(), DType::kF32, 1, n); };
   std::vector<float> y(gate.size()), grad_gate(gate.size()), grad_up(gate.size());
   const auto out = [&](std::vector<float>& x) { return MakeMatrix(x.data(), DType::kF32, 1, n); };
-  ASSERT_TRUE(SiluMul({view(gate), view(up), out(y)}, kPlain).ok());
-  ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), out(grad_gate), out(grad_up)}, kPlain).ok());
+  ASSERT_TRUE(SiluMul({view(gate), view(up), out(y)}, plain).ok());
+  ASSERT_TRUE(SiluMulBackward({view(gate), view(up), view(grad), out(grad_gate), out(grad_up)}, plain).ok());
   // Where exp overflows, the sigmoid is lost whole: it is below 2^-127 there.
   const auto term = [&](std::size_t i, double factor) {
     const double s = 1.0 / (1.0 + std::exp(-static_cast<double>(gate[i])));

@@ -196,8 +196,9 @@ TEST(DequantizeTernaryTest, BadArgumentsAreRefused) {
 TEST(TernariseBackwardTest, EveryPathAndThreadCountGivesThePlainBits) {
   ThreadPool two(2);
   ThreadPool three(3);
-  for (const auto& [n, k] :
+  for (const auto& [rows, cols] :
        {std::pair{1, 1}, std::pair{7, 13}, std::pair{17, 64}, std::pair{45, 65}, std::pair{64, 300}}) {
+    const int n = rows, k = cols;  // clang 14 lets no lambda see a structured binding
     const std::vector<float> w = support::NormalVector(1, n * k), g = support::NormalVector(2, n * k);
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       const auto wb = support::ToBytes(w, dtype), gb = support::ToBytes(g, dtype);
