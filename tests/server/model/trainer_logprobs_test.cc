@@ -58,7 +58,7 @@ TEST_F(TrainerLogprobsTest, TheLargestDifferenceIsFoundWhereverItIs) {
   trained.sequences.push_back({{5}, {}});
   ASSERT_EQ(trained.sequences[0].logprobs.size(), 39u);
   EXPECT_LT(Difference(trained), 1e-5);
-  for (const std::size_t at : {0, 15, 16, 38}) {
+  for (const std::size_t at : {0u, 15u, 16u, 38u}) {
     TrainerLogprobs changed = trained;
     changed.sequences[0].logprobs[at] -= 0.25f;
     EXPECT_NEAR(Difference(changed), 0.25, 1e-4) << at;
