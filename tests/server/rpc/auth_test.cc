@@ -26,7 +26,7 @@ using base::Reason;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-const absl::Time kNow = absl::FromUnixSeconds(1'900'000'000);
+const absl::Time now = absl::FromUnixSeconds(1'900'000'000);
 
 std::string Line(const std::string& name, const std::string& role, const std::string& token, const std::string& more = "") {
   return R"({"name": ")" + name + R"(", "role": ")" + role + R"(", "token_sha256": ")" + base::Sha256Hex(token) + "\"" + more + "}\n";
@@ -100,22 +100,22 @@ TEST(DecideTest, S1NobodyGetsAnywhereWithoutAValidToken) {
   int cases = 0;
   for (const auto& [caller, reason] : callers) {
     for (const MethodRule& rule : MethodRules()) {
-      const auto principal = Decide(policy, std::string("/") + std::string(rule.method), caller, kNow);
+      const auto principal = Decide(policy, std::string("/") + std::string(rule.method), caller, now);
       EXPECT_EQ(Outcome(principal), "UNAUTHENTICATED " + reason) << rule.method;
       EXPECT_THAT(std::string(principal.status().message()), Not(HasSubstr("expired")));
       ++cases;
     }
-    EXPECT_EQ(Outcome(Decide(policy, "/nibble.v1.NoSuch/Method", caller, kNow)), "UNAUTHENTICATED " + reason);
+    EXPECT_EQ(Outcome(Decide(policy, "/nibble.v1.NoSuch/Method", caller, now)), "UNAUTHENTICATED " + reason);
   }
   EXPECT_GT(cases, 500);
-  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.ModelService/ListModels", With("good"), kNow)), "a");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.ModelService/ListModels", With("good"), now)), "a");
 }
 
 TEST(DecideTest, S2EveryRoleOnEveryMethod) {
   const char* const tokens[] = {"v", "i", "t", "a"};
   for (const MethodRule& rule : MethodRules()) {
     for (int role = 0; role < 4; ++role) {
-      const auto principal = Decide(FourRoles(), rule.method, With(tokens[role]), kNow);
+      const auto principal = Decide(FourRoles(), rule.method, With(tokens[role]), now);
       const bool may = rule.access != Access::kTrainer && role >= static_cast<int>(rule.role);
       EXPECT_EQ(Outcome(principal), may ? Name(static_cast<Role>(role)) : "PERMISSION_DENIED ROLE") << rule.method << " " << role;
       if (!may) {
@@ -123,13 +123,13 @@ TEST(DecideTest, S2EveryRoleOnEveryMethod) {
       }
     }
   }
-  EXPECT_EQ(Outcome(Decide(FourRoles(), "/nibble.v1.NoSuch/Method", With("a"), kNow)), "UNIMPLEMENTED ");
-  EXPECT_EQ(Outcome(Decide(FourRoles(), "", With("a"), kNow)), "UNIMPLEMENTED ");
+  EXPECT_EQ(Outcome(Decide(FourRoles(), "/nibble.v1.NoSuch/Method", With("a"), now)), "UNIMPLEMENTED ");
+  EXPECT_EQ(Outcome(Decide(FourRoles(), "", With("a"), now)), "UNIMPLEMENTED ");
 }
 
 // What the roles are for, said once more than the table says it.
 TEST(DecideTest, S2RolesAreWhatTheyAreCalled) {
-  const auto may = [](const char* token, const std::string& method) { return Decide(FourRoles(), "nibble.v1." + method, With(token), kNow).ok(); };
+  const auto may = [](const char* token, const std::string& method) { return Decide(FourRoles(), "nibble.v1." + method, With(token), now).ok(); };
   EXPECT_TRUE(may("v", "FineTuneService/WatchJob"));
   EXPECT_FALSE(may("v", "InferenceService/Generate"));
   EXPECT_FALSE(may("v", "DatasetService/PreviewDataset"));
@@ -146,17 +146,17 @@ TEST(DecideTest, TheTrainersSocketServesReportsAlone) {
   trainer.trainer_listener = true;
   for (const AuthPolicy& policy : {AuthPolicy{}, FourRoles()}) {
     for (const MethodRule& rule : MethodRules()) {
-      EXPECT_EQ(Decide(policy, rule.method, trainer, kNow).ok(), rule.access == Access::kTrainer) << rule.method;
+      EXPECT_EQ(Decide(policy, rule.method, trainer, now).ok(), rule.access == Access::kTrainer) << rule.method;
     }
     Caller with_token = With("a");
     with_token.trainer_listener = true;
-    EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.ModelService/ListModels", with_token, kNow)), "PERMISSION_DENIED ROLE");
+    EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.ModelService/ListModels", with_token, now)), "PERMISSION_DENIED ROLE");
   }
 }
 
 TEST(DecideTest, HealthAndReflectionAreOpenOnlyWhenSaidSo) {
   AuthPolicy policy = FourRoles();
-  const auto outcome = [&](const char* method) { return Outcome(Decide(policy, method, Caller{}, kNow)); };
+  const auto outcome = [&](const char* method) { return Outcome(Decide(policy, method, Caller{}, now)); };
   policy.health_without_token = true;
   EXPECT_EQ(outcome("grpc.health.v1.Health/Check"), "anyone");
   EXPECT_EQ(outcome("grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"), "UNAUTHENTICATED TOKEN_MISSING");
@@ -169,19 +169,19 @@ TEST(DecideTest, ACertificatesNameIsARoleAndAWrongTokenIsNotMadeGoodByIt) {
   const AuthPolicy policy = Policy(R"({"name": "web", "role": "infer", "san": "uri:spiffe://cluster/ns/web"})" "\n" + Line("a", "admin", "good"));
   Caller caller;
   caller.certificate_names = {"dns:web.example", "uri:spiffe://cluster/ns/web"};
-  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, kNow)), "web");
-  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, kNow)), "PERMISSION_DENIED ROLE");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, now)), "web");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, now)), "PERMISSION_DENIED ROLE");
   caller.authorization = {"bearer good"};  // the scheme's case is free (RFC 9110 11.1)
-  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, kNow)), "a");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.FineTuneService/CreateJob", caller, now)), "a");
   caller.authorization = {"Bearer bad"};
-  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, kNow)), "UNAUTHENTICATED TOKEN_INVALID");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", caller, now)), "UNAUTHENTICATED TOKEN_INVALID");
   Caller other;
   other.certificate_names = {"dns:spiffe://cluster/ns/web", "uri:spiffe://cluster/ns/web2"};
-  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", other, kNow)), "UNAUTHENTICATED TOKEN_MISSING");
+  EXPECT_EQ(Outcome(Decide(policy, "nibble.v1.InferenceService/Generate", other, now)), "UNAUTHENTICATED TOKEN_MISSING");
 }
 
 TEST(DecideTest, WithoutATokenFileEverybodyWhoReachesItMay) {
-  EXPECT_EQ(Outcome(Decide(AuthPolicy{}, "nibble.v1.ServerService/Drain", Caller{}, kNow)), "local");
+  EXPECT_EQ(Outcome(Decide(AuthPolicy{}, "nibble.v1.ServerService/Drain", Caller{}, now)), "local");
 }
 
 // S10: the comparison reads all of both, whatever it finds. Its time is not measured: a measurement of nanoseconds on a busy
@@ -235,7 +235,7 @@ class AuthorityTest : public ::testing::Test {
 
   testing::TempDirectory directory_;
   const std::string path_;
-  base::FakeClock clock_{kNow};
+  base::FakeClock clock_{now};
   telemetry::Metrics metrics_{{"1", "", "none"}, {}};
 };
 

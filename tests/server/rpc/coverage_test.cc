@@ -115,12 +115,12 @@ TEST(CoverageTest, OnlyUnbuiltMethodsAreCoveredByTheTestOfTheUnbuilt) {
 TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
   std::set<std::string> told;
   for (const std::string name : rpc::kUnbuilt) told.insert(name.substr(0, name.find(' ')));
-  static const std::regex kField("NotBuilt\\((?:StrCat\\()?\"([A-Za-z0-9]+\\.[a-z0-9_]+)");
+  static const std::regex field_text("NotBuilt\\((?:StrCat\\()?\"([A-Za-z0-9]+\\.[a-z0-9_]+)");
   int fields = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(NIBBLE_SOURCE_DIR "/server/rpc")) {
     if (entry.path().extension() != ".cc") continue;
     const std::string code = Read(entry.path().lexically_relative(NIBBLE_SOURCE_DIR));
-    for (std::sregex_iterator it(code.begin(), code.end(), kField), last; it != last; ++it, ++fields) {
+    for (std::sregex_iterator it(code.begin(), code.end(), field_text), last; it != last; ++it, ++fields) {
       EXPECT_TRUE(told.contains((*it)[1])) << entry.path() << ": " << (*it)[1];
     }
   }
@@ -129,7 +129,7 @@ TEST(CoverageTest, EveryUnbuiltFieldIsInTheList) {
 
 // The comment above each field of a message: "JobSpec.resume_from" -> its words.
 std::map<std::string, std::string> FieldComments() {
-  static const std::regex kMessage("message (\\w+) \\{"), kField("(?:optional |repeated )?[\\w.<>, ]+? (\\w+) = \\d+.*");
+  static const std::regex message_text("message (\\w+) \\{"), field_text("(?:optional |repeated )?[\\w.<>, ]+? (\\w+) = \\d+.*");
   std::map<std::string, std::string> comments;
   for (const auto& entry : std::filesystem::directory_iterator(NIBBLE_SOURCE_DIR "/proto/nibble/v1")) {
     std::istringstream text(Read(entry.path().lexically_relative(NIBBLE_SOURCE_DIR)));
@@ -141,8 +141,8 @@ std::map<std::string, std::string> FieldComments() {
         comment += line;
         continue;
       }
-      if (std::regex_search(line, match, kMessage)) message = match[1];
-      if (std::regex_match(line, match, kField)) comments[message + "." + match[1].str()] = comment;
+      if (std::regex_search(line, match, message_text)) message = match[1];
+      if (std::regex_match(line, match, field_text)) comments[message + "." + match[1].str()] = comment;
       comment.clear();
     }
   }

@@ -585,27 +585,25 @@ class AddedTokenTest : public InferenceServiceTest {
     model::WriteBytes(source + "/tokenizer.json", tokenizer);
     return options;
   }
-  // `add`: unset, the default.
-  std::vector<std::int32_t> Tokens(std::optional<bool> add) {
-    v1::TokenizeRequest request;
+  // `add`: unset, the default; here and below.
+  template <typename Request, typename Response>
+  Response AskOfText(grpc::Status (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                     std::optional<bool> add) {
+    Request request;
     request.set_model("tiny");
     request.set_text("a b c");
     if (add.has_value()) request.set_add_special_tokens(*add);
-    v1::TokenizeResponse response;
-    grpc::ClientContext context;
-    const auto status = inference_->Tokenize(&context, request, &response);
+    Response response;
+    const auto status = Call(inference_, method, request, &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  }
+  std::vector<std::int32_t> Tokens(std::optional<bool> add) {
+    const auto response = AskOfText<v1::TokenizeRequest>(&v1::InferenceService::Stub::Tokenize, add);
     return {response.token_ids().begin(), response.token_ids().end()};
   }
   std::vector<std::int32_t> Scored(std::optional<bool> add) {
-    v1::ScoreRequest request;
-    request.set_model("tiny");
-    request.set_text("a b c");
-    if (add.has_value()) request.set_add_special_tokens(*add);
-    v1::ScoreResponse response;
-    grpc::ClientContext context;
-    const auto status = inference_->Score(&context, request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
+    const auto response = AskOfText<v1::ScoreRequest>(&v1::InferenceService::Stub::Score, add);
     EXPECT_EQ(response.usage().prompt_tokens(), response.tokens_size());
     std::vector<std::int32_t> ids;
     for (const auto& token : response.tokens()) ids.push_back(token.token_id());
@@ -682,8 +680,8 @@ TEST_F(SlowReaderTest, OneThatTakesNothingLosesItsRequestAndIsToldWhatItCost) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (Load().requests_total() == 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
   v1::GenerateReply reply;
-  int deltas = 0;
-  while (reader->Read(&reply)) deltas += reply.has_delta();
+  while (reader->Read(&reply)) {
+  }
   const auto status = reader->Finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
   EXPECT_EQ(ReasonOf(status), "SLOW_CONSUMER");
