@@ -45,6 +45,7 @@ Status BadOrder() {
 
 }  // namespace
 
+// NOLINTBEGIN(bugprone-macro-parentheses): types and names, which take none
 #define NIBBLE_FAKE_UNARY(Method, Request, Response, member)                           \
   Status Method(ServerContext*, const Request* request, Response* response) override { \
     return Do(fake.mutex, fake.member, *request, response);                            \
@@ -53,6 +54,7 @@ Status BadOrder() {
   Status Method(ServerContext*, const Request* request, grpc::ServerWriter<Response>* writer) override { \
     return Do(fake.mutex, fake.member, *request, writer);                                                \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 struct FakeServer::Services {
   explicit Services(FakeServer& owner)

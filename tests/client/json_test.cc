@@ -109,11 +109,11 @@ void Fill(FakeServer& server) {
         "state { to: JOB_STATE_QUEUED }",
         "attempt: 1 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING }",
         "attempt: 1 eval { eval_loss: 4.5 tokens: 100 subject: EVAL_SUBJECT_TRAINED best: true }",
-        "attempt: 1 step { step: 1 loss: 4.25 lr: 0.0001 grad_norm: 1.5 tokens: 512 launches { kernel: 'rms_norm' "
-        "phase: 'train' count: 61 } }",
+        ("attempt: 1 step { step: 1 loss: 4.25 lr: 0.0001 grad_norm: 1.5 tokens: 512 launches { kernel: 'rms_norm' "
+         "phase: 'train' count: 61 } }"),
         "attempt: 1 checkpoint { checkpoint { name: 'job-1/1' step: 1 resumable: true } }",
-        "attempt: 2 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING resumed_step: 1 reason { reason: 'RESUMED' "
-        "message: 'from job-1/1' } }",
+        ("attempt: 2 state { from: JOB_STATE_PREPARING to: JOB_STATE_RUNNING resumed_step: 1 reason { reason: 'RESUMED' "
+         "message: 'from job-1/1' } }"),
         "attempt: 2 warning { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 }",
         "attempt: 2 log { text: 'a \"quoted\" line' }",
         "attempt: 2 model { model: 'tuned' format: MODEL_FORMAT_LORA digest: 'ab12' bytes: 1000 }",
