@@ -88,7 +88,7 @@ absl::StatusOr<std::vector<FileToSend>> FilesToImport(const std::string& path) {
     files.push_back(std::move(file));
   }
   if (files.empty()) {
-    return base::FieldError("path", base::StrCat(path, " holds neither config.json nor a .gguf file"));
+    return base::FieldError("path", base::StrCat(path, " holds neither config.json, adapter_config.json nor a .gguf file"));
   }
   if (!directory_model && files.size() > 1) {
     return base::FieldError("path", base::StrCat(path, " holds ", files.size(), " .gguf files: name one of them"));

@@ -12,8 +12,8 @@ usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers]
   --cuda on     a CUDA toolkit in any case: enough to compile the CUDA sources without a GPU
   --cuda off    no CUDA toolkit
   --tests       Python packages of the tests that run everywhere
-  --full        also the linters, the tools of the chart's checks (built with Go), and PyTorch, transformers, peft, bitsandbytes
-                and torchao for Python (4 GB)
+  --full        also the linters, the tools of the chart's checks (built with Go), and PyTorch, transformers, peft, bitsandbytes,
+                torchao and compressed-tensors for Python (4 GB)
   --peers       also llama-cpp-python, compiled here (minutes)
 EOF
 }

@@ -1,7 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <string_view>
+#include <vector>
 
 #include "client/cli/app.h"
 #include "client/cli/command.h"
@@ -49,11 +52,37 @@ absl::Status CheckFree(Session& session, const std::string& name) {
                           "NAME_TAKEN");
 }
 
-absl::Status Import(Session& session, const std::string& path, const std::string& name,
-                    const std::optional<std::string>& dtype) {
+struct ImportOptions {
+  std::string path, name;
+  std::optional<std::string> dtype, base;
+};
+
+// What an adapter lacks or has too much is told before it is sent, as is a base that is not there.
+absl::Status CheckBase(Session& session, const std::vector<client::FileToSend>& files, const ImportOptions& options) {
+  const auto has = [&](std::string_view name) {
+    return std::any_of(files.begin(), files.end(), [&](const client::FileToSend& file) { return file.name == name; });
+  };
+  if (!options.base.has_value()) {
+    if (!has("adapter_config.json") || has("config.json")) return absl::OkStatus();
+    return base::FieldError("base", base::StrCat("is not set, ", options.path, " holds an adapter: wanted the model that it belongs to"));
+  }
+  if (!has("adapter_config.json")) {
+    return base::FieldError("base", base::StrCat("is for adapters, ", options.path, " holds no adapter_config.json"));
+  }
+  if (options.dtype.has_value()) return base::FieldError("dtype", "is not for adapters, which are kept in f32");
+  NIBBLE_RETURN_IF_ERROR(CheckText("base", *options.base));
+  v1::GetModelRequest request;
+  request.set_name(*options.base);
+  return session.client().Call(&ModelService::Stub::GetModel, request).status();
+}
+
+absl::Status Import(Session& session, const ImportOptions& options) {
+  const std::string& path = options.path;
+  const std::string& name = options.name;
   NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
   NIBBLE_ASSIGN_OR_RETURN(const auto files, client::FilesToImport(path));
   NIBBLE_RETURN_IF_ERROR(CheckFree(session, name));
+  NIBBLE_RETURN_IF_ERROR(CheckBase(session, files, options));
   for (const auto& file : files) NIBBLE_RETURN_IF_ERROR(CheckText("path", file.name));
   Progress progress(session.terminal);
   // A trailing slash has no file name of its own.
@@ -64,7 +93,8 @@ absl::Status Import(Session& session, const std::string& path, const std::string
   v1::ImportModelRequest request;
   request.set_upload_id(upload.upload_id());
   request.set_name(name);
-  if (dtype.has_value()) request.set_dtype(*dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
+  if (options.dtype.has_value()) request.set_dtype(*options.dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
+  if (options.base.has_value()) request.set_base_model(*options.base);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ImportModel, request));
   NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, session.Wait<v1::Model>(std::move(operation), progress));
@@ -196,17 +226,26 @@ absl::Status Convert(Session& session, const ConvertOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status Export(Session& session, const std::string& name, const std::string& format, const std::string& linear_class,
-                    const std::string& out) {
+struct ExportOptions {
+  std::string name, format, linear_class, out;
+  std::optional<std::int64_t> max_shard_bytes;
+};
+
+absl::Status Export(Session& session, const ExportOptions& options) {
+  const std::string& name = options.name;
+  const std::string& out = options.out;
   NIBBLE_RETURN_IF_ERROR(CheckText("model", name));
   if (std::error_code error; std::filesystem::exists(out, error) && !std::filesystem::is_directory(out, error)) {
     return base::WithReason(absl::InvalidArgumentError(base::StrCat("out: ", out, " is not a directory")), "FILE");
   }
   v1::ExportModelRequest request;
   request.set_model(name);
-  request.set_format(format == "peft" ? v1::EXPORT_FORMAT_PEFT : v1::EXPORT_FORMAT_HF);
-  if (linear_class == "bitlinear") request.set_linear_class(v1::HF_LINEAR_CLASS_BITLINEAR);
-  if (linear_class == "autobitlinear") request.set_linear_class(v1::HF_LINEAR_CLASS_AUTOBITLINEAR);
+  request.set_format(options.format == "peft"                 ? v1::EXPORT_FORMAT_PEFT
+                     : options.format == "compressed-tensors" ? v1::EXPORT_FORMAT_COMPRESSED_TENSORS
+                                                              : v1::EXPORT_FORMAT_HF);
+  if (options.linear_class == "bitlinear") request.set_linear_class(v1::HF_LINEAR_CLASS_BITLINEAR);
+  if (options.linear_class == "autobitlinear") request.set_linear_class(v1::HF_LINEAR_CLASS_AUTOBITLINEAR);
+  if (options.max_shard_bytes.has_value()) request.set_max_shard_bytes(*options.max_shard_bytes);
   request.set_request_id(NewUuid());
   NIBBLE_ASSIGN_OR_RETURN(auto operation, session.client().Call(&ModelService::Stub::ExportModel, request));
   Progress progress(session.terminal);
@@ -220,7 +259,7 @@ absl::Status Export(Session& session, const std::string& name, const std::string
                             }));
   progress.End();
   if (session.json) {
-    session.Print({{"model", name}, {"format", format}, {"out", out}, {"files", FilesJson(files)}});
+    session.Print({{"model", name}, {"format", options.format}, {"out", out}, {"files", FilesJson(files)}});
     return absl::OkStatus();
   }
   Table table({"FILE", "SIZE"});
@@ -237,18 +276,14 @@ void AddModelCommands(CLI::App& app, Session& session) {
   models.require_subcommand(1);
 
   {
-    CLI::App* sub = models.add_subcommand("import", "Import a Hugging Face directory or a GGUF file of this machine");
-    struct Options {
-      std::string path, name;
-      std::optional<std::string> dtype;
-    };
-    auto o = std::make_shared<Options>();
+    CLI::App* sub = models.add_subcommand("import", "Import a Hugging Face or PEFT directory or a GGUF file of this machine");
+    auto o = std::make_shared<ImportOptions>();
     sub->add_option("PATH", o->path, "Directory, or .gguf file")->required();
     sub->add_option("--name", o->name, "Name of the new model")->required();
     sub->add_option("--dtype", o->dtype, "What the weights are stored as (default bf16)")
         ->check(CLI::IsMember({"bf16", "f32"}));
-    sub->callback(
-        [&session, o] { session.command = [&session, o] { return Import(session, o->path, o->name, o->dtype); }; });
+    sub->add_option("--base", o->base, "Of a PEFT adapter: the model that it belongs to, in nf4, f32 or bf16");
+    sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
   }
   AddCommand(models, session, "list", "All models", &List);
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {
@@ -282,18 +317,16 @@ void AddModelCommands(CLI::App& app, Session& session) {
   }
   {
     CLI::App* sub = models.add_subcommand("export", "Write a model's files to a directory of this machine");
-    struct Options {
-      std::string name, format, linear_class, out;
-    };
-    auto o = std::make_shared<Options>();
+    auto o = std::make_shared<ExportOptions>();
     sub->add_option("NAME", o->name, "Model or adapter")->required();
-    sub->add_option("--format", o->format, "Format of the files")->required()->check(CLI::IsMember({"peft", "hf"}));
+    sub->add_option("--format", o->format, "Format of the files")->required()->check(
+        CLI::IsMember({"peft", "hf", "compressed-tensors"}));
     sub->add_option("--linear-class", o->linear_class, "Of a ternary model: transformers' linear class (default bitlinear)")
         ->check(CLI::IsMember({"bitlinear", "autobitlinear"}));
+    sub->add_option("--max-shard-bytes", o->max_shard_bytes,
+                    "Bytes of tensors in one file of hf or compressed-tensors (default 5000000000)");
     sub->add_option("--out", o->out, "Directory; it is made")->required();
-    sub->callback([&session, o] {
-      session.command = [&session, o] { return Export(session, o->name, o->format, o->linear_class, o->out); };
-    });
+    sub->callback([&session, o] { session.command = [&session, o] { return Export(session, *o); }; });
   }
 }
 

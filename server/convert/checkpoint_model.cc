@@ -1,11 +1,13 @@
 #include "server/convert/checkpoint_model.h"
 
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/convert/adapter_model.h"
 #include "server/convert/convert.h"
 #include "server/model/adapter.h"
 #include "server/model/bitnet_shape.h"
@@ -52,18 +54,10 @@ absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files,
                                                         const std::string& checkpoint_directory, const base::Json& provenance,
                                                         const std::string& scratch, const std::string& target,
                                                         const kernels::Stream& stream) {
-  NIBBLE_ASSIGN_OR_RETURN(const model::AdapterConfig adapter, ReadAdapter(files, checkpoint_directory));
-  NIBBLE_ASSIGN_OR_RETURN(const auto values, ReadValues(checkpoint_directory, model::AdapterTensors(base.config(), adapter)));
-  if (base.info().format == model::Format::kNf4) {
-    return MakeLoraModel(files, base, adapter, values, provenance, target, kMadeOf);
-  }
-  NIBBLE_RETURN_IF_ERROR(ConvertModel(files, base, scratch, {.to = model::Format::kNf4}, stream).status());
-  absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {
-    NIBBLE_ASSIGN_OR_RETURN(const auto nf4, model::Artifact::Open(scratch));
-    return MakeLoraModel(files, *nf4, adapter, values, provenance, target, kMadeOf);
-  }();
-  const absl::Status removed = files.RemoveAll(scratch);
-  return made.ok() && !removed.ok() ? removed : std::move(made);
+  model::PeftAdapter adapter;
+  NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadAdapter(files, checkpoint_directory));
+  NIBBLE_ASSIGN_OR_RETURN(adapter.values, ReadValues(checkpoint_directory, model::AdapterTensors(base.config(), adapter.config)));
+  return MakeAdapterModel(files, base, std::move(adapter), provenance, scratch, target, stream, kMadeOf);
 }
 
 absl::StatusOr<model::ArtifactInfo> MakeMasterCheckpointModel(base::FileSystem& files, const model::Artifact& base,

@@ -17,7 +17,7 @@ inline constexpr char kCheckpointTensorsFile[] = "state.safetensors";
 // Of a qlora job. `base` is what the job started from: f32 and bf16 bases are quantised to nf4 under `scratch` (removed again),
 // as the trainer did. The checkpoint must have been verified. On an error nothing is left at `target`.
 // Errors: FailedPrecondition (NOT_SERVABLE: no adapter_config.json), DataLoss (a tensor is missing or of another shape), those of
-// ConvertModel and MakeLoraModel.
+// MakeAdapterModel.
 absl::StatusOr<model::ArtifactInfo> MakeCheckpointModel(base::FileSystem& files, const model::Artifact& base,
                                                         const std::string& checkpoint_directory, const base::Json& provenance,
                                                         const std::string& scratch, const std::string& target,

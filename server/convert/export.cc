@@ -71,6 +71,24 @@ absl::Status WriteTensors(base::FileSystem& files, const model::Artifact& source
   return writer->Finish();
 }
 
+absl::Status CopyCompanions(base::FileSystem& files, const model::Artifact& source, Target& directory) {
+  for (const char* name : model::kCompanionFiles) {
+    if (!files.Exists(base::JoinPath(source.directory(), name))) continue;
+    NIBBLE_RETURN_IF_ERROR(directory.Copy(source.directory(), name, model::kMaxCompanionBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteHfDirectory(base::FileSystem& files, const model::Artifact& source, const std::string& target,
+                              HfBitNetClass bitnet_class, std::uint64_t max_shard_bytes) {
+  NIBBLE_ASSIGN_OR_RETURN(const HfForm form, HfFormOf(source, bitnet_class));
+  NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
+  NIBBLE_RETURN_IF_ERROR(WriteHfTensors(files, source, form, target, max_shard_bytes));
+  NIBBLE_RETURN_IF_ERROR(directory->Put("config.json", base::Dump(HfConfigOf(source, form), 2) + "\n"));
+  NIBBLE_RETURN_IF_ERROR(CopyCompanions(files, source, *directory));
+  return directory->Keep();
+}
+
 }  // namespace
 
 absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, const std::string& base_model,
@@ -87,35 +105,45 @@ absl::Status ExportPeft(base::FileSystem& files, const model::Artifact& source, 
   NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
   model::AdapterConfig adapter = *source.adapter();
   adapter.base_model_name_or_path = base_model;
+  adapter.base_digest = source.info().base_digest;
   NIBBLE_RETURN_IF_ERROR(WriteTensors(files, source, base::JoinPath(target, model::kAdapterWeightsFile),
                                       model::AdapterTensors(source.config(), adapter)));
   NIBBLE_RETURN_IF_ERROR(directory->Put(model::kAdapterConfigFile, base::Dump(model::ToPeftConfig(adapter), 2) + "\n"));
   // PEFT's own card begins with the same front matter.
   NIBBLE_RETURN_IF_ERROR(directory->Put(
-      "README.md", StrCat("---\nlibrary_name: peft\n---\n\nA LoRA adapter trained with Nibble on an NF4 base (weights ",
+      "README.md", StrCat("---\nlibrary_name: peft\n---\n\nA LoRA adapter of Nibble for an NF4 base (weights ",
                           source.info().base_digest, "): rank ", adapter.rank, ", alpha ", adapter.alpha, ".\n")));
-  for (const char* name : model::kCompanionFiles) {
-    if (!files.Exists(base::JoinPath(source.directory(), name))) continue;
-    NIBBLE_RETURN_IF_ERROR(directory->Copy(source.directory(), name, model::kMaxCompanionBytes));
-  }
+  NIBBLE_RETURN_IF_ERROR(CopyCompanions(files, source, *directory));
   return directory->Keep();
 }
 
 absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, const std::string& target,
-                      HfBitNetClass bitnet_class) {
+                      HfBitNetClass bitnet_class, std::uint64_t max_shard_bytes) {
   const Format format = source.info().format;
   if (format != Format::kF32 && format != Format::kBF16 && format != Format::kTernary) {
     return absl::InvalidArgumentError(StrCat("format \"hf\" is for f32, bf16 and ternary models, this one is ", Name(format)));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const HfForm form, HfFormOf(source, bitnet_class));
-  NIBBLE_ASSIGN_OR_RETURN(const auto directory, Target::Create(files, target));
-  NIBBLE_RETURN_IF_ERROR(WriteHfTensors(files, source, form, base::JoinPath(target, "model.safetensors")));
-  NIBBLE_RETURN_IF_ERROR(directory->Put("config.json", base::Dump(HfConfigOf(source, form), 2) + "\n"));
-  for (const char* name : model::kCompanionFiles) {
-    if (!files.Exists(base::JoinPath(source.directory(), name))) continue;
-    NIBBLE_RETURN_IF_ERROR(directory->Copy(source.directory(), name, model::kMaxCompanionBytes));
+  return WriteHfDirectory(files, source, target, bitnet_class, max_shard_bytes);
+}
+
+absl::Status CheckCompressedTensors(const model::ArtifactInfo& info) {
+  if (info.format != Format::kInt8) {
+    return base::FieldError("format", StrCat("COMPRESSED_TENSORS is for int8 models, this one is ", Name(info.format)));
   }
-  return directory->Keep();
+  if (info.act_outliers > 0) {
+    return base::FieldError("format", StrCat("COMPRESSED_TENSORS has no place for outliers of activations, of which this model keeps ",
+                                             info.act_outliers, " a row: convert its source with act_outliers 0"));
+  }
+  if (info.int8_head) {
+    return base::FieldError("format", "COMPRESSED_TENSORS has the head in floats, this model's is int8: convert its source with head BF16");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExportCompressedTensors(base::FileSystem& files, const model::Artifact& source, const std::string& target,
+                                     std::uint64_t max_shard_bytes) {
+  NIBBLE_RETURN_IF_ERROR(CheckCompressedTensors(source.info()));
+  return WriteHfDirectory(files, source, target, HfBitNetClass::kBitLinear, max_shard_bytes);
 }
 
 }  // namespace nibble::convert

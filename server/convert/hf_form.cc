@@ -6,6 +6,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/convert/hf_shards.h"
 #include "server/model/float_convert.h"
 #include "server/model/layout.h"
 #include "server/model/safetensors.h"
@@ -43,6 +44,45 @@ absl::Status PutTernary(const model::Artifact& source, const TensorSpec& spec, b
   const float written = divides ? 1.0f / scale[0] : scale[0];
   NIBBLE_RETURN_IF_ERROR(writer.Put(spec.name, *packed));
   return writer.Put(spec.name + model::kHfWeightScale, {reinterpret_cast<const char*>(&written), sizeof written});
+}
+
+// What an int8 model is to compressed-tensors 0.20 (quantization/quant_config.py, quant_args.py): symmetric codes with a scale a
+// row, activations a scale a token as they come, the head in floats.
+base::Json CompressedTensorsConfig() {
+  const auto int8 = [](const char* strategy, bool dynamic) {
+    return base::Json{{"num_bits", 8},       {"type", "int"},        {"symmetric", true},
+                      {"strategy", strategy}, {"group_size", nullptr}, {"dynamic", dynamic}};
+  };
+  base::Json group = base::Json::object();
+  group["targets"] = base::Json::array({"Linear"});
+  group["weights"] = int8("channel", false);
+  group["input_activations"] = int8("token", true);
+  group["output_activations"] = nullptr;
+  base::Json json = base::Json::object();
+  json["quant_method"] = "compressed-tensors";
+  json["format"] = "int-quantized";
+  json["quantization_status"] = "compressed";
+  json["config_groups"] = base::Json::object();
+  json["config_groups"]["group_0"] = std::move(group);
+  json["ignore"] = base::Json::array({"lm_head"});
+  json["kv_cache_scheme"] = nullptr;
+  return json;
+}
+
+// transformers' dtype of a model: that of its float weights, of an int8 model its embedding's.
+DType FloatTypeOf(const model::Artifact& source) {
+  switch (source.info().format) {
+    case Format::kTernary: return source.info().bitnet->head_dtype;
+    case Format::kF32: return DType::kF32;
+    case Format::kInt8: return source.tensors().at(model::kEmbeddingName).dtype;
+    default: return DType::kBF16;
+  }
+}
+
+// Bytes as they lie.
+absl::Status PutStored(const model::Artifact& source, const std::string& name, model::SafetensorsWriter& writer) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source.Tensor(name));
+  return writer.Put(name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()});
 }
 
 }  // namespace
@@ -89,56 +129,51 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
 
 base::Json HfConfigOf(const model::Artifact& source, const HfForm& form) {
   base::Json json = model::ToHfConfig(form.config);
-  const DType dtype = source.info().format == Format::kTernary ? source.info().bitnet->head_dtype
-                      : source.info().format == Format::kF32   ? DType::kF32
-                                                               : DType::kBF16;
   // transformers 4 reads the first, 5 the second.
-  json["torch_dtype"] = dtype == DType::kF32 ? "float32" : "bfloat16";
+  json["torch_dtype"] = FloatTypeOf(source) == DType::kF32 ? "float32" : "bfloat16";
   json["dtype"] = json["torch_dtype"];
   if (form.bitnet.has_value()) json["quantization_config"] = model::ToJson(*form.bitnet);
+  if (source.info().format == Format::kInt8) json["quantization_config"] = CompressedTensorsConfig();
   return json;
 }
 
 absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& source, const HfForm& form,
-                            const std::string& path) {
+                            const std::string& directory, std::uint64_t max_shard_bytes) {
   // What the form has and the source has not: norms of ones.
   std::vector<TensorSpec> specs = model::RequiredTensors(source.config());
   const auto is_stored = [&](const TensorSpec& spec) { return source.tensors().contains(spec.name); };
   for (TensorSpec& spec : model::RequiredTensors(form.config)) {
     if (spec.role == TensorRole::kNorm && !is_stored(spec)) specs.push_back(std::move(spec));
   }
-  const bool ternary = source.info().format == Format::kTernary;
-  std::vector<model::TensorPlan> plan;
-  for (const TensorSpec& spec : specs) {
-    if (ternary && spec.role == TensorRole::kLinear) {
-      plan.push_back({spec.name, DType::kU8, {spec.shape[0] / model::kHfBitNetRows, spec.shape[1]}});
-      plan.push_back({spec.name + model::kHfWeightScale, DType::kF32, {1}});
-      continue;
-    }
-    DType dtype = DType::kF32;
-    if (is_stored(spec)) {
-      NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source.Tensor(spec.name));
-      dtype = view.dtype;
-    }
-    plan.push_back({spec.name, dtype, spec.shape});
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const auto writer,
-                          model::SafetensorsWriter::Create(files, path, std::move(plan), {{"format", "pt"}}));
-  model::SortForWriter(*writer, specs);
-  for (const TensorSpec& spec : specs) {
-    if (!is_stored(spec)) {
-      const std::vector<float> ones(static_cast<std::size_t>(model::NumElements(spec.shape).value_or(0)), 1.0f);
-      NIBBLE_RETURN_IF_ERROR(writer->Put(spec.name, model::FromFloats(ones, DType::kF32)));
-    } else if (ternary && spec.role == TensorRole::kLinear) {
-      NIBBLE_RETURN_IF_ERROR(
-          PutTernary(source, spec, form.bitnet->linear_class == model::HfLinearClass::kBitLinear, *writer));
+  const Format format = source.info().format;
+  std::vector<HfWeight> weights;
+  for (TensorSpec& spec : specs) {
+    HfWeight& weight = weights.emplace_back();
+    weight.spec = std::move(spec);
+    const std::string& name = weight.spec.name;
+    const std::vector<std::int64_t>& shape = weight.spec.shape;
+    if (format == Format::kTernary && weight.spec.role == TensorRole::kLinear) {
+      weight.tensors = {{name, DType::kU8, {shape[0] / model::kHfBitNetRows, shape[1]}},
+                        {name + model::kHfWeightScale, DType::kF32, {1}}};
+    } else if (format == Format::kInt8 && weight.spec.role == TensorRole::kLinear) {
+      weight.tensors = {{name, DType::kI8, shape}, {name + model::kInt8ScaleSuffix, DType::kF32, {shape[0], 1}}};
     } else {
-      NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source.Tensor(spec.name));
-      NIBBLE_RETURN_IF_ERROR(
-          writer->Put(spec.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
+      weight.tensors = {{name, is_stored(weight.spec) ? source.tensors().at(name).dtype : DType::kF32, shape}};
     }
   }
-  return writer->Finish();
+  return WriteHfShards(
+      files, directory, weights, max_shard_bytes, [&](const TensorSpec& spec, model::SafetensorsWriter& writer) -> absl::Status {
+        if (!is_stored(spec)) {
+          const std::vector<float> ones(static_cast<std::size_t>(model::NumElements(spec.shape).value_or(0)), 1.0f);
+          return writer.Put(spec.name, model::FromFloats(ones, DType::kF32));
+        }
+        if (format == Format::kTernary && spec.role == TensorRole::kLinear) {
+          return PutTernary(source, spec, form.bitnet->linear_class == model::HfLinearClass::kBitLinear, writer);
+        }
+        NIBBLE_RETURN_IF_ERROR(PutStored(source, spec.name, writer));
+        if (format != Format::kInt8 || spec.role != TensorRole::kLinear) return absl::OkStatus();
+        return PutStored(source, spec.name + model::kInt8ScaleSuffix, writer);
+      });
 }
 
 }  // namespace nibble::convert

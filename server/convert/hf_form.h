@@ -1,6 +1,7 @@
 // A model as transformers can say it: which architecture, which of its norms, which linear class. Included by
 // server/convert/*.cc only.
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -21,10 +22,11 @@ struct HfForm {
 // Unimplemented where transformers has no place for a norm of the model.
 absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bitnet_class);
 
+// config.json. An int8 model's has the quantization_config of compressed-tensors.
 base::Json HfConfigOf(const model::Artifact& source, const HfForm& form);
 
-// model.safetensors, a tensor at a time.
+// model.safetensors or its shards (hf_shards.h), a tensor at a time.
 absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& source, const HfForm& form,
-                            const std::string& path);
+                            const std::string& directory, std::uint64_t max_shard_bytes);
 
 }  // namespace nibble::convert

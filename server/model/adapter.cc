@@ -22,6 +22,20 @@ absl::Status Unsupported(std::string_view key, const Json& value) {
       "UNSUPPORTED_ADAPTER");
 }
 
+// What is read below, and what says nothing of how an adapter is computed once it is trained.
+constexpr std::string_view kKnownKeys[] = {
+    "peft_type",     "task_type",   "r",           "lora_alpha",     "lora_dropout",  "use_rslora",    "target_modules",
+    "revision",      "auto_mapping", "peft_version", "inference_mode", "megatron_core", "loftq_config",  "init_lora_weights",
+    "eva_config",    "corda_config", "lora_ga_config", "runtime_config", "qalora_group_size",
+    "base_model_name_or_path", "nibble_base_digest"};
+
+// Of init_lora_weights: those that leave the base as it is. The others (pissa, olora, corda, loftq, ...) train on another one.
+bool KeepsTheBase(const Json& init) {
+  return init.is_null() || init.is_boolean() || init == "gaussian" || init == "eva" || init == "orthogonal";
+}
+
+constexpr std::size_t kDigestDigits = 64;
+
 // Absent, null, false, empty, "none" and zero all say: not used.
 bool IsOff(const Json& value) {
   return value.is_null() || value == false || value == "none" || value == 0 ||
@@ -61,6 +75,7 @@ Json ToPeftConfig(const AdapterConfig& config) {
   json["alpha_pattern"] = Json::object();
   Json& targets = json["target_modules"] = Json::array();
   for (const LinearKind kind : config.targets) targets.push_back(ShortName(kind));
+  if (!config.base_digest.empty()) json["nibble_base_digest"] = config.base_digest;
   return json;
 }
 
@@ -69,11 +84,15 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
   AdapterConfig config;
   NIBBLE_ASSIGN_OR_RETURN(const std::string type, base::GetString(json, "peft_type", kAdapterConfigFile));
   if (type != "LORA") return Unsupported("peft_type", type);
-  for (const char* key : {"bias", "modules_to_save", "rank_pattern", "alpha_pattern", "use_dora", "fan_in_fan_out",
-                          "layers_to_transform", "trainable_token_indices", "lora_bias", "target_parameters"}) {
-    const auto it = json.find(key);
-    if (it != json.end() && !IsOff(*it)) return Unsupported(key, *it);
+  for (const auto& [key, value] : json.items()) {
+    if (std::find(std::begin(kKnownKeys), std::end(kKnownKeys), key) == std::end(kKnownKeys) && !IsOff(value)) {
+      return Unsupported(key, value);
+    }
   }
+  const auto task = json.find("task_type");
+  if (task != json.end() && !task->is_null() && *task != "CAUSAL_LM") return Unsupported("task_type", *task);
+  const auto init = json.find("init_lora_weights");
+  if (init != json.end() && !KeepsTheBase(*init)) return Unsupported("init_lora_weights", *init);
   NIBBLE_ASSIGN_OR_RETURN(config.rank, base::GetInt(json, "r", kAdapterConfigFile));
   if (config.rank < 1 || config.rank > kMaxLoraRank) {
     return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"r\" is ", config.rank, ", wanted 1 to ", kMaxLoraRank));
@@ -86,6 +105,12 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
   NIBBLE_ASSIGN_OR_RETURN(config.rslora, base::GetBool(json, "use_rslora", kAdapterConfigFile, false));
   NIBBLE_ASSIGN_OR_RETURN(config.base_model_name_or_path,
                           base::GetString(json, "base_model_name_or_path", kAdapterConfigFile, ""));
+  NIBBLE_ASSIGN_OR_RETURN(config.base_digest, base::GetString(json, "nibble_base_digest", kAdapterConfigFile, ""));
+  if (!config.base_digest.empty() && (config.base_digest.size() != kDigestDigits ||
+                                      config.base_digest.find_first_not_of("0123456789abcdef") != std::string::npos)) {
+    return absl::InvalidArgumentError(
+        StrCat(kAdapterConfigFile, ": \"nibble_base_digest\" is no SHA-256 of ", kDigestDigits, " lower-case hex digits"));
+  }
   const auto targets = json.find("target_modules");
   if (targets == json.end() || !targets->is_array() || targets->empty()) {
     return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"target_modules\" is no list of linears"));

@@ -23,6 +23,8 @@ struct AdapterConfig {
   bool rslora = false;
   std::vector<LinearKind> targets;      // in the order of LinearKind, no doubles
   std::string base_model_name_or_path;  // for people; never followed
+  // "nibble_base_digest", which export writes: ArtifactInfo::weights_digest of the nf4 base that it was trained on. "": unknown.
+  std::string base_digest;
 
   // What B(A(x)) is multiplied with: alpha / r, or alpha / sqrt(r) for rsLoRA.
   double scaling() const;
@@ -31,8 +33,9 @@ struct AdapterConfig {
 
 base::Json ToPeftConfig(const AdapterConfig& config);
 
-// Unimplemented names what is not plain LoRA on linears of the decoder (DoRA, bias, modules_to_save, patterns, ...);
-// InvalidArgument names a bad field.
+// Unimplemented (UNSUPPORTED_ADAPTER) names what is not plain LoRA on linears of a causal decoder (DoRA, bias, modules_to_save,
+// patterns, an initialisation that changes the base, any option in use that is not known); InvalidArgument names a bad field.
+// Options are those of PEFT 0.21 (peft/tuners/lora/config.py).
 absl::StatusOr<AdapterConfig> ParsePeftConfig(const base::Json& json);
 
 std::string LoraAName(std::int64_t layer, LinearKind kind);

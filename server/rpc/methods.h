@@ -24,7 +24,7 @@ inline constexpr const char* kUnbuilt[] = {
     "DataConfig.field_map",
     "DataConfig.format INSTRUCTION, TOKENIZED",
     "DataConfig.shuffle false",
-    "ExportModelRequest.format COMPRESSED_TENSORS, GGUF",
+    "ExportModelRequest.format GGUF",
     "GenerateRequest.choice",
     "GenerateRequest.json_schema",
     "GenerateRequest.regex",

@@ -62,6 +62,22 @@ convert::ConvertOptions OptionsOf(const v1::ConvertModelRequest& request) {
   return options;
 }
 
+absl::Status WriteExport(base::FileSystem& files, const v1::ExportModelRequest& request, const model::Artifact& artifact,
+                         const std::string& target) {
+  const std::uint64_t max_shard_bytes =
+      request.has_max_shard_bytes() ? static_cast<std::uint64_t>(request.max_shard_bytes()) : convert::kDefaultShardBytes;
+  switch (request.format()) {
+    case v1::EXPORT_FORMAT_PEFT:
+      return convert::ExportPeft(files, artifact, Text(artifact.info().provenance, "base_model"), target);
+    case v1::EXPORT_FORMAT_COMPRESSED_TENSORS: return convert::ExportCompressedTensors(files, artifact, target, max_shard_bytes);
+    default:
+      return convert::ExportHf(files, artifact, target,
+                               request.linear_class() == v1::HF_LINEAR_CLASS_AUTOBITLINEAR ? convert::HfBitNetClass::kAutoBitLinear
+                                                                                           : convert::HfBitNetClass::kBitLinear,
+                               max_shard_bytes);
+  }
+}
+
 absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::ConversionReport& report) {
   std::string why;
   if (tolerance.has_max_eval_loss_delta()) {
@@ -253,12 +269,18 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
 
 absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   DropOld();
-  if (request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS || request.format() == v1::EXPORT_FORMAT_GGUF) {
+  if (request.format() == v1::EXPORT_FORMAT_GGUF) {
     return NotBuilt(StrCat("ExportModelRequest.format ", v1::ExportFormat_Name(request.format())));
   }
   if (request.format() != v1::EXPORT_FORMAT_PEFT && request.format() != v1::EXPORT_FORMAT_HF &&
-      request.format() != v1::EXPORT_FORMAT_HF_BITNET) {
-    return FieldError("format", "wanted PEFT, HF or HF_BITNET");
+      request.format() != v1::EXPORT_FORMAT_HF_BITNET && request.format() != v1::EXPORT_FORMAT_COMPRESSED_TENSORS) {
+    return FieldError("format", "wanted PEFT, HF, HF_BITNET or COMPRESSED_TENSORS");
+  }
+  if (request.has_max_shard_bytes() && request.format() == v1::EXPORT_FORMAT_PEFT) {
+    return FieldError("max_shard_bytes", "is for HF, HF_BITNET and COMPRESSED_TENSORS");
+  }
+  if (request.has_max_shard_bytes() && request.max_shard_bytes() < 1) {
+    return FieldError("max_shard_bytes", StrCat("is ", request.max_shard_bytes(), ", wanted 1 or more"));
   }
   if (!v1::HfLinearClass_IsValid(request.linear_class())) {
     return FieldError("linear_class", StrCat("is ", static_cast<int>(request.linear_class()), ", wanted BITLINEAR or AUTOBITLINEAR"));
@@ -275,6 +297,7 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
       info.format != model::Format::kTernary) {
     return FieldError("format", StrCat("HF is for f32, bf16 and ternary models, \"", request.model(), "\" is ", Name(info.format)));
   }
+  if (request.format() == v1::EXPORT_FORMAT_COMPRESSED_TENSORS) NIBBLE_RETURN_IF_ERROR(convert::CheckCompressedTensors(info));
   if (request.linear_class() != v1::HF_LINEAR_CLASS_UNSPECIFIED && info.format != model::Format::kTernary) {
     return FieldError("linear_class", StrCat("is for ternary models, \"", request.model(), "\" is ", Name(info.format)));
   }
@@ -291,14 +314,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   exported->directory = base::JoinPath(state_.layout.uploads(), response.artifact_id());
   scope.Progress("write", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-  absl::Status made = request.format() == v1::EXPORT_FORMAT_PEFT
-                          ? convert::ExportPeft(files, *artifact, Text(artifact->info().provenance, "base_model"),
-                                                exported->directory)
-                          : convert::ExportHf(files, *artifact, exported->directory,
-                                              request.linear_class() == v1::HF_LINEAR_CLASS_AUTOBITLINEAR
-                                                  ? convert::HfBitNetClass::kAutoBitLinear
-                                                  : convert::HfBitNetClass::kBitLinear);
-  NIBBLE_RETURN_IF_ERROR(made);
+  NIBBLE_RETURN_IF_ERROR(WriteExport(files, request, *artifact, exported->directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto names, state_.files.List(exported->directory));
   for (const std::string& name : names) {
     NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry entry, store::HashFile(base::JoinPath(exported->directory, name)));

@@ -6,7 +6,9 @@
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/convert/adapter_model.h"
 #include "server/model/import.h"
+#include "server/model/peft_adapter.h"
 #include "server/model/replay.h"
 #include "server/rpc/import_root.h"
 #include "server/rpc/model_proto.h"
@@ -18,6 +20,18 @@ namespace nibble::rpc {
 
 using base::FieldError;
 using base::StrCat;
+
+namespace {
+
+// What a file lacks or lies about is the caller's fault, whatever the reader called it.
+absl::Status OfTheFiles(const absl::Status& status) {
+  const bool file = absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
+                    absl::IsUnimplemented(status);
+  if (!file) return status;
+  return base::WithReason(absl::InvalidArgumentError(status.message()), "MODEL_FORMAT", {{"kind", base::Reason(status)}});
+}
+
+}  // namespace
 
 ModelLibrary::ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, TextCache& texts,
                            telemetry::Metrics& metrics, base::Clock& clock, const kernels::Stream& convert_stream,
@@ -68,6 +82,12 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request) {
       request.dtype() != v1::MODEL_FORMAT_BF16) {
     return FieldError("dtype", "wanted F32 or BF16");
   }
+  if (request.has_base_model()) {
+    if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED) return FieldError("dtype", "is not for adapters, which are kept in f32");
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(request.base_model()));
+    NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
+    NIBBLE_RETURN_IF_ERROR(convert::CheckAdapterBase(info));
+  }
   if (state_.models->Get(request.name()).ok()) {
     return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),
                             "NAME_TAKEN", {{"name", request.name()}});
@@ -100,17 +120,17 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     source = upload->directory();
   }
   scope.Progress("read", 0, 1);
-  const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
-  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-  const auto report = model::ImportModel(files, source, pending->directory(), dtype);
-  if (!report.ok()) {
-    // What a file lacks or lies about is the caller's fault, whatever the reader called it.
-    const absl::Status& status = report.status();
-    const bool file = absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
-                      absl::IsUnimplemented(status);
-    if (!file) return status;
-    return base::WithReason(absl::InvalidArgumentError(status.message()), "MODEL_FORMAT",
-                            {{"kind", base::Reason(status)}});
+  if (request.has_base_model()) {
+    NIBBLE_RETURN_IF_ERROR(ImportAdapter(request, source, pending->directory(), scope));
+  } else {
+    const auto has = [&](const char* name) { return state_.files.Exists(base::JoinPath(source, name)); };
+    if (has(model::kAdapterConfigFile) && !has("config.json")) {
+      return FieldError("base_model", "is not set, wanted the model that the adapter belongs to");
+    }
+    const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
+    OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+    const auto report = model::ImportModel(files, source, pending->directory(), dtype);
+    if (!report.ok()) return OfTheFiles(report.status());
   }
   if (scope.cancelled()) return absl::CancelledError("cancelled");
   scope.Progress("write", 0, 1);
@@ -119,6 +139,22 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   google::protobuf::Any any;
   any.PackFrom(model);
   return any;
+}
+
+absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
+                                         OperationScope& scope) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(request.base_model()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.base_model(), "an import of an adapter"));
+  NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
+  auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config());
+  if (!adapter.ok()) return OfTheFiles(adapter.status());
+  adapter->config.base_model_name_or_path = request.base_model();
+  if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
+  const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};
+  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  return convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
+                                   base::JoinPath(state_.layout.uploads(), base::NewId("import")), target, convert_stream_, "import")
+      .status();
 }
 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name) {

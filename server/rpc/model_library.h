@@ -85,7 +85,8 @@ class ModelLibrary {
     absl::Duration until;
   };
   void DropOld();
-  absl::StatusOr<std::string> SourceOf(const v1::ImportModelRequest& request, std::shared_ptr<store::Upload>* upload);
+  absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
+                             OperationScope& scope);
   absl::Status AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset, const std::string& source,
                          const std::string& target, OperationScope& scope, v1::ConversionReport& report);
   absl::Status AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info);

@@ -57,6 +57,15 @@ TEST(FilesToImportTest, AnIndexNamesTheShards) {
               ElementsAre("a-1.safetensors", "a-2.safetensors", "config.json", "model.safetensors.index.json"));
 }
 
+TEST(FilesToImportTest, AnAdapterIsItsConfigAndItsWeights) {
+  EXPECT_THAT(Names(Folder({{"adapter_config.json", "{}"},
+                            {"adapter_model.safetensors", "w"},
+                            {"adapter_model.bin", "pickle"},
+                            {"README.md", "r"},
+                            {"training_args.bin", "pickle"}})),
+              ElementsAre("adapter_config.json", "adapter_model.safetensors"));
+}
+
 TEST(FilesToImportTest, ABrokenIndexIsTheServersToRefuse) {
   const std::string folder =
       Folder({{"config.json", "{}"}, {"a.safetensors", "w"}, {"model.safetensors.index.json", "not JSON"}});

@@ -1,7 +1,13 @@
 #include "server/convert/export.h"
 
-#include <filesystem>
+#include <gmock/gmock.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "server/base/error.h"
+#include "server/model/layout.h"
 #include "server/model/safetensors.h"
 #include "tests/server/convert/export_fixture.h"
 
@@ -9,6 +15,7 @@ namespace nibble::convert {
 namespace {
 
 using kernels::DType;
+using ::testing::HasSubstr;
 
 TEST_F(ExportTest, ExportsAreWholeAndReimport) {
   ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("hf")).ok());
@@ -21,6 +28,7 @@ TEST_F(ExportTest, ExportsAreWholeAndReimport) {
   EXPECT_EQ(tensors->tensors.size(), values_.size());
   const auto config = base::ParseJson(model::ReadBytes(directory_.Path("peft/adapter_config.json")));
   EXPECT_EQ((*config)["base_model_name_or_path"], "some/base");
+  EXPECT_EQ((*config)["nibble_base_digest"], lora_->info().base_digest);
   EXPECT_EQ((*config)["lora_alpha"], 6);
 }
 
@@ -29,6 +37,151 @@ TEST_F(ExportTest, OfTheWrongFormatIsRefusedAndLeavesNothing) {
   EXPECT_TRUE(absl::IsInvalidArgument(ExportPeft(files_, *f32_, "", directory_.Path("x"))));
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("x")));
   EXPECT_TRUE(absl::IsAlreadyExists(ExportHf(files_, *f32_, directory_.Path("f32"))));
+}
+
+std::uint64_t TensorBytes(const model::SafetensorsFiles& file) {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : file.tensors) bytes += tensor.bytes.size();
+  return bytes;
+}
+
+TEST_F(ExportTest, WhatIsAboveTheLimitBecomesShardsThatReimport) {
+  constexpr std::uint64_t kLimit = 12'000;
+  ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("hf"), HfBitNetClass::kBitLinear, kLimit).ok());
+  const auto index = base::ParseJson(model::ReadBytes(directory_.Path("hf/model.safetensors.index.json")));
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("hf/model.safetensors")));
+  std::set<std::string> shards;
+  for (const auto& [tensor, file] : (*index)["weight_map"].items()) shards.insert(file.get<std::string>());
+  ASSERT_GT(shards.size(), 2u);
+  std::uint64_t total = 0;
+  std::size_t tensors = 0;
+  std::size_t number = 0;
+  for (const std::string& shard : shards) {  // by number
+    const std::string digits = std::to_string(++number), all = std::to_string(shards.size());
+    EXPECT_EQ(shard, "model-" + std::string(5 - digits.size(), '0') + digits + "-of-" + std::string(5 - all.size(), '0') + all +
+                         ".safetensors");
+    const auto file = model::OpenSafetensors(directory_.Path("hf/" + shard));
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_TRUE(TensorBytes(*file) <= kLimit || file->tensors.size() == 1) << shard;
+    total += TensorBytes(*file);
+    tensors += file->tensors.size();
+  }
+  EXPECT_EQ((*index)["metadata"]["total_size"], total);
+  EXPECT_EQ(tensors, f32_->tensors().size());
+  const auto report = model::ImportModel(files_, directory_.Path("hf"), directory_.Path("again"), DType::kF32);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->info.weights_digest, f32_->info().weights_digest);
+}
+
+TEST_F(ExportTest, TheLimitItselfIsOneFileAndOneByteLessIsTwo) {
+  std::uint64_t total = 0;
+  for (const auto& [name, view] : f32_->tensors()) total += view.bytes.size();
+  ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("one"), HfBitNetClass::kBitLinear, total).ok());
+  EXPECT_TRUE(std::filesystem::exists(directory_.Path("one/model.safetensors")));
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("one/model.safetensors.index.json")));
+  ASSERT_TRUE(ExportHf(files_, *f32_, directory_.Path("two"), HfBitNetClass::kBitLinear, total - 1).ok());
+  EXPECT_TRUE(std::filesystem::exists(directory_.Path("two/model-00002-of-00002.safetensors")));
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("two/model-00003-of-00003.safetensors")));
+}
+
+// A ternary weight and its scale are in one shard, however small the limit.
+TEST_F(ExportTest, AScaleIsWhereItsWeightIs) {
+  ASSERT_TRUE(ConvertModel(files_, *f32_, directory_.Path("ternary"), {.to = model::Format::kTernary}, kernels::Stream()).ok());
+  const auto ternary = *model::Artifact::Open(directory_.Path("ternary"));
+  ASSERT_TRUE(ExportHf(files_, *ternary, directory_.Path("hf"), HfBitNetClass::kAutoBitLinear, 1).ok());
+  const auto index = base::ParseJson(model::ReadBytes(directory_.Path("hf/model.safetensors.index.json")));
+  ASSERT_TRUE(index.ok()) << index.status();
+  const base::Json& map = (*index)["weight_map"];
+  int scales = 0;
+  for (const auto& [tensor, file] : map.items()) {
+    if (!tensor.ends_with("_scale")) continue;
+    EXPECT_EQ(map[tensor.substr(0, tensor.size() - 6)], file) << tensor;
+    ++scales;
+  }
+  EXPECT_GT(scales, 0);
+  const auto report = model::ImportModel(files_, directory_.Path("hf"), directory_.Path("again"), DType::kBF16);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->info.weights_digest, ternary->info().weights_digest);
+}
+
+class CompressedTensorsTest : public ExportTest {
+ protected:
+  std::unique_ptr<model::Artifact> Int8(const std::string& name, int act_outliers, bool int8_head) {
+    ConvertOptions options;
+    options.act_outliers = act_outliers;
+    options.int8_head = int8_head;
+    EXPECT_TRUE(ConvertModel(files_, *f32_, directory_.Path(name), options, kernels::Stream()).ok());
+    return *model::Artifact::Open(directory_.Path(name));
+  }
+};
+
+TEST_F(CompressedTensorsTest, TheLayoutIsThatOfIntQuantized) {
+  const auto int8 = Int8("int8", 0, false);
+  ASSERT_TRUE(ExportCompressedTensors(files_, *int8, directory_.Path("ct")).ok());
+  const auto config = base::ParseJson(model::ReadBytes(directory_.Path("ct/config.json")));
+  ASSERT_TRUE(config.ok()) << config.status();
+  // As compressed-tensors 0.20 saves a model of this kind, but for what only its calibration reads.
+  const auto wanted = base::ParseJson(R"({
+    "quant_method": "compressed-tensors", "format": "int-quantized", "quantization_status": "compressed",
+    "config_groups": {"group_0": {
+      "targets": ["Linear"],
+      "weights": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "channel", "group_size": null, "dynamic": false},
+      "input_activations": {"num_bits": 8, "type": "int", "symmetric": true, "strategy": "token", "group_size": null, "dynamic": true},
+      "output_activations": null}},
+    "ignore": ["lm_head"], "kv_cache_scheme": null})");
+  ASSERT_TRUE(wanted.ok()) << wanted.status();
+  EXPECT_EQ(base::DumpSorted((*config)["quantization_config"]), base::DumpSorted(*wanted));
+  EXPECT_EQ((*config)["dtype"], "float32") << "the embedding's";
+  const auto file = model::OpenSafetensors(directory_.Path("ct/model.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->tensors.size(), int8->tensors().size());
+  int linears = 0;
+  for (const model::TensorSpec& spec : model::RequiredTensors(int8->config())) {
+    const auto stored = int8->Tensor(spec.name);
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    const model::SafetensorsTensor& weight = file->tensors.at(spec.name);
+    EXPECT_EQ(weight.shape, spec.shape) << spec.name;
+    EXPECT_TRUE(std::equal(weight.bytes.begin(), weight.bytes.end(), stored->bytes.begin(), stored->bytes.end())) << spec.name;
+    if (spec.role != model::TensorRole::kLinear) {
+      EXPECT_EQ(weight.dtype, stored->dtype) << spec.name;
+      EXPECT_FALSE(file->tensors.contains(spec.name + "_scale"));
+      continue;
+    }
+    ++linears;
+    EXPECT_EQ(weight.dtype_name, "I8");
+    const model::SafetensorsTensor& scale = file->tensors.at(spec.name + "_scale");  // PATH.weight_scale
+    EXPECT_EQ(scale.dtype_name, "F32");
+    EXPECT_EQ(scale.shape, (std::vector<std::int64_t>{spec.shape[0], 1}));
+    const auto ours = int8->Tensor(spec.name + model::kInt8ScaleSuffix);
+    ASSERT_TRUE(ours.ok()) << ours.status();
+    EXPECT_TRUE(std::equal(scale.bytes.begin(), scale.bytes.end(), ours->bytes.begin(), ours->bytes.end())) << spec.name;
+  }
+  EXPECT_EQ(linears, 14);
+  EXPECT_TRUE(std::filesystem::exists(directory_.Path("ct/tokenizer.json")));
+}
+
+TEST_F(CompressedTensorsTest, ItsShardsKeepScalesBesideTheirCodes) {
+  const auto int8 = Int8("int8", 0, false);
+  ASSERT_TRUE(ExportCompressedTensors(files_, *int8, directory_.Path("ct"), 4096).ok());
+  const auto whole = model::OpenSafetensorsModel(files_, directory_.Path("ct"));
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_GT(whole->files.size(), 1u);
+  EXPECT_EQ(whole->tensors.size(), int8->tensors().size());
+}
+
+TEST_F(CompressedTensorsTest, WhatItCannotSayIsRefusedByName) {
+  const auto refused = [&](const model::Artifact& source, const char* names) {
+    const absl::Status status = ExportCompressedTensors(files_, source, directory_.Path("x"));
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_EQ(base::ReasonMetadata(status)["field"], "format");
+    EXPECT_THAT(std::string(status.message()), HasSubstr(names));
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("x")));
+  };
+  refused(*f32_, "f32");
+  refused(*lora_, "lora");
+  refused(*Int8("outliers", 8, false), "outliers");
+  refused(*Int8("head", 0, true), "head");
 }
 
 }  // namespace

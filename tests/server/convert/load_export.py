@@ -13,10 +13,13 @@ hf, peft = map(pathlib.Path, sys.argv[1:3])
 model, info = transformers.AutoModelForCausalLM.from_pretrained(hf, output_loading_info=True)
 for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
     assert not info[kind], (kind, info[kind])
-stored = load_file(hf / "model.safetensors")
-for name, value in model.state_dict().items():
-    if name in stored:
-        assert np.array_equal(value.float().numpy(), stored[name].astype(np.float32)), name
+stored = {}
+for path in hf.glob("*.safetensors"):  # one, or shards
+    stored.update(load_file(path))
+state = model.state_dict()
+assert stored and stored.keys() <= state.keys(), stored.keys() - state.keys()
+for name, value in stored.items():
+    assert np.array_equal(state[name].float().numpy(), value.astype(np.float32)), name
 tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
 text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
 assert text == "user: hi\n", text

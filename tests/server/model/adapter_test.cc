@@ -49,7 +49,9 @@ TEST(AdapterTest, WhatIsNotPlainLoraIsRefusedByName) {
   const std::pair<const char*, Json> unsupported[] = {
       {"peft_type", "IA3"},           {"use_dora", true},        {"bias", "all"},
       {"modules_to_save", {"lm_head"}}, {"rank_pattern", {{"q_proj", 8}}}, {"fan_in_fan_out", true},
-      {"target_modules", {"q_proj", "lm_head"}}};
+      {"target_modules", {"q_proj", "lm_head"}}, {"alpha_pattern", {{"q_proj", 8}}}, {"lora_bias", true}, {"task_type", "SEQ_CLS"},
+      {"init_lora_weights", "pissa_niter_4"}, {"alora_invocation_tokens", {1, 2}}, {"layer_replication", {{0, 2}, {1, 2}}},
+      {"exclude_modules", {"q_proj"}}, {"some_option_of_next_year", true}};
   for (const auto& [key, value] : unsupported) {
     Json json = ToPeftConfig(Sample());
     json[key] = value;
@@ -64,6 +66,39 @@ TEST(AdapterTest, WhatIsNotPlainLoraIsRefusedByName) {
     Json json = ToPeftConfig(Sample());
     json[key] = value;
     EXPECT_TRUE(absl::IsInvalidArgument(ParsePeftConfig(json).status())) << key;
+  }
+}
+
+// What LoraConfig(r=8, target_modules=[...], use_rslora=True) of PEFT 0.21.2 saves, key by key.
+TEST(AdapterTest, AConfigThatPeftSavedIsRead) {
+  const auto json = base::ParseJson(R"({
+    "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
+    "base_model_name_or_path": "some/base", "bias": "none", "corda_config": null, "ensure_weight_tying": false, "eva_config": null,
+    "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true, "init_lora_weights": true, "kasa_config": null,
+    "layer_replication": null, "layers_pattern": null, "layers_to_transform": null, "loftq_config": {}, "lora_alpha": 16,
+    "lora_bias": false, "lora_dropout": 0.05, "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core",
+    "modules_to_save": null, "monteclora_config": null, "peft_type": "LORA", "peft_version": "0.21.2", "qalora_group_size": 16,
+    "r": 4, "rank_pattern": {}, "revision": null, "target_modules": ["v_proj", "q_proj"], "target_parameters": null,
+    "task_type": "CAUSAL_LM", "trainable_token_indices": null, "use_bdlora": null, "use_dora": false, "use_qalora": false,
+    "use_rslora": true, "velora_config": null})");
+  ASSERT_TRUE(json.ok()) << json.status();
+  const auto config = ParsePeftConfig(*json);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->rank, 4);
+  EXPECT_EQ(config->scaling(), 8.0);
+  EXPECT_EQ(config->targets, (std::vector<LinearKind>{LinearKind::kQ, LinearKind::kV}));
+  EXPECT_EQ(config->base_digest, "");
+}
+
+TEST(AdapterTest, TheBasesDigestTravelsAndIsADigest) {
+  AdapterConfig config = Sample();
+  EXPECT_FALSE(ToPeftConfig(config).contains("nibble_base_digest"));
+  config.base_digest = std::string(64, 'a');
+  EXPECT_EQ(ParsePeftConfig(ToPeftConfig(config))->base_digest, config.base_digest);
+  for (const std::string& bad : {std::string(63, 'a'), std::string(64, 'g'), std::string(64, 'A')}) {
+    Json json = ToPeftConfig(config);
+    json["nibble_base_digest"] = bad;
+    EXPECT_TRUE(absl::IsInvalidArgument(ParsePeftConfig(json).status())) << bad;
   }
 }
 

@@ -5,9 +5,12 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <optional>
 #include <thread>
 
 #include "server/base/sha256.h"
+#include "server/model/artifact.h"
+#include "tests/server/model/peft_files.h"
 #include "tests/server/rpc/app_fixture.h"
 
 namespace nibble {
@@ -66,6 +69,46 @@ class ModelServiceTest : public AppTest {
   grpc::Status StartImport(const v1::ImportModelRequest& request, longrunning::Operation* operation) {
     grpc::ClientContext context;
     return models_->ImportModel(&context, request, operation);
+  }
+  longrunning::Operation Imported(const v1::ImportModelRequest& request) {
+    longrunning::Operation operation;
+    const auto status = StartImport(request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return status.ok() ? Wait(operation) : operation;
+  }
+  // The files of an export as they were downloaded; sizes and digests are what was announced.
+  Files Export(const v1::ExportModelRequest& request) {
+    Files files;
+    longrunning::Operation operation;
+    const auto status = Call(models_, &v1::ModelService::Stub::ExportModel, request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    if (!status.ok()) return files;
+    const auto done = Wait(operation);
+    v1::ExportModelResponse exported;
+    EXPECT_TRUE(done.has_response() && done.response().UnpackTo(&exported)) << done.error().message();
+    v1::DownloadArtifactRequest download;
+    download.set_artifact_id(exported.artifact_id());
+    grpc::ClientContext context;
+    auto reader = models_->DownloadArtifact(&context, download);
+    std::string name;
+    base::Sha256 digest;
+    bool finished = false;
+    for (v1::DownloadArtifactResponse message; reader->Read(&message);) {
+      if (message.has_file()) name = message.file().path();
+      if (message.has_chunk()) {
+        files[name] += message.chunk();
+        digest.Update(message.chunk());
+      }
+      if (message.has_finish()) {
+        finished = true;
+        EXPECT_EQ(message.finish().sha256(), digest.HexDigest());
+      }
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+    EXPECT_TRUE(finished);
+    EXPECT_EQ(files.size(), static_cast<std::size_t>(exported.files_size()));
+    for (const auto& file : exported.files()) EXPECT_EQ(base::Sha256Hex(files[file.path()]), file.sha256()) << file.path();
+    return files;
   }
   v1::Model Get(const std::string& name) {
     v1::GetModelRequest request;
@@ -307,8 +350,10 @@ TEST_F(ModelServiceTest, TheHeadsFormatIsThatOfItsTensor) {
 TEST_F(ModelServiceTest, AnExportThatCannotBeIsRefusedAtOnceByField) {
   Import("base");
   ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());
-  const auto refused = [&](const std::string& model, v1::ExportFormat format, int linear_class) {
+  const auto refused = [&](const std::string& model, v1::ExportFormat format, int linear_class,
+                           std::optional<std::int64_t> max_shard_bytes = std::nullopt) {
     v1::ExportModelRequest request;
+    if (max_shard_bytes.has_value()) request.set_max_shard_bytes(*max_shard_bytes);
     request.set_model(model);
     request.set_format(format);
     request.set_linear_class(static_cast<v1::HfLinearClass>(linear_class));
@@ -322,6 +367,10 @@ TEST_F(ModelServiceTest, AnExportThatCannotBeIsRefusedAtOnceByField) {
   EXPECT_EQ(refused("four", v1::EXPORT_FORMAT_HF, 0), "format");
   EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_HF_BITNET, 0), "format");
   EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_HF, 99), "linear_class");
+  EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_COMPRESSED_TENSORS, 0), "format");
+  EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_HF, 0, 0), "max_shard_bytes");
+  EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_HF, 0, -1), "max_shard_bytes");
+  EXPECT_EQ(refused("base", v1::EXPORT_FORMAT_PEFT, 0, 1000), "max_shard_bytes");
 }
 
 TEST_F(ModelServiceTest, AChangedScaleIsCaught) {
@@ -345,37 +394,195 @@ TEST_F(ModelServiceTest, ExportsComeBackWholeWithTheirDigest) {
   v1::ExportModelRequest request;
   request.set_model("base");
   request.set_format(v1::EXPORT_FORMAT_HF);
-  longrunning::Operation operation;
-  grpc::ClientContext context;
-  ASSERT_TRUE(models_->ExportModel(&context, request, &operation).ok());
-  const auto done = Wait(operation);
-  ASSERT_TRUE(done.has_response()) << done.error().message();
-  v1::ExportModelResponse exported;
-  ASSERT_TRUE(done.response().UnpackTo(&exported));
-  v1::DownloadArtifactRequest download;
-  download.set_artifact_id(exported.artifact_id());
-  grpc::ClientContext context2;
-  auto reader = models_->DownloadArtifact(&context2, download);
-  Files files;
-  std::string name;
-  base::Sha256 digest;
-  bool finished = false;
-  for (v1::DownloadArtifactResponse message; reader->Read(&message);) {
-    if (message.has_file()) name = message.file().path();
-    if (message.has_chunk()) {
-      files[name] += message.chunk();
-      digest.Update(message.chunk());
-    }
-    if (message.has_finish()) {
-      finished = true;
-      EXPECT_EQ(message.finish().sha256(), digest.HexDigest());
-    }
-  }
-  ASSERT_TRUE(reader->Finish().ok());
-  EXPECT_TRUE(finished);
-  ASSERT_EQ(files.size(), static_cast<std::size_t>(exported.files_size()));
-  for (const auto& file : exported.files()) EXPECT_EQ(base::Sha256Hex(files[file.path()]), file.sha256()) << file.path();
+  const Files files = Export(request);
   EXPECT_TRUE(files.contains("model.safetensors"));
+  EXPECT_FALSE(files.contains("model.safetensors.index.json"));
+}
+
+TEST_F(ModelServiceTest, AnExportAboveTheLimitComesInShardsThatAreAModelAgain) {
+  Import("base");
+  v1::ExportModelRequest request;
+  request.set_model("base");
+  request.set_format(v1::EXPORT_FORMAT_HF);
+  request.set_max_shard_bytes(8000);
+  const Files files = Export(request);
+  EXPECT_FALSE(files.contains("model.safetensors"));
+  EXPECT_TRUE(files.contains("model.safetensors.index.json"));
+  v1::UploadModelResponse upload;
+  ASSERT_TRUE(Upload(files, &upload).ok());
+  v1::ImportModelRequest import;
+  import.set_upload_id(upload.upload_id());
+  import.set_name("again");
+  const auto done = Imported(import);
+  ASSERT_TRUE(done.has_response()) << done.error().message();
+  EXPECT_EQ(Get("again").digest(), Get("base").digest());
+}
+
+TEST_F(ModelServiceTest, AnInt8ModelWithAFloatHeadIsExportedAsCompressedTensors) {
+  Import("base");
+  v1::ConvertModelRequest convert;
+  convert.set_model("base");
+  convert.set_name("small");
+  convert.set_target(v1::MODEL_FORMAT_INT8);
+  convert.set_act_outliers(0);
+  convert.set_head(v1::MODEL_FORMAT_BF16);
+  longrunning::Operation operation;
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation).ok());
+  ASSERT_TRUE(Wait(operation).has_response());
+  v1::ExportModelRequest request;
+  request.set_model("small");
+  request.set_format(v1::EXPORT_FORMAT_COMPRESSED_TENSORS);
+  const Files files = Export(request);
+  EXPECT_TRUE(files.contains("model.safetensors"));
+  EXPECT_THAT(files.at("config.json"), HasSubstr("int-quantized"));
+  convert.set_name("outliers");
+  convert.set_act_outliers(4);
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation).ok());
+  ASSERT_TRUE(Wait(operation).has_response());
+  request.set_model("outliers");
+  const auto status = Call(models_, &v1::ModelService::Stub::ExportModel, request, &operation);
+  EXPECT_EQ(FieldOf(status), "format");
+  EXPECT_THAT(status.error_message(), HasSubstr("outliers"));
+}
+
+class AdapterImportTest : public ModelServiceTest {
+ protected:
+  void SetUp() override {
+    ModelServiceTest::SetUp();
+    Import("base");
+    ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());
+    config_.rank = 4;
+    config_.alpha = 16;
+    config_.targets = {model::LinearKind::kQ, model::LinearKind::kDown};
+  }
+  // What WritePeftFiles makes, as an upload. `edit` may spoil the plan of the tensors.
+  Files AdapterFiles(const base::Json& config, const std::function<void(std::vector<model::TensorPlan>&)>& edit = {}) {
+    const auto four = model::Artifact::Open(directory_ + "/state/models/four");
+    EXPECT_TRUE(four.ok()) << four.status();
+    auto plan = model::AdapterTensors((*four)->config(), config_);
+    auto values = model::AdapterValues(plan);
+    if (edit) {
+      edit(plan);
+      values.clear();
+    }
+    const std::string path = directory_ + "/adapter";
+    model::WritePeftFiles(path, config, plan, values);
+    Files files;
+    for (const char* name : {model::kAdapterConfigFile, model::kAdapterWeightsFile}) files[name] = ReadFile(path + "/" + name);
+    return files;
+  }
+  longrunning::Operation ImportUpload(const Files& files, const std::string& base_model, const std::string& name) {
+    v1::UploadModelResponse upload;
+    EXPECT_TRUE(Upload(files, &upload).ok());
+    v1::ImportModelRequest request;
+    request.set_upload_id(upload.upload_id());
+    request.set_name(name);
+    if (!base_model.empty()) request.set_base_model(base_model);
+    return Imported(request);
+  }
+  // The adapter upon `base_model`, refused: nothing is left.
+  google::rpc::Status Refused(const Files& files, const std::string& base_model) {
+    const auto done = ImportUpload(files, base_model, "bad");
+    EXPECT_TRUE(done.has_error());
+    EXPECT_FALSE(std::filesystem::exists(directory_ + "/state/models/bad"));
+    EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
+    return done.error();
+  }
+  model::AdapterConfig config_;
+};
+
+TEST_F(AdapterImportTest, APeftAdapterBecomesAModelThatIsServedConvertedAndExported) {
+  // Upon the nf4 model, and upon the bf16 one, which becomes the same nf4 weights.
+  for (const std::string base_model : {"four", "base"}) {
+    const std::string name = "tuned-" + base_model;
+    const auto done = ImportUpload(AdapterFiles(model::ToPeftConfig(config_)), base_model, name);
+    ASSERT_TRUE(done.has_response()) << done.error().message();
+    v1::Model model;
+    ASSERT_TRUE(done.response().UnpackTo(&model));
+    EXPECT_EQ(model.format(), v1::MODEL_FORMAT_LORA);
+    EXPECT_EQ(model.base_model(), base_model);
+    EXPECT_EQ(model.base_digest(), Get("four").digest());
+    EXPECT_EQ(model.origin(), v1::MODEL_ORIGIN_IMPORT);
+    EXPECT_EQ(model.source(), "peft");
+  }
+  EXPECT_EQ(Get("tuned-four").digest(), Get("tuned-base").digest());
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
+  const auto answer = [&](const std::string& name) {
+    v1::GenerateResponse response;
+    const auto status = Call(inference_, &v1::InferenceService::Stub::Generate, Prompt(name, "hi", 8), &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response;
+  };
+  EXPECT_EQ(answer("tuned-four").outputs(0).token_ids_size(), 8);
+  ASSERT_TRUE(Convert("tuned-four", "tuned-int8", v1::MODEL_FORMAT_INT8).has_response());
+  v1::VerifyModelResponse verified;
+  ASSERT_TRUE(Verify("tuned-int8", &verified).ok());
+  EXPECT_TRUE(verified.equal());
+  v1::ExportModelRequest request;
+  request.set_model("tuned-four");
+  request.set_format(v1::EXPORT_FORMAT_PEFT);
+  Files files = Export(request);
+  EXPECT_THAT(files.at("adapter_config.json"), HasSubstr(Get("four").digest()));
+  files.erase("README.md");
+  ASSERT_TRUE(ImportUpload(files, "base", "again").has_response());
+  EXPECT_EQ(Get("again").digest(), Get("tuned-four").digest());
+}
+
+TEST_F(AdapterImportTest, TensorsThatDoNotFitTheBaseAreNamed) {
+  const base::Json config = model::ToPeftConfig(config_);
+  auto error = Refused(AdapterFiles(config, [](auto& plan) { plan[1].shape[0] += 1; }), "four");
+  EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::FAILED_PRECONDITION));
+  EXPECT_EQ(ReasonOf(error), "ADAPTER_SHAPE");
+  EXPECT_THAT(error.message(), HasSubstr(model::LoraBName(0, model::LinearKind::kQ)));
+  error = Refused(AdapterFiles(config, [](auto& plan) { plan.pop_back(); }), "base");
+  EXPECT_EQ(ReasonOf(error), "ADAPTER_SHAPE");
+  EXPECT_THAT(error.message(), HasSubstr("is not there"));
+}
+
+TEST_F(AdapterImportTest, AnotherBaseThanItWasTrainedOnIsRefused) {
+  config_.base_digest = std::string(64, 'd');
+  const auto error = Refused(AdapterFiles(model::ToPeftConfig(config_)), "base");
+  EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::FAILED_PRECONDITION));
+  EXPECT_EQ(ReasonOf(error), "BASE_MISMATCH");
+  EXPECT_THAT(error.message(), HasSubstr(Get("four").digest()));
+}
+
+TEST_F(AdapterImportTest, WhatIsNoPlainLoraOrLiesIsRefusedByName) {
+  base::Json config = model::ToPeftConfig(config_);
+  config["use_dora"] = true;
+  auto error = Refused(AdapterFiles(config), "four");
+  EXPECT_EQ(error.code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));
+  EXPECT_EQ(ReasonOf(error), "MODEL_FORMAT");
+  EXPECT_THAT(error.message(), HasSubstr("use_dora"));
+  Files files = AdapterFiles(model::ToPeftConfig(config_));
+  files[model::kAdapterWeightsFile].resize(files[model::kAdapterWeightsFile].size() - 8);
+  error = Refused(files, "four");
+  EXPECT_EQ(ReasonOf(error), "MODEL_FORMAT");
+  EXPECT_THAT(error.message(), HasSubstr(model::kAdapterWeightsFile));
+  error = Refused(AdapterFiles(model::ToPeftConfig(config_)), "");
+  EXPECT_THAT(error.message(), HasSubstr("base_model"));
+}
+
+TEST_F(AdapterImportTest, ABaseThatCarriesNoAdapterIsRefusedAtOnce) {
+  ASSERT_TRUE(Convert("base", "eight", v1::MODEL_FORMAT_INT8).has_response());
+  v1::UploadModelResponse upload;
+  ASSERT_TRUE(Upload(AdapterFiles(model::ToPeftConfig(config_)), &upload).ok());
+  v1::ImportModelRequest request;
+  request.set_upload_id(upload.upload_id());
+  request.set_name("new");
+  request.set_base_model("eight");
+  longrunning::Operation operation;
+  auto status = StartImport(request, &operation);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(ReasonOf(status), "ADAPTER_BASE");
+  EXPECT_THAT(status.error_message(), HasSubstr("wanted nf4"));
+  request.set_base_model("nobody");
+  EXPECT_EQ(ReasonOf(StartImport(request, &operation)), "MODEL");
+  request.set_base_model("four");
+  request.set_dtype(v1::MODEL_FORMAT_F32);
+  EXPECT_EQ(FieldOf(StartImport(request, &operation)), "dtype");
+  request.clear_dtype();
+  EXPECT_TRUE(Imported(request).has_response()) << "the upload was not used up";
 }
 
 TEST_F(ModelServiceTest, ALoadedModelCannotBeDeleted) {

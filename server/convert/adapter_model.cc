@@ -1,0 +1,55 @@
+#include "server/convert/adapter_model.h"
+
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/convert/convert.h"
+
+namespace nibble::convert {
+namespace {
+
+using base::StrCat;
+using model::Format;
+
+absl::StatusOr<model::ArtifactInfo> Join(base::FileSystem& files, const model::Artifact& nf4, model::PeftAdapter adapter,
+                                         const base::Json& provenance, const std::string& target, const char* made_of) {
+  // Said once: nibble.json has it from here on.
+  const std::string trained_on = std::exchange(adapter.config.base_digest, "");
+  const std::string& digest = nf4.info().weights_digest;
+  if (!trained_on.empty() && trained_on != digest) {
+    return base::WithReason(absl::FailedPreconditionError(StrCat("the adapter was trained on nf4 weights ", trained_on,
+                                                                 ", those of the base are ", digest)),
+                            "BASE_MISMATCH", {{"got", digest}, {"wanted", trained_on}});
+  }
+  return MakeLoraModel(files, nf4, adapter.config, adapter.values, provenance, target, made_of);
+}
+
+}  // namespace
+
+absl::Status CheckAdapterBase(const model::ArtifactInfo& info) {
+  const bool is_float = info.format == Format::kF32 || info.format == Format::kBF16;
+  if (info.format == Format::kNf4 || (is_float && !info.bitnet.has_value())) return absl::OkStatus();
+  const char* got = info.is_masters() ? "master weights of a BitNet model" : Name(info.format);
+  return base::WithReason(
+      absl::FailedPreconditionError(StrCat("the base of an adapter is ", got, ", wanted nf4, or f32 or bf16 to make nf4 of")),
+      "ADAPTER_BASE", {{"got", got}, {"wanted", "nf4, f32, bf16"}});
+}
+
+absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, const model::Artifact& base,
+                                                     model::PeftAdapter adapter, const base::Json& provenance,
+                                                     const std::string& scratch, const std::string& target,
+                                                     const kernels::Stream& stream, const char* made_of) {
+  NIBBLE_RETURN_IF_ERROR(CheckAdapterBase(base.info()));
+  if (base.info().format == Format::kNf4) return Join(files, base, std::move(adapter), provenance, target, made_of);
+  NIBBLE_RETURN_IF_ERROR(ConvertModel(files, base, scratch, {.to = Format::kNf4}, stream).status());
+  absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {
+    NIBBLE_ASSIGN_OR_RETURN(const auto nf4, model::Artifact::Open(scratch));
+    return Join(files, *nf4, std::move(adapter), provenance, target, made_of);
+  }();
+  const absl::Status removed = files.RemoveAll(scratch);
+  return made.ok() && !removed.ok() ? removed : std::move(made);
+}
+
+}  // namespace nibble::convert

@@ -1,0 +1,29 @@
+// The safetensors files of a Hugging Face directory: one, or shards and their index. Included by server/convert/*.cc only.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/base/files.h"
+#include "server/model/safetensors_writer.h"
+#include "server/model/tensor_table.h"
+
+namespace nibble::convert {
+
+// A weight, and the tensors that it becomes: they lie in one file.
+struct HfWeight {
+  model::TensorSpec spec;
+  std::vector<model::TensorPlan> tensors;
+};
+
+// Weights fill one file after the other in their order, as transformers' split_torch_state_dict_into_shards does: a file ends
+// before the weight that would bring its tensors above `max_shard_bytes`, so one that is larger alone has a file alone. One file
+// is model.safetensors; several are model-0000k-of-0000n.safetensors with model.safetensors.index.json. `put` writes the tensors
+// of a weight.
+absl::Status WriteHfShards(base::FileSystem& files, const std::string& directory, const std::vector<HfWeight>& weights,
+                           std::uint64_t max_shard_bytes,
+                           const std::function<absl::Status(const model::TensorSpec&, model::SafetensorsWriter&)>& put);
+
+}  // namespace nibble::convert

@@ -1,0 +1,82 @@
+#include "server/model/peft_adapter.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/json.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/model/float_convert.h"
+#include "server/model/safetensors.h"
+
+namespace nibble::model {
+namespace {
+
+using base::StrCat;
+using kernels::DType;
+
+constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
+constexpr char kPickledWeightsFile[] = "adapter_model.bin";
+
+absl::Status WrongShape(const std::string& tensor, const std::string& got, const std::string& wanted) {
+  return base::WithReason(
+      absl::FailedPreconditionError(StrCat(kAdapterWeightsFile, ": tensor \"", tensor, "\" is ", got, ", the base wants ", wanted)),
+      "ADAPTER_SHAPE", {{"tensor", tensor}, {"got", got}, {"wanted", wanted}});
+}
+
+absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::string& directory) {
+  const std::string path = base::JoinPath(directory, kAdapterConfigFile);
+  if (!files.Exists(path)) return absl::NotFoundError(StrCat(kAdapterConfigFile, " is not there"));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxConfigBytes));
+  const auto json = base::ParseJson(text);
+  if (!json.ok()) return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": ", base::ToStd(json.status().message())));
+  return ParsePeftConfig(*json);
+}
+
+absl::StatusOr<std::vector<float>> Widened(const TensorPlan& wanted, const SafetensorsTensor& got) {
+  if (got.shape != wanted.shape) return WrongShape(wanted.name, ShapeText(got.shape), ShapeText(wanted.shape));
+  if (got.dtype != DType::kF32 && got.dtype != DType::kF16 && got.dtype != DType::kBF16) {
+    return base::WithReason(absl::UnimplementedError(StrCat(kAdapterWeightsFile, ": tensor \"", wanted.name, "\" is ", got.dtype_name,
+                                                            " (supported: F32, F16, BF16)")),
+                            "UNSUPPORTED_ADAPTER");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, ToFloats(got.bytes, *got.dtype, NumElements(got.shape).value_or(0)));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (std::isfinite(values[i])) continue;
+    return absl::InvalidArgumentError(StrCat(kAdapterWeightsFile, ": tensor \"", wanted.name, "\" is not finite at element ", i));
+  }
+  return values;
+}
+
+}  // namespace
+
+absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory, const ModelConfig& model) {
+  PeftAdapter adapter;
+  NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadConfig(files, directory));
+  const std::string path = base::JoinPath(directory, kAdapterWeightsFile);
+  if (!files.Exists(path)) {
+    if (!files.Exists(base::JoinPath(directory, kPickledWeightsFile))) {
+      return absl::NotFoundError(StrCat(kAdapterWeightsFile, " is not there"));
+    }
+    return base::WithReason(
+        absl::UnimplementedError(StrCat(kPickledWeightsFile, ": pickled weights are never read; save the adapter as safetensors")),
+        "UNSUPPORTED_ADAPTER");
+  }
+  NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(path));
+  for (const TensorPlan& wanted : AdapterTensors(model, adapter.config)) {
+    const auto found = stored.tensors.find(wanted.name);
+    if (found == stored.tensors.end()) return WrongShape(wanted.name, "not there", ShapeText(wanted.shape));
+    NIBBLE_ASSIGN_OR_RETURN(adapter.values.emplace_back(), Widened(wanted, found->second));
+    stored.tensors.erase(found);
+  }
+  if (!stored.tensors.empty()) {
+    const SafetensorsTensor& other = stored.tensors.begin()->second;
+    return WrongShape(other.name, ShapeText(other.shape), "no such tensor");
+  }
+  return adapter;
+}
+
+}  // namespace nibble::model

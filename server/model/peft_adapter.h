@@ -1,0 +1,25 @@
+// A directory as PEFT's save_pretrained and our own export write it, checked against the model that it belongs to.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/base/files.h"
+#include "server/model/adapter.h"
+#include "server/model/model_config.h"
+
+namespace nibble::model {
+
+struct PeftAdapter {
+  AdapterConfig config;
+  std::vector<std::vector<float>> values;  // one for each of AdapterTensors, in its order
+};
+
+// adapter_config.json and adapter_model.safetensors (F32, F16 or BF16, widened to f32). The file must hold exactly the tensors
+// that config and model ask for. Other files of the directory are not read: the tokenizer is the base's.
+// Errors: NotFound (a file that must be there), those of ParsePeftConfig and of OpenSafetensors, FailedPrecondition
+// (ADAPTER_SHAPE: a tensor that is missing, of another shape or of no target module; metadata tensor, got, wanted),
+// InvalidArgument (values that are not finite), Unimplemented (UNSUPPORTED_ADAPTER: pickled weights, another type).
+absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory, const ModelConfig& model);
+
+}  // namespace nibble::model

@@ -1,0 +1,86 @@
+#include "server/convert/adapter_model.h"
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "server/base/error.h"
+#include "tests/server/convert/export_fixture.h"
+
+namespace nibble::convert {
+namespace {
+
+using ::testing::HasSubstr;
+
+// The adapter of export_fixture.h, exported as PEFT files and made a model again.
+class AdapterModelTest : public ExportTest {
+ protected:
+  void SetUp() override {
+    ExportTest::SetUp();
+    ASSERT_TRUE(ExportPeft(files_, *lora_, "base", directory_.Path("peft")).ok());
+    auto read = model::ReadPeftAdapter(files_, directory_.Path("peft"), f32_->config());
+    ASSERT_TRUE(read.ok()) << read.status();
+    adapter_ = *std::move(read);
+  }
+  absl::StatusOr<model::ArtifactInfo> Make(const std::string& name, const std::string& target) {
+    const auto artifact = model::Artifact::Open(directory_.Path(name));
+    EXPECT_TRUE(artifact.ok()) << artifact.status();
+    return MakeAdapterModel(files_, **artifact, adapter_, base::Json::object(), directory_.Path("scratch"),
+                            directory_.Path(target), kernels::Stream(), "import");
+  }
+  model::PeftAdapter adapter_;
+};
+
+TEST_F(AdapterModelTest, AnExportedAdapterUponItsBaseIsTheModelAgain) {
+  EXPECT_EQ(adapter_.config.base_digest, lora_->info().base_digest);
+  EXPECT_EQ(adapter_.values, values_);
+  // The f32 model becomes the very nf4 weights that the adapter was made on.
+  for (const char* base : {"nf4", "f32"}) {
+    const std::string target = std::string("again-") + base;
+    const auto made = Make(base, target);
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ(made->format, model::Format::kLora);
+    EXPECT_EQ(made->source, "import");
+    EXPECT_EQ(made->weights_digest, lora_->info().weights_digest) << base;
+    EXPECT_EQ(made->base_digest, lora_->info().base_digest) << base;
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("scratch")));
+    const auto opened = model::Artifact::Open(directory_.Path(target));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_EQ((*opened)->adapter()->base_digest, "") << "nibble.json has it";
+    const auto int8 = ConvertModel(files_, **opened, directory_.Path("int8-" + target), {}, kernels::Stream());
+    EXPECT_TRUE(int8.ok()) << int8.status();
+  }
+}
+
+TEST_F(AdapterModelTest, AnAdapterOfOtherWeightsIsRefusedAndLeavesNothing) {
+  const std::string trained_on = adapter_.config.base_digest = std::string(64, '0');
+  for (const char* base : {"nf4", "f32"}) {
+    const absl::Status status = Make(base, "other").status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_EQ(base::Reason(status), "BASE_MISMATCH");
+    EXPECT_EQ(base::ReasonMetadata(status)["wanted"], trained_on);
+    EXPECT_EQ(base::ReasonMetadata(status)["got"], lora_->info().base_digest);
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("other")));
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("scratch")));
+  }
+  adapter_.config.base_digest.clear();  // PEFT's own adapters say nothing of it
+  EXPECT_TRUE(Make("nf4", "other").ok());
+}
+
+TEST_F(AdapterModelTest, OnlyNf4AndFloatModelsCarryAnAdapter) {
+  ASSERT_TRUE(ConvertModel(files_, *f32_, directory_.Path("int8"), {}, kernels::Stream()).ok());
+  for (const char* base : {"int8", "lora"}) {
+    const absl::Status status = Make(base, "x").status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_EQ(base::Reason(status), "ADAPTER_BASE");
+    EXPECT_THAT(std::string(status.message()), HasSubstr(base));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("wanted nf4"));
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("x")));
+  }
+  model::ArtifactInfo masters;
+  masters.bitnet.emplace();
+  EXPECT_EQ(base::Reason(CheckAdapterBase(masters)), "ADAPTER_BASE");
+}
+
+}  // namespace
+}  // namespace nibble::convert

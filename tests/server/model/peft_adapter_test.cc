@@ -1,0 +1,131 @@
+#include "server/model/peft_adapter.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+
+#include "server/base/error.h"
+#include "tests/server/model/files.h"
+#include "tests/server/model/peft_files.h"
+
+namespace nibble::model {
+namespace {
+
+using kernels::DType;
+using ::testing::HasSubstr;
+
+class PeftAdapterTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    model_.hidden_size = 8;
+    model_.num_layers = 2;
+    model_.num_heads = model_.num_kv_heads = 2;
+    model_.head_dim = 6;
+    model_.ffn_size = 10;
+    config_.rank = 4;
+    config_.alpha = 16;
+    config_.targets = {LinearKind::kQ, LinearKind::kDown};
+    plan_ = AdapterTensors(model_, config_);
+    values_ = AdapterValues(plan_);
+  }
+  std::string Path(const char* name) const { return base::JoinPath(directory_.Path("peft"), name); }
+  void Write() { WritePeftFiles(directory_.Path("peft"), ToPeftConfig(config_), plan_, values_); }
+  absl::StatusOr<PeftAdapter> Read() { return ReadPeftAdapter(base::RealFileSystem(), directory_.Path("peft"), model_); }
+
+  TempDirectory directory_;
+  ModelConfig model_;
+  AdapterConfig config_;
+  std::vector<TensorPlan> plan_;
+  std::vector<std::vector<float>> values_;
+};
+
+TEST_F(PeftAdapterTest, ItsValuesAreThoseOfTheFile) {
+  config_.rslora = true;
+  Write();
+  const auto adapter = Read();
+  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  EXPECT_EQ(adapter->values, values_);
+  EXPECT_EQ(adapter->config.scaling(), 8.0);
+  EXPECT_EQ(adapter->config.targets, config_.targets);
+}
+
+TEST_F(PeftAdapterTest, Bf16IsWidened) {
+  for (TensorPlan& tensor : plan_) tensor.dtype = DType::kBF16;
+  for (auto& value : values_) std::fill(value.begin(), value.end(), 1.5f);
+  Write();
+  const auto adapter = Read();
+  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  EXPECT_EQ(adapter->values, values_);
+}
+
+// got and wanted of the tensor are told in words and for programs.
+TEST_F(PeftAdapterTest, ATensorThatDoesNotFitTheBaseIsNamed) {
+  const std::string q_a = LoraAName(0, LinearKind::kQ), down_b = LoraBName(1, LinearKind::kDown);
+  const auto refused = [&](const std::string& tensor, const std::string& got, const std::string& wanted) {
+    Write();
+    const absl::Status status = Read().status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_EQ(base::Reason(status), "ADAPTER_SHAPE");
+    EXPECT_EQ(base::ReasonMetadata(status)["tensor"], tensor);
+    EXPECT_EQ(base::ReasonMetadata(status)["got"], got);
+    EXPECT_EQ(base::ReasonMetadata(status)["wanted"], wanted);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(tensor));
+    plan_ = AdapterTensors(model_, config_);
+    values_ = AdapterValues(plan_);
+  };
+  plan_[0].shape = {4, 9};
+  values_.clear();
+  refused(q_a, "[4, 9]", "[4, 8]");
+  plan_[0].shape = {8, 4};  // as many elements, turned
+  refused(q_a, "[8, 4]", "[4, 8]");
+  plan_.pop_back();
+  refused(down_b, "not there", "[8, 4]");
+  plan_.push_back({"base_model.model.lm_head.weight", DType::kF32, {3, 8}});
+  refused("base_model.model.lm_head.weight", "[3, 8]", "no such tensor");
+  plan_.push_back({LoraAName(2, LinearKind::kQ), DType::kF32, {4, 8}});  // of a deeper model
+  refused(LoraAName(2, LinearKind::kQ), "[4, 8]", "no such tensor");
+}
+
+TEST_F(PeftAdapterTest, ValuesThatAreNotFiniteAreRefused) {
+  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    values_[1][3] = bad;
+    Write();
+    const absl::Status status = Read().status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("element 3"));
+  }
+}
+
+TEST_F(PeftAdapterTest, OtherTypesAreRefusedByName) {
+  Write();
+  std::string bytes = ReadBytes(Path(kAdapterWeightsFile));
+  const auto at = bytes.find("F32");
+  ASSERT_NE(at, std::string::npos);
+  bytes.replace(at, 3, "I32");
+  WriteBytes(Path(kAdapterWeightsFile), bytes);
+  const absl::Status status = Read().status();
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_EQ(base::Reason(status), "UNSUPPORTED_ADAPTER");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("I32"));
+}
+
+TEST_F(PeftAdapterTest, FilesThatLieOrLackAreRefused) {
+  EXPECT_TRUE(absl::IsNotFound(Read().status()));
+  Write();
+  const std::string bytes = ReadBytes(Path(kAdapterWeightsFile));
+  WriteBytes(Path(kAdapterWeightsFile), bytes.substr(0, bytes.size() - 1));
+  EXPECT_TRUE(absl::IsDataLoss(Read().status())) << Read().status();
+  WriteBytes(Path(kAdapterWeightsFile), LittleEndian64(std::uint64_t{1} << 40) + bytes.substr(8));
+  EXPECT_FALSE(Read().ok());
+  std::filesystem::remove(Path(kAdapterWeightsFile));
+  EXPECT_TRUE(absl::IsNotFound(Read().status())) << Read().status();
+  WriteBytes(Path("adapter_model.bin"), "pickle");
+  EXPECT_EQ(base::Reason(Read().status()), "UNSUPPORTED_ADAPTER");
+  WriteBytes(Path(kAdapterConfigFile), "not JSON");
+  EXPECT_TRUE(absl::IsInvalidArgument(Read().status())) << Read().status();
+}
+
+}  // namespace
+}  // namespace nibble::model
