@@ -111,6 +111,7 @@ void JobController::Wake() {
 
 void JobController::Tick() {
   base::MutexLock lock(tick_mutex_);
+  state_.reserve->Refill();
   supervisor_.Tick();
   if (!draining_) Admit();
   ticked_ns_ = absl::ToInt64Nanoseconds(clock_.Monotonic());

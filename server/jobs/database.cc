@@ -24,8 +24,13 @@ using soci::use;
 
 namespace {
 
+// What a user asked to end, or what has ended.
+bool IsEnd(JobState state) { return IsFinal(state) || state == JobState::kCancelling || state == JobState::kPausing; }
+
 class SqliteDatabase : public Database {
  public:
+  explicit SqliteDatabase(MakeRoom make_room) : make_room_(std::move(make_room)) {}
+
   absl::Status Connect(const std::string& path) {
     return Catch([&] { return OpenSession(session_, path); });
   }
@@ -41,10 +46,10 @@ class SqliteDatabase : public Database {
       }
       JobRow row = ToRow(job);
       session_ << "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, "
-                  "last_sequence, created_us, started_us, ended_us, method, memory_bytes, owner, tenant) VALUES (:id, :state, "
-                  "0, 0, :spec, '', '{}', '', 0, 0, :created, 0, 0, :method, :memory, :owner, :tenant)",
+                  "last_sequence, created_us, started_us, ended_us, method, memory_bytes, owner, tenant, digests) VALUES (:id, "
+                  ":state, 0, 0, :spec, '', '{}', '', 0, 0, :created, 0, 0, :method, :memory, :owner, :tenant, :digests)",
           use(row.id), use(row.state), use(row.spec), use(row.created_us), use(job.spec.method), use(row.memory_bytes),
-          use(row.owner), use(row.tenant);
+          use(row.owner), use(row.tenant), use(row.digests);
       if (!request_id.empty()) {
         session_ << "INSERT INTO idempotency (request_id, body_digest, job_id, created_us) VALUES (:r, :b, :j, :c)",
             use(request_id), use(body_digest), use(row.id), use(row.created_us);
@@ -124,7 +129,7 @@ class SqliteDatabase : public Database {
   }
 
   absl::Status Delete(const std::string& id) override {
-    return Write([&]() -> absl::Status {
+    return WriteEnd([&]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, Find(id));
       if (!IsFinal(job.state) || (job.state == JobState::kSucceeded && !job.published)) {
         return base::WithReason(
@@ -145,7 +150,7 @@ class SqliteDatabase : public Database {
       return absl::InternalError(StrCat("no edge from ", Name(t.from), " to ", Name(t.to), " (job ", t.job_id, ")"));
     }
     bool changed = false;
-    NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
+    const auto apply = [&]() -> absl::Status {
       const std::string from = Name(t.from), to = Name(t.to);
       const long long attempt = t.attempt, next = t.attempt + (t.new_attempt ? 1 : 0);
       soci::statement update =
@@ -155,7 +160,8 @@ class SqliteDatabase : public Database {
       changed = update.get_affected_rows() == 1;
       if (!changed) return absl::OkStatus();
       return ApplyRest(t, attempt, next);
-    }));
+    };
+    NIBBLE_RETURN_IF_ERROR(IsEnd(t.to) ? WriteEnd(apply) : Write(apply));
     return changed;
   }
 
@@ -170,7 +176,7 @@ class SqliteDatabase : public Database {
 
   absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
     bool marked = false;
-    NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(WriteEnd([&]() -> absl::Status {
       soci::statement update =
           (session_.prepare << "UPDATE jobs SET published = 1 WHERE id = :id AND state = 'SUCCEEDED' AND published = 0",
            use(id));
@@ -198,11 +204,19 @@ class SqliteDatabase : public Database {
   absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
                                             const Json* progress) override {
     std::vector<Event> appended;
-    NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
+    const auto append = [&]() -> absl::Status {
+      appended.clear();
       NIBBLE_RETURN_IF_ERROR(AppendEvents(id, events, &appended));
       if (progress != nullptr) SetText(id, "progress", base::Dump(*progress));
       return absl::OkStatus();
-    }));
+    };
+    absl::Status status = Write(append);
+    if (IsDiskFull(status)) {
+      // A job that a user wants to end cannot end without its last events; others wait for room.
+      const absl::StatusOr<JobRecord> job = Get(id);
+      if (job.ok() && IsEnd(job->state)) status = WriteEnd(append);
+    }
+    NIBBLE_RETURN_IF_ERROR(status);
     return appended;
   }
 
@@ -259,6 +273,15 @@ class SqliteDatabase : public Database {
       transaction.commit();
       return absl::OkStatus();
     });
+  }
+
+  static bool IsDiskFull(const absl::Status& status) { return base::Reason(status) == "DISK_FULL"; }
+  // As Write; where the disk is full, again as long as room can be made.
+  template <typename F>
+  absl::Status WriteEnd(F f) {
+    absl::Status status = Write(f);
+    while (IsDiskFull(status) && make_room_ != nullptr && make_room_()) status = Write(f);
+    return status;
   }
 
   // The functions below run inside Read or Write and may throw.
@@ -380,14 +403,15 @@ class SqliteDatabase : public Database {
     return absl::OkStatus();
   }
 
+  const MakeRoom make_room_;
   base::Mutex mutex_;
   soci::session session_;  // by mutex_: touched within Read, Write and Connect alone
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path) {
-  auto database = std::make_unique<SqliteDatabase>();
+absl::StatusOr<std::unique_ptr<Database>> Database::Open(const std::string& path, MakeRoom make_room) {
+  auto database = std::make_unique<SqliteDatabase>(std::move(make_room));
   NIBBLE_RETURN_IF_ERROR(database->Connect(path));
   return std::unique_ptr<Database>(std::move(database));
 }

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,9 +46,13 @@ struct Transition {
 // Jobs, attempts, events and request ids in one SQLite file: WAL, synchronous=FULL, one connection. What returned
 // Ok survives a power cut. Every SQL error is a Status: Unavailable (locked), ResourceExhausted (DISK_FULL), DataLoss
 // (damaged), Internal. Thread-safe; calls wait for each other and for the disk.
+// Ends are what frees room, so a full disk must not keep them out: a transition to a final state, to CANCELLING or PAUSING, the
+// events of a job on its way there, MarkPublished and Delete are tried again as long as `make_room` made some.
 class Database {
  public:
-  static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path);
+  // False when none could be made. Called by any thread; it may not call the database. None: nothing is tried again.
+  using MakeRoom = std::function<bool()>;
+  static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path, MakeRoom make_room = nullptr);
   virtual ~Database() = default;
 
   // A new job in QUEUED with its first event, or the one that this request_id made before: `created` tells. With another

@@ -14,6 +14,7 @@ Layout::Layout(std::string root) : root_(std::move(root)) { CHECK(!root_.empty()
 
 std::string Layout::database() const { return JoinPath(root_, "nibble.db"); }
 std::string Layout::lock() const { return JoinPath(root_, "lock"); }
+std::string Layout::reserve() const { return JoinPath(root_, "reserve"); }
 std::string Layout::models() const { return JoinPath(root_, "models"); }
 std::string Layout::model(std::string_view name) const { return JoinPath(models(), name); }
 std::string Layout::datasets() const { return JoinPath(root_, "datasets"); }

@@ -1,6 +1,7 @@
 // Where everything lies under one state directory. This is the only place that spells these paths.
 //   nibble.db                                     jobs, attempts, events, idempotency (SQLite, WAL)
 //   lock                                          held with flock by the one server; its text is the pid
+//   reserve                                       room for cancels and ends on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
 //   uploads/ID/                                   what a client is sending; emptied at every start
@@ -32,6 +33,7 @@ class Layout {
   const std::string& root() const { return root_; }
   std::string database() const;
   std::string lock() const;
+  std::string reserve() const;
   std::string models() const;
   std::string model(std::string_view name) const;
   std::string datasets() const;

@@ -17,13 +17,14 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileS
   const Layout layout(absolute);
   // Before anything is read or removed: another server's work in progress looks like leftovers.
   NIBBLE_ASSIGN_OR_RETURN(auto lock, StateLock::Acquire(layout.lock()));
+  NIBBLE_ASSIGN_OR_RETURN(auto reserve, DiskReserve::Open(files, layout.reserve()));
   NIBBLE_RETURN_IF_ERROR(files.RemoveAll(layout.uploads()));
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.uploads()));
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.jobs()));
   NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, layout, limits.min_free_bytes));
   NIBBLE_ASSIGN_OR_RETURN(auto datasets, DatasetStore::Open(files, layout, limits));
-  return std::unique_ptr<StateDirectory>(
-      new StateDirectory{files, layout, std::move(lock), std::move(models), std::move(datasets), limits.min_free_bytes});
+  return std::unique_ptr<StateDirectory>(new StateDirectory{files, layout, std::move(lock), std::move(reserve), std::move(models),
+                                                            std::move(datasets), limits.min_free_bytes});
 }
 
 }  // namespace nibble::store

@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "server/base/files.h"
 #include "server/store/dataset_store.h"
+#include "server/store/disk_reserve.h"
 #include "server/store/layout.h"
 #include "server/store/model_store.h"
 #include "server/store/state_lock.h"
@@ -21,6 +22,7 @@ struct StateDirectory {
   base::FileSystem& files;
   const Layout layout;  // of the absolute path
   std::unique_ptr<StateLock> lock;
+  std::unique_ptr<DiskReserve> reserve;
   std::unique_ptr<ModelStore> models;
   std::unique_ptr<DatasetStore> datasets;
   std::uint64_t min_free_bytes = 0;  // the watermark

@@ -1,4 +1,5 @@
 """Checkpoints and models that are cut short, find no room, or have lost a bit (docs/faults.md): R5, R8, R12."""
+import json
 import os
 import pathlib
 import random
@@ -8,44 +9,74 @@ import grpc
 import pytest
 
 from conftest import TRAIN, trainers
-from test_kill import SAVE, STEPS, create, wait_for_step
+from test_kill import SAVE, create, wait_for_step
 from test_reliability import calm, curve, prepare, wait_until  # noqa: F401 (calm is a fixture)
 
 # Operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many tensors, the small files, their
 # syncs, the manifest, and last the rename.
 OPERATIONS = 168
-SOME = [1, 90, OPERATIONS]
-# The tensors are one like the other; the begin and the end are where the kinds change.
-MORE = [n for n in [*range(2, 8), *range(30, 150, 30), *range(OPERATIONS - 13, OPERATIONS)] if n not in SOME]
-every_operation = pytest.mark.parametrize("operation", SOME + [pytest.param(n, marks=pytest.mark.full) for n in MORE])
+# One job meets them in turn: each of its attempts the next.
+every_operation = pytest.mark.parametrize(
+    "operations", [pytest.param([1, 90, OPERATIONS], id="some"),
+                   pytest.param([*range(1, OPERATIONS + 1)], id="every", marks=pytest.mark.full)])
 
 
-def checkpoint_job(make_server, model_directory, text_file, failpoint, output):
-    """A job whose first trainer meets a failpoint while it writes the checkpoint of step 10."""
-    server = make_server("--retry_backoff_scale", "0.01")
+def start_with(make_server, model_directory, text_file, failpoints):
+    """A server whose trainers meet the failpoints, and try again at once as often as it takes."""
+    server = make_server("--retry_backoff_scale", "0.0001", "--max_retries", 1000)
     server.stop()
-    server.environment = {"NIBBLE_FAILPOINT": failpoint}
+    server.environment = {"NIBBLE_FAILPOINT": failpoints}
     server.start()
-    prepare(server, model_directory, text_file)
+    return prepare(server, model_directory, text_file)
+
+
+def checkpoint_job(make_server, model_directory, text_file, failpoints, output):
+    """A job whose trainers meet failpoints while they write the checkpoint of step 10."""
+    server = start_with(make_server, model_directory, text_file, failpoints)
     job = create(server, output)
-    server.run("jobs", "watch", job)
+    server.run("jobs", "watch", job, timeout=1800)
     return server, job
+
+
+def rubbish(server, attempt="*"):
+    return list(server.state.glob(f"jobs/*/attempts/{attempt}/checkpoints/*.tmp.*"))
 
 
 @every_operation
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.full)])
-def test_R5_killed_while_it_writes_a_checkpoint(make_server, model_directory, text_file, calm, operation, when):
+def test_R5_killed_while_it_writes_a_checkpoint(make_server, model_directory, text_file, calm, operations, when):
     _, digest, undisturbed = calm
-    failpoint = f"attempts/1/checkpoints/step-00000010:{operation}:{when}"
-    server, job = checkpoint_job(make_server, model_directory, text_file, failpoint, "out")
+    failpoints = ",".join(f"attempts/{attempt}/checkpoints/step-00000010:{operation}:{when}"
+                          for attempt, operation in enumerate(operations, start=1))
+    server, job = checkpoint_job(make_server, model_directory, text_file, failpoints, "out")
     got = server.json("jobs", "get", job)
-    assert got["state"] == "SUCCEEDED" and got["attempt"] == 2, "the failpoint was met once"
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == len(operations) + 1, "each failpoint was met once"
+    assert got["retries"] == len(operations)
     events = server.lines("jobs", "watch", job)
     resumed = [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"]
-    assert resumed[1] == (10 if (operation, when) == (OPERATIONS, "after") else 5), "whole with the last operation, not before"
+    whole = [10 if (operation, when) == (OPERATIONS, "after") else 5 for operation in operations]
+    assert resumed[1:] == whole, "whole with the last operation, not before"
     assert curve(server, job) == undisturbed
     assert server.json("models", "get", "out")["digest"] == digest
-    assert not list(server.state.glob("jobs/*/attempts/*/checkpoints/*.tmp.*"))
+    assert not rubbish(server)
+
+
+def test_R5_what_a_trainer_and_a_server_left_that_were_killed_is_removed_at_the_start(make_server, model_directory, text_file, calm):
+    _, digest, undisturbed = calm
+    server = start_with(make_server, model_directory, text_file, "attempts/1/checkpoints/step-00000010:90:stop")
+    job = create(server, "out")
+    wait_until(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
+    (pid,) = trainers(server)
+    server.kill()
+    os.kill(pid, signal.SIGKILL)
+    assert rubbish(server, attempt=1)
+    server.start()
+    wait_until(lambda: server.json("jobs", "get", job)["attempt"] == 2)
+    assert not rubbish(server, attempt=1)
+    server.run("jobs", "watch", job)
+    assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
+    assert curve(server, job) == undisturbed
+    assert server.json("models", "get", "out")["digest"] == digest
 
 
 def is_stopped(pid):
@@ -89,45 +120,82 @@ def test_R4_sigterm_while_the_served_form_is_evaluated_leaves_a_whole_checkpoint
     assert server.json("models", "get", "preempted")["digest"] == server.json("models", "get", "asked")["digest"]
 
 
+def signalled_job(server, output, steps):
+    """It saves when it is told to stop, and at no other time."""
+    return server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", output,
+                       "--max-steps", steps, "--save-every", 0, *TRAIN)["id"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed_run(calm):
+    """steps -> (digest, curve) of such a job that nobody disturbs."""
+    server, known = calm[0], {}
+
+    def run(steps):
+        if steps not in known:
+            job = signalled_job(server, f"undisturbed-{steps}", steps)
+            server.run("jobs", "watch", job, timeout=1800)
+            known[steps] = server.json("models", "get", f"undisturbed-{steps}")["digest"], curve(server, job)
+        return known[steps]
+
+    return run
+
+
+def wait_for_own_step(server, job, attempt):
+    """Read in its journal, where it stands first: attempts are many and steps few."""
+    journal = server.state / "jobs" / job / "attempts" / str(attempt) / "journal.jsonl"
+    wait_until(lambda: journal.exists() and any(json.loads(line)["type"] == "step" for line in journal.read_text().splitlines(True)
+                                                if line.endswith("\n")))
+
+
+def newest_checkpoint(server, job):
+    return max(checkpoint["step"] for checkpoint in server.json("jobs", "checkpoints", job)["checkpoints"])
+
+
 @every_operation
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGKILL])
-def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_server, model_directory, text_file, calm, operation, second):
-    """The trainer stops itself at an operation of the checkpoint that the first SIGTERM asked for; there the second meets it."""
-    _, digest, undisturbed = calm
-    server = make_server("--retry_backoff_scale", "0.01")
-    server.stop()
-    server.environment = {"NIBBLE_FAILPOINT": f"attempts/2/checkpoints/:{operation}:stop"}
-    server.start()
-    prepare(server, model_directory, text_file)
-    job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "out",
-                      "--max-steps", STEPS, "--save-every", 0, *TRAIN)["id"]
-    wait_for_step(server, job, 3)
+def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_server, model_directory, text_file, undisturbed_run,
+                                                                       operations, second):
+    """Each trainer stops itself at an operation of the checkpoint that the first SIGTERM asked for; there the second meets it."""
+    steps = 100 + 24 * len(operations)  # an attempt makes one at least, and more while it is told to stop
+    failpoints = ",".join(f"attempts/{attempt}/checkpoints/:{operation}:stop" for attempt, operation in enumerate(operations, start=2))
+    server = start_with(make_server, model_directory, text_file, failpoints)
+    job = signalled_job(server, "out", steps)
+    wait_for_own_step(server, job, 1)
     server.run("jobs", "pause", job)  # the checkpoint before
     wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
     (before,) = server.json("jobs", "checkpoints", job)["checkpoints"]
     server.run("jobs", "resume", job)
-    wait_for_step(server, job, before["step"] + 2)
-    (pid,) = trainers(server)
-    os.kill(pid, signal.SIGTERM)
-    wait_until(lambda: is_stopped(pid))
-    assert before["name"] in [c["name"] for c in server.json("jobs", "checkpoints", job)["checkpoints"]]
-    os.kill(pid, second)
-    if second != signal.SIGKILL:  # which ends one that is stopped, too
-        os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
-    server.run("jobs", "watch", job)
+    wanted = [before["step"]]  # what each attempt after the first goes on from
+    for attempt, operation in enumerate(operations, start=2):
+        wait_for_own_step(server, job, attempt)
+        assert not rubbish(server), f"what attempt {attempt - 1} left was removed before attempt {attempt} began"
+        (pid,) = trainers(server)
+        os.kill(pid, signal.SIGTERM)
+        wait_until(lambda: is_stopped(pid))
+        assert newest_checkpoint(server, job) == wanted[-1], f"operation {operation}: the one before is there, the new one not yet"
+        os.kill(pid, second)
+        if second != signal.SIGKILL:  # which ends one that is stopped, too
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists())
+        newest = newest_checkpoint(server, job)
+        # SIGTERM changes nothing: the checkpoint is finished. SIGKILL leaves the one before.
+        assert newest > wanted[-1] if second == signal.SIGTERM else newest == wanted[-1], f"operation {operation}"
+        wanted.append(newest)
+    server.run("jobs", "watch", job, timeout=1800)
 
     got, events = server.json("jobs", "get", job), server.lines("jobs", "watch", job)
-    assert got["state"] == "SUCCEEDED" and got["attempt"] == 3
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == len(operations) + 2
     resumed = [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"]
-    steps = [e["step"] for e in events if e["type"] == "step"]
-    if second == signal.SIGTERM:  # changes nothing: the checkpoint is finished, and no step is made twice
-        assert got["retries"] == 0 and resumed[2] >= before["step"] + 2
-        assert steps == list(range(1, STEPS + 1))
+    assert resumed[1:] == wanted
+    if second == signal.SIGTERM:
+        assert got["retries"] == 0
+        assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, steps + 1)), "no step was made twice"
     else:
-        assert got["retries"] == 1 and resumed[2] >= before["step"]
-        assert any(e.get("reason") == "TRAINER_SIGNAL" for e in events)
-    assert not list(server.state.glob("jobs/*/attempts/*/checkpoints/*.tmp.*"))
+        assert got["retries"] == len(operations)
+        assert len([e for e in events if e["type"] == "state" and e.get("reason") == "TRAINER_SIGNAL"]) == len(operations)
+    assert not rubbish(server)
+    digest, undisturbed = undisturbed_run(steps)
     assert curve(server, job) == undisturbed
     assert server.json("models", "get", "out")["digest"] == digest
 

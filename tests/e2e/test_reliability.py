@@ -120,7 +120,7 @@ def fill(disk, leave):
     """A file that leaves so many bytes."""
     free = os.statvfs(disk)
     size = free.f_bavail * free.f_frsize - leave
-    with open(disk / "filler", "wb", buffering=0) as filler:
+    with open(disk / "filler", "ab", buffering=0) as filler:
         while size > 0:
             try:
                 size -= filler.write(b"\0" * min(size, 1 << 20))
@@ -167,6 +167,46 @@ def test_R8_R9_full_disk_refuses_what_is_new_serves_what_is_there_and_recovers(s
     assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
     assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
     assert server.json("jobs", "get", other)["state"] == "CANCELLED"
+    assert server.stop() == 0
+    assert sqlite3.connect(server.state / "nibble.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_R8_cancels_on_a_full_disk_are_done_and_stay_done(small_disk, model_directory, text_file, make_server):
+    server = make_server("--min_free_bytes", 8 << 20, "--cancel_grace_s", 1, state=small_disk / "state")
+    prepare(server, model_directory, text_file)
+    reserve = server.state / "reserve"
+    whole = reserve.stat().st_size
+    assert whole >= 1 << 20 and reserve.stat().st_blocks * 512 >= whole
+    running, waiting, paused = (create(server, name) for name in ("running", "waiting", "paused"))
+    server.run("jobs", "pause", paused)
+    wait_for_step(server, running, 2)
+    (pid,) = trainers(server)
+    os.kill(pid, signal.SIGSTOP)  # or it would end by itself: it cannot write either
+    filler = fill(small_disk, 0)
+    refused = server.run("jobs", "resume", paused, check=False)
+    assert refused.returncode != 0 and "DISK_FULL" in refused.stderr, "the database has no room"
+    assert server.json("jobs", "get", paused)["state"] == "PAUSED", "and nothing has happened"
+
+    assert server.json("jobs", "cancel", waiting)["state"] == "CANCELLED"
+    fill(small_disk, 0)
+    assert server.json("jobs", "cancel", running)["state"] == "CANCELLING"
+    wait_until(lambda: server.json("jobs", "get", running)["state"] == "CANCELLED")
+    assert not trainers(server)
+    fill(small_disk, 0)
+    server.run("jobs", "delete", waiting)
+    assert reserve.stat().st_size < whole
+
+    server.kill()
+    filler.unlink()
+    server.start()
+    states = {job["id"]: job["state"] for job in server.json("jobs", "list")["jobs"]}
+    assert states == {running: "CANCELLED", paused: "PAUSED"}
+    events = server.lines("jobs", "watch", running)
+    assert [e["sequence"] for e in events] == list(range(1, len(events) + 1))
+    wait_until(lambda: reserve.stat().st_size == whole)
+    server.run("jobs", "resume", paused)
+    server.run("jobs", "watch", paused)
+    assert server.json("jobs", "get", paused)["state"] == "SUCCEEDED"
     assert server.stop() == 0
     assert sqlite3.connect(server.state / "nibble.db").execute("PRAGMA integrity_check").fetchone() == ("ok",)
 

@@ -1,0 +1,152 @@
+// The database on a disk that is full to the last block: what ends a job has room, what is new has none (docs/faults.md, R8).
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/base/error.h"
+#include "server/jobs/database.h"
+#include "server/store/disk_reserve.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::jobs {
+namespace {
+
+using enum JobState;
+
+class FullDiskTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directory(disk_);
+    // The reserve takes a quarter of what it needs to see free.
+    if (::mount("tmpfs", disk_.c_str(), "tmpfs", 0, "size=24m") != 0) {
+      GTEST_SKIP() << "needs root, to mount a small file system: " << std::strerror(errno);
+    }
+    mounted_ = true;
+    auto reserve = store::DiskReserve::Open(base::RealFileSystem(), disk_ + "/reserve");
+    ASSERT_TRUE(reserve.ok()) << reserve.status();
+    reserve_ = *std::move(reserve);
+    ASSERT_EQ(reserve_->bytes(), store::kReserveBytes);
+    Reopen();
+  }
+  void TearDown() override {
+    database_.reset();
+    reserve_.reset();
+    if (!mounted_) return;
+    EXPECT_EQ(::umount2(disk_.c_str(), MNT_DETACH), 0) << std::strerror(errno);
+  }
+  void Reopen() {
+    database_.reset();
+    auto database = Database::Open(disk_ + "/nibble.db", [this] { return reserve_->Release(); });
+    ASSERT_TRUE(database.ok()) << database.status();
+    database_ = *std::move(database);
+  }
+  void Fill() const {
+    const int fd = ::open(Filler().c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    ASSERT_GE(fd, 0) << std::strerror(errno);
+    const std::string zeros(64 << 10, '\0');
+    while (::write(fd, zeros.data(), zeros.size()) > 0) {
+    }
+    EXPECT_EQ(errno, ENOSPC);
+    ::close(fd);
+  }
+  std::string Filler() const { return disk_ + "/filler"; }
+
+  absl::Status Insert(const std::string& id) {
+    JobRecord job;
+    job.id = id;
+    job.spec.base_model = "b";
+    job.spec.train_dataset = "t";
+    job.created = absl::FromUnixMicros(5);
+    return database_->Insert(job, "", "d", Event("state")).status();
+  }
+  static NewEvent Event(const std::string& type) { return {0, std::nullopt, absl::FromUnixMicros(1), type, base::Json::object()}; }
+  absl::StatusOr<bool> Move(const std::string& id, JobState from, JobState to, std::int64_t attempt = 0) {
+    Transition t;
+    t.job_id = id;
+    t.from = from;
+    t.to = to;
+    t.attempt = attempt;
+    t.new_attempt = to == kPreparing;
+    t.new_attempt_token = "token";
+    t.events = {Event("state")};
+    return database_->Apply(t);
+  }
+  absl::Status Tell(const std::string& id, std::int64_t sequence) {
+    NewEvent line = Event("step");
+    line.attempt = 1;
+    line.attempt_sequence = sequence;
+    const auto appended = database_->Append(id, {std::move(line)}, nullptr);
+    EXPECT_TRUE(!appended.ok() || appended->size() == 1);
+    return appended.status();
+  }
+  JobState State(const std::string& id) {
+    const auto job = database_->Get(id);
+    EXPECT_TRUE(job.ok()) << job.status();
+    return job.ok() ? job->state : kFailed;
+  }
+
+  nibble::testing::TempDirectory temp_;
+  const std::string disk_ = temp_ / "disk";
+  bool mounted_ = false;
+  std::unique_ptr<store::DiskReserve> reserve_;
+  std::unique_ptr<Database> database_;
+};
+
+TEST_F(FullDiskTest, WhatEndsAJobHasRoomAndWhatIsNewHasNone) {  // R8
+  for (const char* id : {"queued", "cancelled", "running", "other"}) ASSERT_TRUE(Insert(id).ok());
+  for (const char* id : {"running", "other"}) ASSERT_TRUE(Move(id, kQueued, kPreparing).value_or(false));
+  ASSERT_TRUE(Move("cancelled", kQueued, kCancelled).value_or(false));
+  Fill();
+  EXPECT_EQ(base::Reason(Insert("new")), "DISK_FULL");
+  EXPECT_EQ(base::Reason(Move("queued", kQueued, kPreparing).status()), "DISK_FULL");
+  EXPECT_EQ(base::Reason(Tell("other", 1)), "DISK_FULL") << "nobody wants it to end";
+  EXPECT_EQ(reserve_->bytes(), store::kReserveBytes) << "it is not for these";
+
+  EXPECT_TRUE(Move("queued", kQueued, kCancelled).value_or(false));
+  EXPECT_LT(reserve_->bytes(), store::kReserveBytes);
+  Fill();
+  EXPECT_TRUE(Move("running", kPreparing, kCancelling, 1).value_or(false));
+  Fill();
+  EXPECT_TRUE(Tell("running", 1).ok()) << "without its last events it could not end";
+  Fill();
+  EXPECT_TRUE(Move("running", kCancelling, kCancelled, 1).value_or(false));
+  Fill();
+  EXPECT_TRUE(database_->Delete("cancelled").ok());
+
+  ASSERT_EQ(::unlink(Filler().c_str()), 0);
+  Reopen();
+  EXPECT_EQ(State("queued"), kCancelled);
+  EXPECT_EQ(State("running"), kCancelled);
+  EXPECT_EQ(State("other"), kPreparing);
+  EXPECT_TRUE(absl::IsNotFound(database_->Get("cancelled").status()));
+  const auto events = database_->Events("running", 0, 100);
+  ASSERT_TRUE(events.ok()) << events.status();
+  ASSERT_EQ(events->size(), 5u);
+  for (std::size_t i = 0; i < events->size(); ++i) EXPECT_EQ((*events)[i].sequence, static_cast<std::int64_t>(i) + 1);
+}
+
+TEST_F(FullDiskTest, WithoutARestOfTheReserveItIsSaidAndNothingHasHappened) {  // R8
+  ASSERT_TRUE(Insert("job").ok());
+  while (reserve_->Release()) {
+  }
+  Fill();
+  EXPECT_EQ(base::Reason(Move("job", kQueued, kCancelled).status()), "DISK_FULL");
+  EXPECT_EQ(State("job"), kQueued);
+  ASSERT_EQ(::unlink(Filler().c_str()), 0);
+  EXPECT_TRUE(Move("job", kQueued, kCancelled).value_or(false)) << "it goes on without a restart";
+  reserve_->Refill();
+  EXPECT_EQ(reserve_->bytes(), store::kReserveBytes);
+  Reopen();
+  EXPECT_EQ(State("job"), kCancelled);
+}
+
+}  // namespace
+}  // namespace nibble::jobs

@@ -1,0 +1,75 @@
+#include "server/store/disk_reserve.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "tests/server/store/faulty_files.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::store {
+namespace {
+
+constexpr std::uint64_t kMuch = std::uint64_t{1} << 40;
+
+// A disk that says how much of it is free.
+class Disk : public FaultyFiles {
+ public:
+  Disk() : FaultyFiles(1 << 30) {}
+  absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return free; }
+  std::uint64_t free = kMuch;
+};
+
+class DiskReserveTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<DiskReserve> Open() {
+    auto reserve = DiskReserve::Open(disk_, path_);
+    EXPECT_TRUE(reserve.ok()) << reserve.status();
+    return *std::move(reserve);
+  }
+  struct stat Stat() const {
+    struct stat info = {};
+    EXPECT_EQ(::stat(path_.c_str(), &info), 0);
+    return info;
+  }
+
+  nibble::testing::TempDirectory temp_;
+  const std::string path_ = temp_ / "reserve";
+  Disk disk_;
+};
+
+TEST_F(DiskReserveTest, GoesInPiecesAndComesBackWhenThereIsRoom) {  // R8
+  const auto reserve = Open();
+  EXPECT_EQ(reserve->bytes(), kReserveBytes);
+  EXPECT_GE(static_cast<std::uint64_t>(Stat().st_blocks) * 512, kReserveBytes) << "a hole would keep no room";
+  EXPECT_TRUE(reserve->Release());
+  EXPECT_EQ(reserve->bytes(), kReserveBytes - kReservePieceBytes);
+  int pieces = 1;
+  while (reserve->Release()) ++pieces;
+  EXPECT_EQ(pieces, static_cast<int>(kReserveBytes / kReservePieceBytes));
+  EXPECT_EQ(reserve->bytes(), 0u);
+  EXPECT_EQ(Stat().st_size, 0);
+  EXPECT_EQ(Stat().st_blocks, 0);
+
+  disk_.free = 4 * kReserveBytes - 1;
+  reserve->Refill();
+  EXPECT_EQ(reserve->bytes(), 0u) << "others need it more";
+  disk_.free = 4 * kReserveBytes;
+  reserve->Refill();
+  EXPECT_EQ(reserve->bytes(), kReserveBytes);
+  EXPECT_GE(static_cast<std::uint64_t>(Stat().st_blocks) * 512, kReserveBytes);
+}
+
+TEST_F(DiskReserveTest, WhatIsLeftIsTakenOver) {
+  EXPECT_TRUE(Open()->Release());
+  disk_.free = 0;
+  EXPECT_EQ(Open()->bytes(), kReserveBytes - kReservePieceBytes);
+  disk_.free = kMuch;
+  EXPECT_EQ(Open()->bytes(), kReserveBytes);
+}
+
+TEST_F(DiskReserveTest, DirectoryThatIsNotThereIsAnError) {
+  EXPECT_EQ(DiskReserve::Open(disk_, temp_ / "no/reserve").status().code(), absl::StatusCode::kInternal);
+}
+
+}  // namespace
+}  // namespace nibble::store
