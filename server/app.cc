@@ -19,6 +19,7 @@
 #include "server/base/mutex.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/build_info.h"
 #include "server/drainer.h"
 #include "server/grpc_server.h"
 #include "server/http/http_server.h"
@@ -61,7 +62,7 @@ std::vector<std::string> Environment() {
 struct App::State {
   explicit State(const AppOptions& given)
       : options(given),
-        metrics({kVersion, kCommit, "none"}, JobLabels()),
+        metrics({kVersion, BuiltFrom().commit, BuiltFrom().cuda, BuiltFrom().code_digest}, JobLabels()),
         pool(given.threads),
         library(serve::MakeOneDnnLibrary()),
         job_metrics(metrics, base::RealClock()) {}
@@ -152,7 +153,7 @@ absl::Status App::State::OpenState() {
 }
 
 absl::Status App::State::OpenJobs() {
-  NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->layout.database()));
+  NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->layout.database(), [this] { return state->reserve->Release(); }));
   runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = Environment()});
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
@@ -169,6 +170,7 @@ absl::Status App::State::OpenJobs() {
   control.isa = options.isa;
   control.default_device = kDefaultDevice;
   control.nibble_version = kVersion;
+  control.code_digest = BuiltFrom().code_digest;
   planner = std::make_unique<JobPlanner>(options, options.trainer_path, *state, *texts);
   control.plan_memory = [this](const auto& spec, const auto& cancel) { return planner->Memory(spec, cancel); };
   NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));

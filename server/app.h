@@ -28,7 +28,7 @@ struct AppOptions : Limits {
   std::string state_dir;
   std::string grpc_address = "127.0.0.1:50051";
   std::string http_address = "127.0.0.1:9464";
-  std::string device = "auto";  // auto | cpu | cuda:N
+  std::string device = "auto";  // auto | cpu
   std::string isa = "auto";     // auto | plain | avx2 | avx512
   std::string import_root;      // "": no path of the server is taken
   std::string trainer_path;     // "": jobs are refused

@@ -8,6 +8,7 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/build_info.h"
 #include "server/grpc_server.h"
 
 namespace nibble {
@@ -29,7 +30,10 @@ absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag) {
 
 absl::Status CheckFlags(const AppOptions& options) {
   if (options.device != "auto" && options.device != "cpu") {
-    return absl::InvalidArgumentError(StrCat("--device: \"", options.device, "\" is not there, wanted auto or cpu"));
+    // Kernels for CUDA are built and tested; neither serving nor the trainers run on them yet.
+    return absl::InvalidArgumentError(StrCat("--device: \"", options.device,
+                                             "\" is not there, wanted auto or cpu: this nibbled serves and trains on \"cpu\" alone "
+                                             "(CUDA toolkit of its kernels: ", BuiltFrom().cuda, ")"));
   }
   NIBBLE_RETURN_IF_ERROR(PickTransport(options).status());
   if (options.import_root.empty() || access(options.import_root.c_str(), R_OK | X_OK) == 0) return absl::OkStatus();

@@ -8,6 +8,7 @@
 
 #include "server/base/files.h"
 #include "server/base/process_memory.h"
+#include "server/build_info.h"
 #include "server/limits.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/model_proto.h"
@@ -31,7 +32,9 @@ std::string CpuName() {
 v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
   v1::ServerInfo info;
   info.set_version(kVersion);
-  info.set_commit(kCommit);
+  info.set_commit(BuiltFrom().commit);
+  info.set_code_digest(BuiltFrom().code_digest);
+  info.set_cuda_version(BuiltFrom().cuda);
   *info.mutable_start_time() = rpc::ToProto(started);
   auto* device = info.add_devices();
   *device->mutable_device() = rpc::CpuDevice();

@@ -8,13 +8,6 @@
 
 namespace nibble {
 
-inline constexpr char kVersion[] = "0.1.0";
-#ifdef NIBBLE_COMMIT
-inline constexpr char kCommit[] = NIBBLE_COMMIT;
-#else
-inline constexpr char kCommit[] = "";
-#endif
-
 // All but the limits.
 v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started);
 // All but ready and draining.

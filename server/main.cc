@@ -13,6 +13,8 @@
 #include "server/app.h"
 #include "server/base/files.h"
 #include "server/base/log.h"
+#include "server/base/strings.h"
+#include "server/build_info.h"
 
 namespace {
 
@@ -94,6 +96,11 @@ int main(int argc, char** argv) {
   options.threads = AvailableCpus();
   Seconds seconds = {absl::ToDoubleSeconds(options.drain), absl::ToDoubleSeconds(options.job_grace)};
   CLI::App cli{"The Nibble server: fine-tunes language models in low precision and serves them"};
+  const nibble::BuildSource source = nibble::BuiltFrom();
+  const std::string commit = *source.commit == '\0' ? "unknown" : source.commit;
+  cli.set_version_flag("--version", nibble::base::StrCat("nibbled ", nibble::kVersion, "\ncommit ", commit, "\ncode ",
+                                                         source.code_digest, "\ncuda ", source.cuda),
+                       "Print what this program was built from");
   AddFlags(cli, options, seconds);
   CLI11_PARSE(cli, argc, argv);
   options.drain = absl::Seconds(seconds.drain);

@@ -38,6 +38,12 @@ void PrintJob(Session& session, const v1::Job& job) {
   }
   if (job.has_int8_eval()) table.Add({"eval loss, int8", HumanNumber(job.int8_eval().eval_loss(), 6)});
   if (job.has_ternary_eval()) table.Add({"eval loss, ternary", HumanNumber(job.ternary_eval().eval_loss(), 6)});
+  if (job.has_best_checkpoint()) {
+    const auto& metrics = job.best_checkpoint().metrics();
+    const auto loss = metrics.find("eval_loss");
+    table.Add({"best checkpoint", base::StrCat(job.best_checkpoint().name(), loss == metrics.end() ? "" : ", eval loss ",
+                                               loss == metrics.end() ? "" : HumanNumber(loss->second, 6))});
+  }
   table.Add({"output", job.output_model()});
   if (job.state() == v1::JOB_STATE_QUEUED) table.Add({"before it", base::StrCat(job.progress().queue_position(), " jobs")});
   if (job.progress().has_eta()) table.Add({"to go", base::StrCat("about ", (job.progress().eta().seconds() + 59) / 60, " min")});
@@ -240,7 +246,7 @@ absl::Status Plan(Session& session, const JobFlags& flags) {
                                          : std::string("not known: no such job has run here")});
   table.Print(session.out());
   for (const v1::Warning& warning : plan.warnings()) {
-    session.out() << "warning: " << Printable(warning.message()) << " (" << Printable(warning.reason()) << ")\n";
+    session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " (" << Printable(warning.reason()) << ")\n";
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <map>
 
+#include "absl/strings/str_join.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 #include "client/cli/terminal.h"
@@ -57,6 +58,12 @@ void AddEval(const v1::EvalResult& eval, Json& json) {
   json["subject"] = Lower(eval.subject());
   json["duration_ms"] = eval.duration_ms();
   json["best"] = eval.best();
+}
+
+void AddWarning(const v1::Warning& warning, Json& json) {
+  json["reason"] = warning.reason();
+  json["message"] = warning.message();
+  json["row_ids"] = std::vector<std::int64_t>(warning.row_ids().begin(), warning.row_ids().end());
 }
 
 Json EvalJson(bool has, const v1::EvalResult& eval) {
@@ -122,6 +129,11 @@ Json CheckpointJson(const v1::Checkpoint& checkpoint) {
   return json;
 }
 
+std::string LinesOf(const v1::Warning& warning) {
+  if (warning.row_ids().empty()) return "";
+  return base::StrCat(warning.row_ids_size() == 1 ? " (line " : " (lines ", absl::StrJoin(warning.row_ids(), ", "), ")");
+}
+
 Json PlanJson(const v1::PlanJobResponse& plan) {
   Json json;
   json["max_steps"] = plan.max_steps();
@@ -138,7 +150,9 @@ Json PlanJson(const v1::PlanJobResponse& plan) {
                       : Json(nullptr);
   json["warnings"] = Json::array();
   for (const v1::Warning& warning : plan.warnings()) {
-    json["warnings"].push_back({{"reason", warning.reason()}, {"message", warning.message()}});
+    Json shown;
+    AddWarning(warning, shown);
+    json["warnings"].push_back(std::move(shown));
   }
   json["spec"] = ToJson(plan.spec());
   return json;
@@ -212,10 +226,7 @@ Json EventJson(const std::string& job, const v1::JobEvent& event) {
       json["bytes"] = event.model().bytes();
       break;
     case v1::JobEvent::kWarning:
-      json["reason"] = event.warning().reason();
-      json["message"] = event.warning().message();
-      json["row_ids"] =
-          Json(std::vector<std::int64_t>(event.warning().row_ids().begin(), event.warning().row_ids().end()));
+      AddWarning(event.warning(), json);
       break;
     case v1::JobEvent::kLog:
       json["text"] = event.log().text();
@@ -257,7 +268,7 @@ std::string EventLine(const v1::JobEvent& event) {
       return base::StrCat("model ", event.model().model(), " (", Lower(event.model().format()), ", ",
                           HumanBytes(event.model().bytes()), ")");
     case v1::JobEvent::kWarning:
-      return base::StrCat("warning ", event.warning().reason(), ": ", event.warning().message());
+      return base::StrCat("warning ", event.warning().reason(), ": ", event.warning().message(), LinesOf(event.warning()));
     case v1::JobEvent::kLog:
       return event.log().text();
     case v1::JobEvent::kSnapshot:

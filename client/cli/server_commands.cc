@@ -29,6 +29,8 @@ absl::Status Info(Session& session) {
     return absl::OkStatus();
   }
   Table table({"version", base::StrCat(info.version(), " ", info.commit())});
+  table.Add({"code", info.code_digest()});
+  table.Add({"CUDA toolkit", info.cuda_version()});
   for (const auto& device : info.devices()) {
     table.Add({"device", base::StrCat(Lower(device.device().kind()), " ", device.name(), " (", device.isa(), "), ",
                                       HumanBytes(device.memory_total_bytes()))});

@@ -36,7 +36,7 @@ absl::StatusOr<Example> Mark(std::string_view text, bool add_special_tokens, con
 constexpr std::int64_t kTemplateTime = 1'721'995'200;  // 2024-07-26, 12:00 UTC
 
 absl::Status TemplateError(std::string_view message) {
-  return base::WithReason(absl::InvalidArgumentError(base::StrCat("chat template: ", message)), "TEMPLATE_ERROR");
+  return base::WithReason(absl::InvalidArgumentError(base::StrCat("chat template: ", message)), "TEMPLATE_ERROR", {{"field", "messages"}});
 }
 
 absl::StatusOr<std::string> RenderPrefix(const text::ChatTemplate& chat, const base::Json& messages, std::size_t count,
@@ -54,7 +54,7 @@ absl::StatusOr<std::string> RenderPrefix(const text::ChatTemplate& chat, const b
 absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt) {
   if (text.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
-                            "TEMPLATE_ERROR");
+                            "TEMPLATE_ERROR", {{"field", "chat_template"}});
   }
   NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));
   NIBBLE_ASSIGN_OR_RETURN(const std::string full, RenderPrefix(*text.chat_template, messages, messages.size(), false));
@@ -173,8 +173,10 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
     auto pieces = Tokenise(*record, format, text, config, options);
     if (!pieces.ok()) return at_line(pieces.status());
     ++dataset.num_rows;
-    if (pieces->empty()) ++dataset.num_dropped;
-    if (!pieces->empty() && pieces->front().num_cut_off > 0) ++dataset.num_truncated;
+    if (pieces->empty()) dataset.dropped.Add(line_number);
+    if (!pieces->empty() && pieces->front().num_cut_off > 0) dataset.truncated.Add(line_number);
+    const auto is_trained = [](const Example& example) { return example.num_trained() > 0; };
+    if (!pieces->empty() && std::none_of(pieces->begin(), pieces->end(), is_trained)) dataset.without_loss.Add(line_number);
     for (Example& example : *pieces) {
       // Nothing to learn from it (one token, or a prompt that fills the row): it would only take time.
       if (example.num_trained() == 0) continue;
@@ -189,6 +191,24 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
         "NO_TRAINABLE_TOKENS");
   }
   return dataset;
+}
+
+void RowList::Add(std::int64_t line) {
+  ++count;
+  if (lines.size() < static_cast<std::size_t>(kMaxNamedRows)) lines.push_back(line);
+}
+
+std::vector<RowWarning> RowWarnings(const Dataset& dataset, std::int64_t max_seq_len) {
+  std::vector<RowWarning> warnings;
+  const auto warn = [&](const char* reason, const RowList& rows, const std::string& what) {
+    if (rows.count == 0) return;
+    warnings.push_back({reason, base::StrCat(rows.count, " of ", dataset.num_rows, " rows ", what), rows.lines});
+  };
+  const std::string longer = base::StrCat("are longer than data.max_seq_len ", max_seq_len);
+  warn("ROWS_TRUNCATED", dataset.truncated, base::StrCat(longer, " and lose their end"));
+  warn("ROWS_DROPPED", dataset.dropped, base::StrCat(longer, " and are left out"));
+  warn("ROWS_WITHOUT_LOSS", dataset.without_loss, "have no token that is trained and are left out");
+  return warnings;
 }
 
 }  // namespace nibble::data

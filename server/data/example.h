@@ -42,11 +42,21 @@ struct Example {
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options);
 
+inline constexpr int kMaxNamedRows = 20;
+
+// Rows of a file that something became of: how many, and where the first of them are.
+struct RowList {
+  std::int64_t count = 0;
+  std::vector<std::int64_t> lines;  // of the file, from 1; at most kMaxNamedRows
+  void Add(std::int64_t line);
+};
+
 struct Dataset {
   std::vector<Example> examples;
-  std::int64_t num_rows = 0;         // records read
-  std::int64_t num_truncated = 0;
-  std::int64_t num_dropped = 0;
+  std::int64_t num_rows = 0;  // records read
+  RowList truncated;
+  RowList dropped;            // too long
+  RowList without_loss;       // no token of them is trained: left out too
   std::int64_t num_tokens = 0;
   std::int64_t num_trained = 0;
 };
@@ -56,5 +66,13 @@ struct Dataset {
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
                                     const std::function<bool()>& cancelled = {});
+
+// What the user should know of the rows: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, those that there are.
+struct RowWarning {
+  std::string reason;
+  std::string message;
+  std::vector<std::int64_t> rows;  // RowList::lines
+};
+std::vector<RowWarning> RowWarnings(const Dataset& dataset, std::int64_t max_seq_len);
 
 }  // namespace nibble::data

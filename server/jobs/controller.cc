@@ -26,19 +26,41 @@ absl::Status Draining() {
   return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING");
 }
 
+// How long until a job ends and leaves its place, as metadata: of the jobs that have a trainer (those of `owner`, where one is named)
+// the shortest ETA that a trainer told, less the time since it told it. A minute where none has told yet; at least a second, at most
+// an hour: a job may fail or be cancelled before.
+absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const std::string& owner) {
+  using enum JobState;
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> live,
+                          database.List({kPreparing, kRunning, kPausing, kCancelling}, 0, kMaxListed));
+  absl::Duration shortest = absl::InfiniteDuration();
+  for (const JobRecord& job : live) {
+    if (!owner.empty() && job.owner != owner) continue;
+    const double eta_s = base::GetNumber(job.progress, "eta_s", "progress", -1.0).value_or(-1.0);
+    const std::string text = base::GetString(job.progress, "update_time", "progress", "").value_or("");
+    absl::Time told;
+    if (eta_s < 0 || !absl::ParseTime(absl::RFC3339_full, text, &told, nullptr)) continue;
+    shortest = std::min(shortest, absl::Seconds(eta_s) - (now - told));
+  }
+  const absl::Duration wait = shortest == absl::InfiniteDuration() ? absl::Minutes(1) : shortest;
+  return std::to_string(absl::ToInt64Milliseconds(std::clamp<absl::Duration>(wait, absl::Seconds(1), absl::Hours(1))));
+}
+
 }  // namespace
 
 absl::Status JobController::CheckCapacity(const std::string& owner) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t queued, database_.Count(JobState::kQueued));
   if (queued >= options_.max_queued) {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), ""));
     return base::WithReason(absl::ResourceExhaustedError(StrCat(queued, " jobs are queued, the most there can be")),
-                            "QUEUE_FULL", {{"max", std::to_string(options_.max_queued)}});
+                            "QUEUE_FULL", {{"max", std::to_string(options_.max_queued)}, {"retry_ms", retry_ms}});
   }
   if (!owner.empty() && options_.max_open_per_owner > 0) {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t open, database_.CountOpen(owner));
     if (open >= options_.max_open_per_owner) {
+      NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), owner));
       return base::WithReason(absl::ResourceExhaustedError(StrCat(owner, " has ", open, " jobs that are not over, the most there can be")),
-                              "TENANT_QUOTA", {{"max", std::to_string(options_.max_open_per_owner)}});
+                              "TENANT_QUOTA", {{"max", std::to_string(options_.max_open_per_owner)}, {"retry_ms", retry_ms}});
     }
   }
   return store::CheckSpace(state_.files, state_.layout.root(), state_.min_free_bytes);
@@ -96,6 +118,7 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
     NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // What was left open may not fit what was said ("split" rows of a chat).
     if (options_.check_spec) NIBBLE_RETURN_IF_ERROR(options_.check_spec(job.spec));
     NIBBLE_ASSIGN_OR_RETURN(job.memory_bytes, PlanMemory(job.spec, submission.cancel));
+    NIBBLE_ASSIGN_OR_RETURN(job.digests, MakeJobDigests(state_, job.spec, options_.code_digest));
     return Queue(job, request_id, body_digest);
   }();
   if (!queued.ok() || queued->id != job.id) Release(job);
@@ -164,6 +187,8 @@ absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRec
       job.ended.reset();
     }
     if (is_queued(job)) job.progress["queue_position"] = positions[job.id];
+    // The disk is asked for jobs that were evaluated alone.
+    if (job.progress.contains("latest_eval")) job.best_checkpoint = BestCheckpoint(job.id);
   }
   return jobs;
 }
@@ -187,14 +212,35 @@ absl::StatusOr<std::vector<JobRecord>> JobController::List(const std::vector<Job
 
 absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::Checkpoints(const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(database_.Get(id).status());
+  return NamedCheckpoints(id);
+}
+
+absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::NamedCheckpoints(const std::string& id) const {
   NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, state_.layout.attempts(id)));
-  // Two attempts may have saved the same step: the later one has the name.
   std::vector<store::CheckpointInfo> named;
   for (const store::CheckpointInfo& one : all) {
     if (!named.empty() && named.back().step == one.step) named.pop_back();
     named.push_back(one);
   }
   return named;
+}
+
+std::optional<store::CheckpointInfo> JobController::BestCheckpoint(const std::string& id) const {
+  const auto all = NamedCheckpoints(id);
+  if (!all.ok()) {
+    // What is known of the job is answered all the same.
+    base::LogWarning("a job's checkpoints cannot be read", {{"job", id}, {"why", std::string(all.status().message())}});
+    return std::nullopt;
+  }
+  const store::CheckpointInfo* best = nullptr;
+  double lowest = 0;
+  for (const store::CheckpointInfo& one : *all) {
+    const auto loss = one.metrics.find("eval_loss");
+    if (loss == one.metrics.end() || (best != nullptr && loss->second >= lowest)) continue;
+    best = &one;
+    lowest = loss->second;
+  }
+  return best == nullptr ? std::nullopt : std::optional(*best);
 }
 
 absl::StatusOr<store::CheckpointInfo> JobController::FindCheckpoint(const std::string& name) {

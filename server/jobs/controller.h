@@ -97,6 +97,9 @@ class JobController {
   absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
   absl::StatusOr<std::vector<JobRecord>> Present(std::vector<JobRecord> jobs);
   absl::StatusOr<JobRecord> Present(JobRecord job);
+  // Those of a job, by step. Two attempts may have saved the same one: the later has the name.
+  absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
+  std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id) const;
   absl::Status CheckCapacity(const std::string& owner);
   absl::StatusOr<std::int64_t> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
   void CollectDeleted();

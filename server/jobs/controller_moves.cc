@@ -1,4 +1,6 @@
 // JobController: what a user does to a job.
+#include <utility>
+
 #include "server/base/error.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
@@ -66,7 +68,7 @@ absl::StatusOr<JobRecord> JobController::Cancel(const std::string& id, const IfE
   NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
   if (job.state == JobState::kCancelled || job.state == JobState::kCancelling) {
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
-    return job;
+    return Present(std::move(job));
   }
   return Move(id, JobTrigger::kCancel, etag, keep_checkpoint);
 }
@@ -75,7 +77,7 @@ absl::StatusOr<JobRecord> JobController::Pause(const std::string& id, const IfEt
   NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
   if (job.state == JobState::kPaused || job.state == JobState::kPausing) {
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
-    return job;
+    return Present(std::move(job));
   }
   return Move(id, JobTrigger::kPause, etag);
 }
@@ -92,16 +94,16 @@ absl::StatusOr<JobRecord> JobController::Resume(const std::string& id, const IfE
 
 absl::StatusOr<JobRecord> JobController::Checkpoint(const std::string& id, const IfEtag& etag) {
   for (int i = 0; i < kMaxMoves; ++i) {
-    NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
+    NIBBLE_ASSIGN_OR_RETURN(JobRecord job, database_.Get(id));
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
-    if (job.state == JobState::kPausing) return job;  // It writes one as it is.
+    if (job.state == JobState::kPausing) return Present(std::move(job));  // It writes one as it is.
     if (job.state != JobState::kRunning && job.state != JobState::kPreparing) {
       return base::WithReason(
           absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " has no trainer to write a checkpoint")),
           "ILLEGAL_STATE", {{"state", Name(job.state)}});
     }
     NIBBLE_ASSIGN_OR_RETURN(const bool asked, supervisor_.RequestCheckpoint(id, job.attempt));
-    if (asked) return job;
+    if (asked) return Present(std::move(job));
     Wake();  // Its trainer has just ended.
   }
   return absl::AbortedError(StrCat("the trainer of job ", id, " is just ending; try again"));

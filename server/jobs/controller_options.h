@@ -23,6 +23,7 @@ struct ControllerOptions {
   std::string isa = "auto";
   std::string default_device = "cpu";  // what "auto" becomes
   std::string nibble_version = "0.1.0";
+  std::string code_digest;  // of this build's sources; "": not known
   absl::Duration cancel_grace = absl::Seconds(5);   // SIGTERM to SIGKILL
   absl::Duration pause_grace = absl::Seconds(60);   // a checkpoint has to fit in
   // No journal line and no sign of life for so long: SIGTERM, after the grace SIGKILL, a retry that counts. 0: never.

@@ -17,6 +17,8 @@ absl::StatusOr<JobRecord> Parse(const JobRow& row) {
   job.retries = row.retries;
   NIBBLE_ASSIGN_OR_RETURN(const base::Json spec, base::ParseJson(row.spec));
   NIBBLE_ASSIGN_OR_RETURN(job.spec, ParseJobSpec(spec));
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json digests, base::ParseJson(row.digests));
+  NIBBLE_ASSIGN_OR_RETURN(job.digests, ParseJobDigests(digests));
   if (!row.error.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const base::Json json, base::ParseJson(row.error));
     JobError error;
@@ -69,6 +71,7 @@ JobRow ToRow(const JobRecord& job) {
   row.memory_bytes = job.memory_bytes;
   row.owner = job.owner;
   row.tenant = job.tenant;
+  row.digests = base::Dump(ToJson(job.digests));
   return row;
 }
 

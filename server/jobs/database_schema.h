@@ -58,6 +58,9 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           "CREATE INDEX jobs_by_owner ON jobs (owner, state)",
           "CREATE INDEX idempotency_by_age ON idempotency (created_us)",
       },
+      {
+          "ALTER TABLE jobs ADD COLUMN digests TEXT NOT NULL DEFAULT '{}'",
+      },
   };
   return migrations;
 }

@@ -76,7 +76,7 @@ void OpenJobs(soci::statement& select, const std::string& where, JobRow& row) {
                             &row.memory_bytes, &row.keep_checkpoint}) {
     select.exchange(into(*number));
   }
-  for (std::string* text : {&row.owner, &row.tenant}) select.exchange(into(*text));
+  for (std::string* text : {&row.owner, &row.tenant, &row.digests}) select.exchange(into(*text));
   select.alloc();
   select.prepare(StrCat("SELECT ", kJobColumns, " FROM jobs ", where));
   select.define_and_bind();

@@ -7,9 +7,11 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/base/json.h"
+#include "server/jobs/job_digests.h"
 #include "server/jobs/job_spec.h"
 #include "server/jobs/job_state.h"
 #include "server/jobs/runner.h"
+#include "server/store/checkpoints.h"
 
 namespace nibble::jobs {
 
@@ -33,11 +35,14 @@ struct JobRecord {
   std::int64_t attempt = 0;  // 0 before the first start
   std::int64_t retries = 0;  // exits that counted
   JobSpec spec;              // resolved
+  JobDigests digests;        // fixed when it was created; all "" of a job of an older server
   std::optional<JobError> error;  // why it FAILED or was CANCELLED
   // "step", "max_steps", "tokens", "tokens_per_s", "loss", "lr", "grad_norm", "eval_loss", "eval_loss_int8",
   // "peak_memory_bytes", "kernel_launches_per_step", "epoch", "percent", ...: numbers only, absent until known; the
   // controller adds "queue_position" to what is queued.
   base::Json progress = base::Json::object();
+  // Of those that are kept, the first of the lowest evaluation loss. The controller adds it to what it answers.
+  std::optional<store::CheckpointInfo> best_checkpoint;
   std::string output_digest;  // manifest digest of the output; "" until the job succeeded
   bool published = false;     // the output is a model now
   std::int64_t last_sequence = 0;

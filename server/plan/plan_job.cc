@@ -47,7 +47,7 @@ Epoch WalkEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
   return epoch;
 }
 
-void Warn(JobPlan& plan, std::string reason, std::string message) { plan.warnings.push_back({std::move(reason), std::move(message)}); }
+void Warn(JobPlan& plan, std::string reason, std::string message) { plan.warnings.push_back({std::move(reason), std::move(message), {}}); }
 
 // How often all steps together go through the data.
 double Passes(const jobs::JobSpec& spec, const Epoch& epoch, const JobPlan& plan) {
@@ -57,13 +57,8 @@ double Passes(const jobs::JobSpec& spec, const Epoch& epoch, const JobPlan& plan
 }
 
 void AddWarnings(const jobs::JobSpec& spec, const data::Dataset& train, const Epoch& epoch, JobPlan& plan) {
-  if (train.num_truncated > 0) {
-    Warn(plan, "ROWS_TRUNCATED", StrCat(train.num_truncated, " of ", train.num_rows, " rows are longer than data.max_seq_len ",
-                                        spec.data.max_seq_len, " and lose their end"));
-  }
-  if (train.num_dropped > 0) {
-    Warn(plan, "ROWS_DROPPED", StrCat(train.num_dropped, " of ", train.num_rows, " rows are longer than data.max_seq_len ",
-                                      spec.data.max_seq_len, " and are left out"));
+  for (data::RowWarning& warning : data::RowWarnings(train, spec.data.max_seq_len)) {
+    plan.warnings.push_back({std::move(warning.reason), std::move(warning.message), std::move(warning.rows)});
   }
   const double epochs = Passes(spec, epoch, plan);
   if (epochs > 20) Warn(plan, "MANY_EPOCHS", StrCat("the data is gone through ", static_cast<std::int64_t>(epochs), " times"));

@@ -17,6 +17,7 @@ struct MemoryItem {
 struct PlanWarning {
   std::string reason;   // "ROWS_TRUNCATED"
   std::string message;
+  std::vector<std::int64_t> rows;  // lines of the training set, from 1; the first data::kMaxNamedRows
 };
 
 struct JobPlan {

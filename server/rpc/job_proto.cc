@@ -5,6 +5,7 @@
 
 #include "server/base/error.h"
 #include "server/base/strings.h"
+#include "server/data/example.h"
 #include "server/jobs/attempt.h"
 #include "server/model/artifact.h"
 #include "server/rpc/model_proto.h"
@@ -91,6 +92,25 @@ void PutProgress(const Json& progress, v1::Progress& out) {
   }
 }
 
+void PutDigests(const jobs::JobDigests& digests, v1::JobDigests& out) {
+  out.set_config(digests.config);
+  out.set_data(digests.data);
+  out.set_eval_data(digests.eval_data);
+  out.set_tokenizer(digests.tokenizer);
+  out.set_code(digests.code);
+  out.set_base_model(digests.base_model);
+}
+
+// At most so many as a warning names; what is no line of a file is none.
+void PutRows(const Json& body, v1::Warning& out) {
+  const auto rows = body.find("row_ids");
+  if (rows == body.end() || !rows->is_array()) return;
+  for (const Json& row : *rows) {
+    if (out.row_ids_size() == data::kMaxNamedRows) return;
+    if (row.is_number_integer()) out.add_row_ids(row.get<std::int64_t>());
+  }
+}
+
 absl::Status StatusOf(const jobs::JobError& error) {
   const absl::Status status(jobs::ParseCodeName(error.code), error.message);
   const bool user = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status) ||
@@ -141,6 +161,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   if (const auto eval = job.progress.find("latest_eval"); eval != job.progress.end()) *out.mutable_latest_eval() = EvalOf(*eval);
   if (const auto eval = job.progress.find("int8_eval"); eval != job.progress.end()) *out.mutable_int8_eval() = EvalOf(*eval);
   if (const auto eval = job.progress.find("ternary_eval"); eval != job.progress.end()) *out.mutable_ternary_eval() = EvalOf(*eval);
+  if (job.best_checkpoint.has_value()) *out.mutable_best_checkpoint() = ToProto(job, *job.best_checkpoint);
   out.set_output_model(job.spec.output_model);
   if (job.error.has_value()) {
     *out.mutable_error() = ToRpcStatus(StatusOf(*job.error));
@@ -153,6 +174,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   out.set_attempt(static_cast<std::int32_t>(job.attempt));
   out.set_retries(static_cast<std::int32_t>(job.retries));
   out.set_etag(jobs::Etag(job));
+  PutDigests(job.digests, *out.mutable_digests());
   return out;
 }
 
@@ -201,6 +223,7 @@ v1::JobEvent ToProto(const jobs::JobRecord& job, const jobs::Event& event) {
     out.set_severity(v1::SEVERITY_WARNING);
     out.mutable_warning()->set_reason(Text(body, "reason"));
     out.mutable_warning()->set_message(WithoutInternals(Text(body, "message")));
+    PutRows(body, *out.mutable_warning());
   } else {
     out.mutable_log()->set_text(WithoutInternals(Text(body, "message")));
   }
@@ -223,6 +246,7 @@ v1::PlanJobResponse ToProto(const plan::JobPlan& plan) {
     v1::Warning& made = *out.add_warnings();
     made.set_reason(warning.reason);
     made.set_message(warning.message);
+    for (const std::int64_t row : warning.rows) made.add_row_ids(row);
   }
   return out;
 }

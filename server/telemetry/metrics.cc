@@ -28,7 +28,9 @@ std::string Text(std::string_view text) {
 
 Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(std::make_unique<Families>()) {
   Families& f = *families_;
-  f.build_info.Add({{"version", build.version}, {"revision", build.revision}, {"cuda", build.cuda}, {"torch", "none"}}).Set(1);
+  f.build_info
+      .Add({{"version", build.version}, {"revision", build.revision}, {"code", build.code}, {"cuda", build.cuda}, {"torch", "none"}})
+      .Set(1);
   for (const std::string& device : known.devices) {
     for (const char* phase : kPhases) {
       for (const char* kernel : kKnownKernels) {

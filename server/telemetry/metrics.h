@@ -14,6 +14,7 @@ struct BuildInfo {
   std::string version;
   std::string revision;  // commit, "" where it is not known
   std::string cuda;      // "none" or a version
+  std::string code = {};  // digest of the sources, "" where it is not known
 };
 
 // What is known before anything happens: these series exist with 0 from the start.

@@ -125,8 +125,12 @@ class AttemptRun {
     NIBBLE_ASSIGN_OR_RETURN(inputs_, LoadAttemptData(context_.order, *recipe_, context_.stream.isa));
     NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("training set: ", inputs_.train.num_rows, " rows, ", inputs_.train.examples.size(),
                                             " examples, ", inputs_.train.num_tokens, " tokens of which ",
-                                            inputs_.train.num_trained, " are trained; ", inputs_.train.num_truncated,
-                                            " truncated, ", inputs_.train.num_dropped, " dropped")));
+                                            inputs_.train.num_trained, " are trained; ", inputs_.train.truncated.count,
+                                            " truncated, ", inputs_.train.dropped.count, " dropped")));
+    for (const data::RowWarning& warning : data::RowWarnings(inputs_.train, spec_.data.max_seq_len)) {
+      NIBBLE_RETURN_IF_ERROR(
+          Write("warning", {{"reason", warning.reason}, {"message", warning.message}, {"row_ids", warning.rows}}));
+    }
     loader_ = MakeLoader(spec_, inputs_);
     const std::int64_t rows_in_epoch = loader_->RowsInEpoch(0);
     max_steps_ = jobs::NumSteps(spec_.run, rows_in_epoch);

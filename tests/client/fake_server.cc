@@ -101,6 +101,7 @@ struct FakeServer::Services {
   struct Jobs final : v1::FineTuneService::Service {
     explicit Jobs(FakeServer& owner) : fake(owner) {}
     FakeServer& fake;
+    NIBBLE_FAKE_UNARY(PlanJob, v1::PlanJobRequest, v1::PlanJobResponse, plan_job)
     NIBBLE_FAKE_UNARY(CreateJob, v1::CreateJobRequest, v1::Job, create_job)
     NIBBLE_FAKE_UNARY(GetJob, v1::GetJobRequest, v1::Job, get_job)
     NIBBLE_FAKE_UNARY(ListJobs, v1::ListJobsRequest, v1::ListJobsResponse, list_jobs)

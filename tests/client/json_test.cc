@@ -210,10 +210,18 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   EXPECT_EQ(server.import_model.asked[0].request_id().size(), 36u);
   RunNibble(server, {"models", "import", WriteFile("m.gguf", "weights"), "--name", "n"});
   EXPECT_FALSE(server.import_model.asked.at(1).has_dtype());
+  EXPECT_FALSE(server.import_model.asked[1].has_base_model());
 
   RunNibble(server, {"models", "convert", "a", "--to", "nf4", "--name", "b"});
   EXPECT_EQ(server.convert_model.asked.at(0).target(), v1::MODEL_FORMAT_NF4);
   EXPECT_FALSE(server.convert_model.asked[0].has_head());
+  RunNibble(server, {"models", "export", "a", "--format", "hf", "--out", TemporaryFolder()});
+  EXPECT_EQ(server.export_model.asked.at(0).format(), v1::EXPORT_FORMAT_HF);
+  EXPECT_FALSE(server.export_model.asked[0].has_max_shard_bytes());
+  RunNibble(server, {"models", "export", "a", "--format", "compressed-tensors", "--max-shard-bytes", "6000000000", "--out",
+                     TemporaryFolder()});
+  EXPECT_EQ(server.export_model.asked.at(1).format(), v1::EXPORT_FORMAT_COMPRESSED_TENSORS);
+  EXPECT_EQ(server.export_model.asked[1].max_shard_bytes(), 6'000'000'000);
   RunNibble(server, {"models", "load", "a", "--device", "cuda:1"});
   EXPECT_EQ(server.load_model.asked.at(0).device().ordinal(), 1);
 
@@ -242,6 +250,32 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   RunNibble(server, {"--json", "score", "m", "--file", WriteFile("f", "a\r\nb" + std::string(1, '\0') + "\n")});
   EXPECT_EQ(server.score.asked.at(0).top_n(), 1);
   EXPECT_EQ(server.score.asked[0].text(), "a\r\nb" + std::string(1, '\0') + "\n");  // the file's bytes, all of them
+}
+
+TEST(JsonTest, AnAdapterIsSentWithItsBase) {
+  FakeServer server;
+  Fill(server);
+  const std::string folder = TemporaryFolder();
+  for (const char* name : {"adapter_config.json", "adapter_model.safetensors", "README.md"}) std::ofstream(folder + "/" + name) << "x";
+  EXPECT_EQ(RunNibble(server, {"models", "import", folder, "--name", "n", "--base", "smol-q"}).exit, 0);
+  EXPECT_EQ(server.import_model.asked.at(0).base_model(), "smol-q");
+  EXPECT_FALSE(server.import_model.asked[0].has_dtype());
+  ASSERT_EQ(server.uploads.at(0).files.size(), 2u);
+  EXPECT_EQ(server.uploads[0].files[0].path(), "adapter_config.json");
+  EXPECT_EQ(server.uploads[0].files[1].path(), "adapter_model.safetensors");
+  // What cannot be is told before anything is sent.
+  const std::string gguf = WriteFile("m.gguf", "weights");
+  const std::pair<std::vector<std::string>, const char*> refused[] = {
+      {{"models", "import", folder, "--name", "n"}, "base: is not set"},
+      {{"models", "import", gguf, "--name", "n", "--base", "smol-q"}, "base: is for adapters"},
+      {{"models", "import", folder, "--name", "n", "--base", "smol-q", "--dtype", "f32"}, "dtype: is not for adapters"},
+      {{"models", "import", folder, "--name", "n", "--base", "nobody"}, "there is no such model"}};
+  for (const auto& [command, names] : refused) {
+    const Result result = RunNibble(server, command);
+    EXPECT_NE(result.exit, 0) << names;
+    EXPECT_THAT(result.err, testing::HasSubstr(names));
+  }
+  EXPECT_EQ(server.uploads.size(), 1u);
 }
 
 }  // namespace

@@ -64,6 +64,36 @@ TEST(TextTest, ListsAreTables) {
             "smol  bf16    256.6 MiB  134515008         yes     0123456789ab\n");
 }
 
+TEST(TextTest, WarningsNameTheirLines) {
+  FakeServer server;
+  server.plan_job.Answers(Proto<v1::PlanJobResponse>("warnings { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 } "
+                                                     "warnings { reason: 'NO_EVALUATION' message: 'none' }"));
+  const std::vector<std::string> plan = {"jobs", "plan", "--method", "qlora", "--base", "b", "--dataset", "d"};
+  const Result told = RunNibble(server, plan);
+  EXPECT_THAT(told.out, HasSubstr("warning: 2 rows (lines 4, 9) (ROWS_TRUNCATED)\nwarning: none (NO_EVALUATION)\n"));
+  EXPECT_THAT(told.out, HasSubstr("not known: no such job has run here"));
+  std::vector<std::string> json = plan;
+  json.insert(json.begin(), "--json");
+  const Result written = RunNibble(server, json);
+  EXPECT_THAT(written.out, HasSubstr(R"("eta_s":null)"));
+  EXPECT_THAT(written.out, HasSubstr(R"({"reason":"ROWS_TRUNCATED","message":"2 rows","row_ids":[4,9]})"));
+  server.watch_job.answer = [](const auto&, const std::function<bool(const v1::JobEvent&)>& write) {
+    write(Proto<v1::JobEvent>("sequence: 1 warning { reason: 'ROWS_DROPPED' message: '1 row' row_ids: 4 }"));
+    return grpc::Status::OK;
+  };
+  server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_SUCCEEDED"));
+  EXPECT_THAT(RunNibble(server, {"jobs", "watch", "job-1"}).out, HasSubstr("warning ROWS_DROPPED: 1 row (line 4)"));
+}
+
+TEST(TextTest, AJobShowsItsBestCheckpointAndAServerItsCode) {
+  FakeServer server;
+  server.get_job.Answers(Proto<v1::Job>(
+      "name: 'job-1' state: JOB_STATE_RUNNING best_checkpoint { name: 'job-1/5' metrics { key: 'eval_loss' value: 2.5 } }"));
+  EXPECT_THAT(RunNibble(server, {"jobs", "get", "job-1"}).out, HasSubstr("job-1/5, eval loss 2.5"));
+  server.server_info.Answers(Proto<v1::ServerInfo>("version: '0.1.0' code_digest: 'c0de' cuda_version: 'none'"));
+  EXPECT_THAT(RunNibble(server, {"server", "info"}).out, HasSubstr("c0de"));
+}
+
 TEST(TextTest, AJobOfAnotherServerCannotSteerTheTerminal) {
   FakeServer server;
   server.get_job.Answers(

@@ -1,4 +1,6 @@
 """The main job on a small model: import, upload, fine-tune, convert, verify, serve."""
+import hashlib
+import json
 import re
 
 import pytest
@@ -36,6 +38,32 @@ def test_job_shows_its_figures(trained):
     progress = job["progress"]
     assert progress["step"] == progress["max_steps"] == 12
     assert progress["tokens_per_s"] > 0 and progress["peak_memory_bytes"] > 0
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_job_says_what_it_is_made_of(trained):
+    server, _ = trained
+    job = server.json("jobs", "get", server.json("jobs", "list")["jobs"][0]["id"])
+    digests = job["digests"]
+    data = sha256((server.state / "datasets/page/data.jsonl").read_bytes())
+    assert digests["data"] == digests["eval_data"] == data
+    assert digests["base_model"] == server.json("models", "get", "small")["digest"]
+    assert digests["code"] == server.json("server", "info")["code_digest"]
+    assets = [server.state / "models/small" / name for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json")]
+    listed = "".join(f"{sha256(path.read_bytes())}  {path.name}\n" for path in assets if path.exists())
+    assert "tokenizer.json" in listed and digests["tokenizer"] == sha256(listed.encode())
+    provenance = json.loads((server.state / "models/tuned/nibble.json").read_text())["provenance"]
+    assert digests["config"] == provenance["spec_digest"] and digests["data"] == provenance["dataset_digest"]
+
+
+def test_best_checkpoint_is_that_of_the_lowest_loss(trained):
+    server, _ = trained
+    job = server.json("jobs", "get", server.json("jobs", "list")["jobs"][0]["id"])
+    kept = server.json("jobs", "checkpoints", job["id"])["checkpoints"]
+    assert len(kept) == 2 and job["best_checkpoint"] == min(kept, key=lambda one: (one["metrics"]["eval_loss"], one["step"]))
 
 
 def test_int8_of_the_trained_model_is_what_the_trainer_recorded(trained):

@@ -47,6 +47,21 @@ def test_an_epoch_has_the_steps_that_were_planned(shared):
     assert plan["trainable_tokens"] == sum(step["trainable_tokens"] for step in steps)
 
 
+def test_plan_and_run_name_the_same_rows(shared, tmp_path):
+    rows = [{"prompt": "The keeper", "completion": " walked"}, {"prompt": "Down", "completion": " to the harbour" * 40},
+            {"prompt": "A keeper " * 200, "completion": " walked"}]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared.run("datasets", "upload", tmp_path / "long.jsonl", "--name", "long")
+    flags = [*METHODS["qlora"], "--base", "small", "--dataset", "long", "--seq-len", 64, "--max-steps", 1]
+    planned = {warning["reason"]: warning for warning in shared.json("jobs", "plan", *flags)["warnings"]}
+    assert planned["ROWS_TRUNCATED"]["row_ids"] == [2, 3]
+    assert planned["ROWS_WITHOUT_LOSS"]["row_ids"] == [3]
+    events = shared.lines("jobs", "create", *flags, "--output", "long-rows", "--watch")
+    told = {event["reason"]: event for event in events if event.get("type") == "warning"}
+    for reason in ("ROWS_TRUNCATED", "ROWS_WITHOUT_LOSS"):
+        assert told[reason]["row_ids"] == planned[reason]["row_ids"] and told[reason]["message"] == planned[reason]["message"]
+
+
 def test_a_plan_refuses_what_a_job_would_be_refused_for(shared):
     refused = shared.run("jobs", "plan", "--method", "bitnet_qat", "--base", "small-int8", "--dataset", "page", check=False)
     assert refused.returncode != 0 and "base_model" in refused.stderr

@@ -57,4 +57,15 @@ def test_second_server_on_a_state_directory_is_refused(make_server):
 def test_unknown_device_is_refused_by_name(tmp_path):
     result = subprocess.run([BIN / "nibbled", "--state_dir", tmp_path / "state", "--device", "cuda:9"], env={},
                             capture_output=True, text=True, timeout=30)
-    assert result.returncode != 0 and "cuda:9" in result.stderr
+    assert result.returncode == 1  # as for every flag that is well formed and cannot be
+    assert '--device: "cuda:9" is not there, wanted auto or cpu' in result.stderr and "trains on \"cpu\" alone" in result.stderr
+
+
+def test_version_tells_the_sources(make_server):
+    told = dict(line.split(" ", 1) for line in subprocess.run([BIN / "nibbled", "--version"], env={}, capture_output=True, text=True,
+                                                              check=True).stdout.splitlines())
+    info = make_server().json("server", "info")
+    assert told["nibbled"] == info["version"]
+    assert told["code"] == info["code_digest"] and len(told["code"]) == 64
+    assert told["commit"] == (info["commit"] or "unknown")
+    assert told["cuda"] == info["cuda_version"]

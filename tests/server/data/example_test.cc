@@ -185,11 +185,42 @@ TEST_F(ExampleTest, AFileNamesItsLineAndSaysWhenNothingTrains) {
   const auto both = load(good + high, {.max_seq_len = 64});
   ASSERT_TRUE(both.ok()) << both.status();
   EXPECT_EQ(both->num_rows, 2);
-  EXPECT_EQ(both->num_truncated, 0);
+  EXPECT_EQ(both->truncated.count, 0);
+  EXPECT_THAT(RowWarnings(*both, 64), ElementsAre());
   EXPECT_EQ(both->num_trained, 4);  // "b" and the end, twice
   EXPECT_THAT(std::string(load(good + high, {.max_seq_len = 4, .overlong = Overlong::kError}).status().message()), HasSubstr("line 2"));
   const absl::Status nothing = load(high, {.max_seq_len = 4}).status();
   EXPECT_EQ(base::Reason(nothing), "NO_TRAINABLE_TOKENS");
+}
+
+TEST_F(ExampleTest, RowsThatAreCutDroppedOrUntrainedAreNamedByTheirLines) {
+  const testing::TempDirectory directory;
+  const std::string row = R"({"prompt": "a", "completion": "b"})" "\n", empty = "\n";
+  const std::string high = R"({"prompt": "aaaaaaaaaaaaaaaa", "completion": "b"})" "\n";
+  const std::string wide = R"({"prompt": "a", "completion": "bbbbbbbbbbbbbbbb"})" "\n";
+  const auto load = [&](const std::string& text, Overlong overlong) {
+    std::ofstream(directory / "rows.jsonl") << text;
+    auto dataset = LoadDataset(directory / "rows.jsonl", Format::kPromptCompletion, text_, config_,
+                               {.max_seq_len = 4, .overlong = overlong});
+    EXPECT_TRUE(dataset.ok()) << dataset.status();
+    return dataset.ok() ? *std::move(dataset) : Dataset();
+  };
+  // A line without a record is a line all the same.
+  const std::vector<RowWarning> cut = RowWarnings(load(row + empty + wide + high, Overlong::kTruncate), 4);
+  ASSERT_EQ(cut.size(), 2u);
+  EXPECT_EQ(cut[0].reason, "ROWS_TRUNCATED");
+  EXPECT_EQ(cut[0].message, "2 of 3 rows are longer than data.max_seq_len 4 and lose their end");
+  EXPECT_THAT(cut[0].rows, ElementsAre(3, 4));
+  EXPECT_EQ(cut[1].reason, "ROWS_WITHOUT_LOSS") << "the prompt fills it";
+  EXPECT_THAT(cut[1].rows, ElementsAre(4));
+  std::string many = row;
+  for (int i = 0; i < 30; ++i) many += wide;
+  const std::vector<RowWarning> dropped = RowWarnings(load(many, Overlong::kDrop), 4);
+  ASSERT_EQ(dropped.size(), 1u);
+  EXPECT_EQ(dropped[0].reason, "ROWS_DROPPED");
+  EXPECT_EQ(dropped[0].message.substr(0, 8), "30 of 31");
+  EXPECT_EQ(dropped[0].rows.size(), 20u);
+  EXPECT_EQ(dropped[0].rows.back(), 21);
 }
 
 TEST_F(ExampleTest, AFileIsReadNoFurtherOnceThatIsCancelled) {

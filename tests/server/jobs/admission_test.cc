@@ -73,6 +73,34 @@ TEST_F(AdmissionTest, FullQueueIsSaid) {
   EXPECT_EQ(base::Reason(controller_->Submit(Spec(), "").status()), "QUEUE_FULL");
 }
 
+// What trainers tell of their end, less the time since they told it.
+TEST_F(AdmissionTest, WhoIsRefusedIsToldWhenTheNextJobEnds) {
+  Kill();
+  options_.max_queued = 2;
+  options_.max_open_per_owner = 1;
+  Open();
+  const auto refused = [&](const std::string& owner, const std::string& reason) {
+    const absl::Status status = controller_->Submit(Spec(), "", {.owner = owner}).status();
+    EXPECT_EQ(base::Reason(status), reason) << status;
+    return base::ReasonMetadata(status)["retry_ms"];
+  };
+  const auto ann = controller_->Submit(Spec(), "", {.owner = "ann"});
+  ASSERT_TRUE(ann.ok()) << ann.status();
+  controller_->Tick();
+  EXPECT_EQ(refused("ann", "TENANT_QUOTA"), "60000") << "its trainer has told nothing yet";
+  Ready(Trainer(ann->id));
+  Write(Trainer(ann->id), "step", R"({"step":1,"loss":2.0,"tokens":64,"step_ms":40000})");  // of 4: two minutes to go
+  controller_->Tick();
+  clock_.Advance(absl::Seconds(10));
+  EXPECT_EQ(refused("ann", "TENANT_QUOTA"), "110000");
+  ASSERT_TRUE(controller_->Submit(Spec(), "", {.owner = "bob"}).ok());
+  EXPECT_EQ(refused("bob", "TENANT_QUOTA"), "60000") << "none of his own runs";
+  Submit();
+  EXPECT_EQ(refused("", "QUEUE_FULL"), "110000") << "whoever's job it is that ends";
+  clock_.Advance(absl::Seconds(300));
+  EXPECT_EQ(refused("", "QUEUE_FULL"), "1000") << "it takes longer than it said";
+}
+
 TEST_F(AdmissionTest, OwnersHaveAQuotaAndRequestIdsOfTheirOwn) {
   Kill();
   options_.max_open_per_owner = 2;
@@ -211,6 +239,13 @@ TEST_F(AdmissionTest, LowDiskIsRefusedBeforeItIsFullAndReadsGoOn) {  // R9
   EXPECT_EQ(State(id), kQueued);
   EXPECT_TRUE(controller_->Cancel(id).ok());
   EXPECT_TRUE(controller_->Delete(id).ok());
+}
+
+TEST_F(AdmissionTest, ReserveOfAFullDiskIsFilledUpByTheNextRound) {  // R8
+  ASSERT_TRUE(state_->reserve->Release());
+  ASSERT_LT(state_->reserve->bytes(), store::kReserveBytes);
+  controller_->Tick();
+  EXPECT_EQ(state_->reserve->bytes(), store::kReserveBytes);
 }
 
 }  // namespace

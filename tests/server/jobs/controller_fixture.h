@@ -119,10 +119,11 @@ class ControllerFixture : public ::testing::Test {
                  R"({"loss":2.0,"lr":0.1,"grad_norm":1.0,"tokens":64,"step_ms":10,"kernel_launches":5,"peak_memory_bytes":100,"step":)" +
                      std::to_string(step) + "}");
   }
-  static void Checkpoint(FakeMachine::Trainer& trainer, int step) {
+  static void Checkpoint(FakeMachine::Trainer& trainer, int step, const std::string& metrics = "") {
     auto pending = store::BeginCheckpoint(base::RealFileSystem(), trainer.directory, step);
     ASSERT_TRUE(pending.ok()) << pending.status();
     WriteFile(pending->path() + "/adapter.bin", "step " + std::to_string(step));
+    if (!metrics.empty()) WriteFile(pending->path() + "/" + store::kCheckpointMetricsFile, metrics);
     ASSERT_TRUE(pending->Commit().ok());
     Write(trainer, "checkpoint", R"({"step":)" + std::to_string(step) + "}");
   }

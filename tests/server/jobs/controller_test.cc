@@ -60,6 +60,77 @@ TEST_F(ControllerTest, GoodRunEndsAsAModel) {
   EXPECT_TRUE(state_->models->Delete("base").ok()) << "nobody uses it any more";
 }
 
+TEST_F(ControllerTest, DigestsAreThoseOfTheCreationAndOutliveTheServer) {
+  Kill();
+  options_.code_digest = "c0de";
+  Open();
+  const std::map<std::string, std::string> files = {{"chat_template.jinja", "{{ t }}"}, {"tokenizer.json", "{}"}};
+  auto pending = state_->models->Begin("spoken");
+  ASSERT_TRUE(pending.ok()) << pending.status();
+  WriteFile((*pending)->directory() + "/nibble.json", R"({"format":"f32","weights_digest":"abc"})");
+  std::string listed;  // as sha256sum prints it
+  for (const auto& [name, text] : files) {
+    WriteFile((*pending)->directory() + "/" + name, text);
+    listed += base::Sha256Hex(text) + "  " + name + "\n";
+  }
+  ASSERT_TRUE((*pending)->Commit().ok());
+  pending->reset();  // before the store that it is of
+  JobSpec spec = Spec();
+  spec.base_model = "spoken";
+  spec.eval_dataset = "eval";
+  const auto submitted = controller_->Submit(spec, "");
+  ASSERT_TRUE(submitted.ok()) << submitted.status();
+  const JobDigests made = submitted->digests;
+  EXPECT_EQ(made.config, Digest(submitted->spec));
+  EXPECT_NE(made.config, Digest(spec)) << "of the resolved spec";
+  EXPECT_EQ(made.data, state_->datasets->Get("train")->sha256);
+  EXPECT_EQ(made.eval_data, state_->datasets->Get("eval")->sha256);
+  EXPECT_EQ(made.tokenizer, base::Sha256Hex(listed));
+  EXPECT_EQ(made.base_model, "abc");
+  EXPECT_EQ(made.code, "c0de");
+  const std::string plain = Submit();
+  Kill();
+  options_.code_digest = "another build";
+  Open();
+  EXPECT_EQ(ToJson(controller_->Get(submitted->id)->digests), ToJson(made));
+  const auto without = controller_->Get(plain);
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(without->digests.tokenizer, "") << "a model without text";
+  EXPECT_EQ(without->digests.eval_data, "");
+  EXPECT_EQ(without->digests.code, "c0de");
+}
+
+TEST_F(ControllerTest, TheBestCheckpointIsTheKeptOneOfTheLowestLoss) {
+  const auto best = [this](const std::string& id) {
+    const auto job = controller_->Get(id);
+    EXPECT_TRUE(job.ok()) << job.status();
+    return job.ok() && job->best_checkpoint.has_value() ? job->best_checkpoint->step : 0;
+  };
+  JobSpec spec = Spec();
+  spec.run.keep_last = 3;
+  const std::string id = Submit(spec);
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  Ready(trainer);
+  Checkpoint(trainer, 1, R"({"loss":2.0})");
+  controller_->Tick();
+  EXPECT_EQ(best(id), 0) << "nothing was evaluated yet";
+  Write(trainer, "eval", R"({"step":2,"eval_loss":2.5})");
+  controller_->Tick();
+  EXPECT_EQ(best(id), 0) << "no checkpoint was written since";
+  Checkpoint(trainer, 2, R"({"loss":2.0,"eval_loss":2.5})");
+  Checkpoint(trainer, 3, R"({"loss":1.0,"eval_loss":2.25})");
+  Checkpoint(trainer, 4, R"({"loss":1.0,"eval_loss":2.25})");
+  controller_->Tick();
+  EXPECT_EQ(best(id), 3) << "the first of equals";
+  const auto listed = controller_->List({}, 0, 10);
+  ASSERT_TRUE(listed.ok() && listed->size() == 1) << listed.status();
+  ASSERT_TRUE(listed->front().best_checkpoint.has_value());
+  EXPECT_EQ(listed->front().best_checkpoint->metrics.at("eval_loss"), 2.25);
+  ASSERT_TRUE(store::PruneCheckpoints(base::RealFileSystem(), trainer.directory, 1).ok());
+  EXPECT_EQ(best(id), 4) << "one that is gone is not the best";
+}
+
 TEST_F(ControllerTest, TheAgeOfTheLastRoundTellsAHungScheduler) {
   controller_->Tick();
   EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());

@@ -35,6 +35,7 @@ class DatabaseTest : public ::testing::Test {
     job.spec.base_model = "b";
     job.spec.train_dataset = "t";
     job.created = absl::FromUnixMicros(5);
+    job.digests.config = "c0ffee";
     return database_->Insert(job, request_id, digest, Server("state"));
   }
   static NewEvent Server(const std::string& type) {
@@ -71,6 +72,8 @@ TEST_F(DatabaseTest, JobSurvivesAReopen) {
   EXPECT_EQ(job->spec.base_model, "b");
   EXPECT_EQ(job->created, absl::FromUnixMicros(5));
   EXPECT_EQ(job->last_sequence, 1);
+  EXPECT_EQ(job->digests.config, "c0ffee");
+  EXPECT_EQ(job->digests.data, "");
   EXPECT_FALSE(job->started.has_value());
   EXPECT_EQ(base::Reason(database_->Get("job-2").status()), "JOB");
 }
@@ -225,6 +228,13 @@ TEST_F(DatabaseTest, CountsAreByMethodAndState) {
 
 TEST_F(DatabaseTest, SchemaOfEveryEarlierVersionIsTakenForward) {
   ASSERT_TRUE(Insert("job-1").ok());
+  Execute("ALTER TABLE jobs DROP COLUMN digests");
+  Execute("UPDATE schema_version SET version = 2");
+  Reopen();
+  auto second = database_->Get("job-1");
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(second->digests.config, "") << "it was created before digests were";
+  Execute("ALTER TABLE jobs DROP COLUMN digests");
   Execute("DROP INDEX idempotency_by_age");
   Execute("DROP INDEX jobs_by_owner");
   for (const char* column : {"method", "memory_bytes", "keep_checkpoint", "owner", "tenant"}) {

@@ -85,6 +85,22 @@ TEST_F(UnreadableTest, OutputIsWaitedFor) {
   EXPECT_EQ(observer_.damaged, 0);
 }
 
+TEST_F(UnreadableTest, AJobIsAnsweredWithoutItsCheckpoints) {
+  const std::string id = Start();
+  Write(Trainer(id), "eval", R"({"step":0,"eval_loss":2.5})");
+  Checkpoint(Trainer(id), 1, R"({"eval_loss":2.5})");
+  TickLater(1);
+  disk_.unreadable = "/step-00000001/manifest.json";
+  auto job = controller_->Get(id);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->state, kRunning);
+  EXPECT_FALSE(job->best_checkpoint.has_value());
+  disk_.unreadable = "";
+  job = controller_->Get(id);
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_TRUE(job->best_checkpoint.has_value());
+}
+
 TEST_F(UnreadableTest, CheckpointIsNotPassedOver) {
   const std::string id = Start();
   Checkpoint(Trainer(id), 1);

@@ -150,6 +150,7 @@ TEST_F(PlanJobTest, WarnsOfWhatTheUserMayNotWant) {
   model::WriteBytes(directory_.Path("pairs.jsonl"), "{\"prompt\": \"ab\", \"completion\": \"" + std::string(90, 'c') + "\"}\n");
   inputs_.train_path = directory_.Path("pairs.jsonl");
   EXPECT_TRUE(Warns(Plan(), "ROWS_TRUNCATED"));
+  EXPECT_EQ(Plan().warnings.front().rows, std::vector<std::int64_t>{1});
   spec_.method = jobs::kMethodBitNetQat;
   spec_.bitnet_qat.act_scale = "per_tensor";
   EXPECT_TRUE(Warns(Plan(), "PER_TENSOR_ACTIVATIONS"));

@@ -178,6 +178,35 @@ TEST_F(FineTuneServiceTest, TheAnsweredSpecHasNoFieldLeftToChoose) {
   EXPECT_EQ(job.spec().qlora().target_modules_size(), 7);
 }
 
+TEST_F(FineTuneServiceTest, AJobSaysWhatItIsMadeOf) {
+  v1::Job job;
+  ASSERT_TRUE(Create(Request(), &job).ok());
+  for (const std::string& digest : {job.digests().config(), job.digests().data(), job.digests().tokenizer(), job.digests().code(),
+                                    job.digests().base_model()}) {
+    EXPECT_THAT(digest, testing::MatchesRegex("[0-9a-f]{64}"));
+  }
+  EXPECT_EQ(job.digests().eval_data(), "");
+  v1::ServerInfo info;
+  ASSERT_TRUE(Call(server_, &v1::ServerService::Stub::GetServerInfo, v1::GetServerInfoRequest(), &info).ok());
+  EXPECT_EQ(job.digests().code(), info.code_digest());
+  v1::GetModelRequest base;
+  base.set_name("tiny");
+  v1::Model model;
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::GetModel, base, &model).ok());
+  EXPECT_EQ(job.digests().base_model(), model.digest());
+  app_.reset();
+  StartApp();
+  v1::GetJobRequest again;
+  again.set_name(job.name());
+  v1::Job later;
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::GetJob, again, &later).ok());
+  EXPECT_EQ(later.digests().SerializeAsString(), job.digests().SerializeAsString());
+  v1::ListJobsResponse list;
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, v1::ListJobsRequest(), &list).ok());
+  ASSERT_EQ(list.jobs_size(), 1);
+  EXPECT_EQ(list.jobs(0).digests().SerializeAsString(), job.digests().SerializeAsString());
+}
+
 TEST_F(FineTuneServiceTest, TheSameRequestIdIsTheSameJob) {
   v1::CreateJobRequest request = Request();
   request.set_request_id("4f0c0c4e-1a2b-4c3d-8e9f-000000000002");

@@ -85,6 +85,37 @@ TEST(JobProtoTest, CheckpointEventsHaveTheirMetrics) {
   EXPECT_EQ(metrics.at("eval_loss"), 3.5);
 }
 
+TEST(JobProtoTest, WarningsNameTheirRowsAndNoMoreThanTwenty) {
+  jobs::Event event;
+  event.type = "warning";
+  event.body = {{"reason", "ROWS_TRUNCATED"}, {"message", "2 of 9 rows"}, {"row_ids", {4, "x", 9, 1.5, nullptr}}};
+  v1::JobEvent shown = ToProto(jobs::JobRecord(), event);
+  ASSERT_EQ(shown.warning().row_ids_size(), 2) << shown.DebugString();
+  EXPECT_EQ(shown.warning().row_ids(0), 4);
+  EXPECT_EQ(shown.warning().row_ids(1), 9);
+  event.body["row_ids"] = std::vector<std::int64_t>(100, 7);
+  shown = ToProto(jobs::JobRecord(), event);
+  EXPECT_EQ(shown.warning().row_ids_size(), 20);
+  event.body["row_ids"] = "all";
+  EXPECT_EQ(ToProto(jobs::JobRecord(), event).warning().row_ids_size(), 0);
+}
+
+TEST(JobProtoTest, AJobShowsWhatItIsMadeOfAndItsBestCheckpoint) {
+  jobs::JobRecord job;
+  job.id = "job-1";
+  job.digests = {.config = "a", .data = "b", .eval_data = "c", .tokenizer = "d", .code = "e", .base_model = "f"};
+  EXPECT_FALSE(ToProto(job).has_best_checkpoint());
+  job.best_checkpoint.emplace();
+  job.best_checkpoint->step = 5;
+  job.best_checkpoint->metrics["eval_loss"] = 2.5;
+  const v1::Job shown = ToProto(job);
+  EXPECT_EQ(shown.best_checkpoint().name(), "job-1/5");
+  EXPECT_EQ(shown.best_checkpoint().metrics().at("eval_loss"), 2.5);
+  const v1::JobDigests& digests = shown.digests();
+  EXPECT_EQ(digests.config() + digests.data() + digests.eval_data() + digests.tokenizer() + digests.code() + digests.base_model(),
+            "abcdef");
+}
+
 TEST(JobProtoTest, EnumsOfBitNetThatAreUnknownAndRampsAreRefused) {
   const auto taken = [](const std::function<void(v1::BitNetQatMethod&)>& change) {
     v1::JobSpec spec;

@@ -47,6 +47,12 @@ TEST_F(ServerServiceTest, InfoTellsWhatThereIs) {
   EXPECT_THAT(info.serve_formats(), testing::Contains("ternary"));
   EXPECT_THAT(info.convert_formats(), testing::Contains("ternary"));
   EXPECT_EQ(info.limits().max_chunk_bytes(), 1 << 20);
+  EXPECT_THAT(info.code_digest(), testing::MatchesRegex("[0-9a-f]{64}"));
+  EXPECT_THAT(info.cuda_version(), testing::MatchesRegex("none|[0-9.]+"));
+  const std::string metrics = Http().Get("/metrics")->body;
+  const std::string built = base::StrCat("nibble_build_info{code=\"", info.code_digest(), "\",cuda=\"", info.cuda_version(),
+                                         "\",revision=\"", info.commit(), "\",torch=\"none\",version=\"", info.version(), "\"} 1\n");
+  EXPECT_TRUE(metrics.find(built) != std::string::npos) << built;  // not printed whole
 }
 
 // What is said to be missing is missing, and by name.
@@ -234,7 +240,8 @@ TEST(AppFlagsTest, BadFlagsAreRefusedByName) {
     EXPECT_FALSE(app.ok());
     return app.ok() ? std::string() : std::string(app.status().message());
   };
-  EXPECT_THAT(message([](AppOptions& o) { o.device = "cuda:0"; }), HasSubstr("cuda:0"));
+  EXPECT_THAT(message([](AppOptions& o) { o.device = "cuda:0"; }),
+              testing::AllOf(HasSubstr("\"cuda:0\" is not there"), HasSubstr("serves and trains on \"cpu\" alone")));
   EXPECT_THAT(message([](AppOptions& o) { o.device = "tpu"; }), HasSubstr("tpu"));
   EXPECT_THAT(message([](AppOptions& o) { o.isa = "sse"; }), HasSubstr("--isa"));
   EXPECT_THAT(message([](AppOptions& o) { o.grpc_address = "0.0.0.0:50051"; }), HasSubstr("loopback"));

@@ -38,7 +38,7 @@ std::map<std::string, double> Samples(const std::string& text) {
 }
 
 TEST(MetricsTest, KnownSeriesExistWithZeroBeforeAnythingHappens) {
-  Metrics metrics({"1.2", "abc", "none"}, {.job_states = {"QUEUED", "RUNNING"}});
+  Metrics metrics({"1.2", "abc", "none", "c0de"}, {.job_states = {"QUEUED", "RUNNING"}});
   const auto samples = Samples(metrics.Scrape());
   for (const char* name : {"nibble_kernel_launches_total{device=\"cpu\",kernel=\"quantize_int8\",phase=\"serve\"}",
                            "nibble_kernel_launches_total{device=\"cpu\",kernel=\"matmul_int8\",phase=\"train\"}",

@@ -1,0 +1,10 @@
+#include "server/build_info.h"
+
+#include "nibble_build_info.h"
+
+namespace nibble {
+
+// A file of its own: it alone is compiled again when any source has changed.
+BuildSource BuiltFrom() { return {NIBBLE_BUILD_COMMIT, NIBBLE_BUILD_CODE_DIGEST, NIBBLE_BUILD_CUDA}; }
+
+}  // namespace nibble
