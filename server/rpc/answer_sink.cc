@@ -1,10 +1,16 @@
 #include "server/rpc/answer_sink.h"
 
-#include "server/base/error.h"
-#include "server/base/strings.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
+
+absl::Status EndOf(const absl::Status& status, bool started, const serve::Usage& usage) {
+  if (status.ok()) return status;
+  const char* stage = usage.completion_tokens > 0 ? kStageDecode : started ? kStagePrefill : kStageQueue;
+  absl::Status out = StoppedAt(status, stage, usage.completion_tokens);
+  if (started) out.SetPayload("type.googleapis.com/nibble.v1.Usage", absl::Cord(ToProto(usage).SerializeAsString()));
+  return out;
+}
 
 void AnswerSink::OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) {
   auto* start = start_.mutable_start();
@@ -41,6 +47,7 @@ void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve
   delta->set_index(index);
   delta->set_text(text.data(), text.size());
   for (const serve::TokenLogprob& token : tokens) {
+    last_token_[index] = token.token;
     delta->add_token_ids(token.token);
     if (context_.options.logprobs) *delta->add_logprobs() = ToProto(token, context_.options.num_logprobs, true);
   }
@@ -53,25 +60,13 @@ void AnswerSink::OnOutputEnd(const serve::OutputEnd& ended) {
   auto* end = reply.mutable_finish();
   end->set_index(ended.index);
   end->set_reason(ToProto(ended.reason));
-  end->set_matched(ended.matched_stop);
+  // An end token whose text completes a stop string ended it as a token: nothing has matched.
+  if (ended.reason == serve::FinishReason::kStop) {
+    end->set_matched(ended.matched_stop);
+    if (ended.matched_stop.empty()) end->set_matched_token_id(last_token_[ended.index]);
+  }
   end->set_incomplete_utf8(ended.incomplete_utf8);
   Emit(reply);
-}
-
-absl::Status AnswerSink::Ended(const serve::Finish& finish) const {
-  absl::Status status = Why(finish.status);
-  if (status.ok()) return status;
-  const serve::Usage& usage = finish.usage;
-  if (absl::IsCancelled(status) || absl::IsDeadlineExceeded(status)) {
-    const char* stage = usage.completion_tokens > 0 ? "DECODE" : started_ ? "PREFILL" : "QUEUE";
-    status = base::WithReason(status, CodeName(status.code()),
-                              {{"stage", stage}, {"tokens", std::to_string(usage.completion_tokens)}});
-  }
-  // What was made is paid for: usage travels with the error (docs/errors.md).
-  if (started_) {
-    status.SetPayload("type.googleapis.com/nibble.v1.Usage", absl::Cord(ToProto(usage).SerializeAsString()));
-  }
-  return status;
 }
 
 void AnswerSink::OnFinish(const serve::Finish& finish) {
@@ -80,7 +75,7 @@ void AnswerSink::OnFinish(const serve::Finish& finish) {
     *usage.mutable_usage() = ToProto(finish.usage);
     Emit(usage);
   }
-  const absl::Status status = Ended(finish);
+  const absl::Status status = EndOf(Why(finish.status), started_, finish.usage);
   const std::string model = context_.resident->name;
   context_.edge.metrics.GenerateEnded(model, status.ok() ? serve::Name(finish.reason) : CodeName(status.code()),
                                       {.ttft_seconds = finish.usage.ttft_ms * 1e-3,

@@ -1,7 +1,10 @@
 // From the engine's callbacks to GenerateReply messages: one start, deltas, one finish, one usage.
 #pragma once
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "nibble/v1/inference_service.pb.h"
 #include "server/rpc/call.h"
@@ -20,6 +23,10 @@ struct AnswerContext {
   std::vector<std::int32_t> prompt;    // kept for prompt_logprobs
   std::unique_ptr<RequestIds::Entry> entry;
 };
+
+// The engine's end of a request as its caller hears it: of one that was cut, stage and tokens; of one that had begun
+// (`started`), Usage in the details: what was made is paid for.
+absl::Status EndOf(const absl::Status& status, bool started, const serve::Usage& usage);
 
 // Called from the engine's thread.
 class AnswerSink : public serve::ResponseSink {
@@ -47,12 +54,12 @@ class AnswerSink : public serve::ResponseSink {
  private:
   void Begin();
   void LetGo();
-  absl::Status Ended(const serve::Finish& finish) const;
 
   AnswerContext context_;
   v1::GenerateReply start_;
   bool started_ = false;  // by the engine
   bool begun_ = false;    // the start went out
+  std::map<int, std::int32_t> last_token_;  // of each output
 };
 
 }  // namespace nibble::rpc

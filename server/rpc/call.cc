@@ -106,6 +106,16 @@ Call::Call(Edge& edge, grpc::CallbackServerContext* context, CallType type, cons
   edge_.metrics.RpcStarted(Name(type_), service_, method_);
 }
 
+absl::Status Call::StillWanted(absl::Duration limit) const {
+  absl::Status status;
+  if (edge_.clock.Monotonic() >= limit) {
+    status = absl::DeadlineExceededError("the deadline passed before it began");
+  } else if (cancel_.cancelled()) {
+    status = absl::CancelledError("cancelled before it began");
+  }
+  return StoppedAt(status, kStageQueue, 0);
+}
+
 grpc::Status Call::End(const absl::Status& status) {
   if (EndsByItself()) edge_.live_calls.Remove(context_);
   const double seconds = absl::ToDoubleSeconds(edge_.clock.Monotonic() - began_);

@@ -79,6 +79,9 @@ class Call {
   // Of the client, on the monotonic clock; InfiniteDuration when it gave none.
   absl::Duration deadline() const { return deadline_; }
   absl::Duration began() const { return began_; }
+  // Asked when its turn has come, before what is long is begun: DeadlineExceeded from `limit` on, Cancelled where the client has
+  // gone or the request was aborted; stage QUEUE.
+  absl::Status StillWanted(absl::Duration limit) const;
 
   // Counts and logs the end, and maps the status. Once.
   grpc::Status End(const absl::Status& status);

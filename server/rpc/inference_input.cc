@@ -18,6 +18,7 @@ using base::FieldError;
 using base::StrCat;
 
 constexpr int kMaxStops = 16;
+constexpr int kMaxStopTokens = 128;
 constexpr std::size_t kMaxStopBytes = 256;
 constexpr int kMaxLogprobs = 20;
 constexpr int kMaxOutputs = 16;
@@ -112,6 +113,10 @@ absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max
     }
     out.strings.push_back(stop);
   }
+  if (stopping.stop_token_ids_size() > kMaxStopTokens) {
+    return FieldError("stopping.stop_token_ids",
+                      StrCat("has ", stopping.stop_token_ids_size(), " tokens, wanted at most ", kMaxStopTokens));
+  }
   out.token_ids.assign(stopping.stop_token_ids().begin(), stopping.stop_token_ids().end());
   out.ignore_eos = stopping.ignore_eos();
   out.include_stop = stopping.include_stop();
@@ -173,7 +178,8 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& assets) {
   if (chat.messages().empty()) return FieldError("chat.messages", "is empty, wanted at least one message");
   if (assets.chat_template == nullptr) {
-    return base::WithReason(absl::InvalidArgumentError("chat: the model has no chat template"), "TEMPLATE_ERROR");
+    return base::WithReason(absl::InvalidArgumentError("chat: the model has no chat template"), "TEMPLATE_ERROR",
+                            {{"field", "chat_template"}});
   }
   std::vector<text::ChatMessage> messages;
   for (const v1::ChatMessage& message : chat.messages()) messages.push_back({message.role(), message.content()});
@@ -183,7 +189,7 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
   if (rendered.ok()) return rendered;
   return base::WithReason(
       absl::Status(rendered.status().code(), StrCat("chat template: ", base::ToStd(rendered.status().message()))),
-      "TEMPLATE_ERROR");
+      "TEMPLATE_ERROR", {{"field", "chat.messages"}});
 }
 
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, const model::TextAssets& assets,

@@ -30,7 +30,8 @@ struct GenerateOptions {
 // Unimplemented names a field that is not built; InvalidArgument one that is out of range. The model is not looked at.
 absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bool chat);
 
-// The conversation by the model's template. InvalidArgument (TEMPLATE_ERROR), without a template too.
+// The conversation by the model's template. InvalidArgument (TEMPLATE_ERROR): what it refuses names chat.messages, a model without a
+// template chat_template.
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text);
 
 // The prompt's token ids. `text` receives the prompt as text, for echo.

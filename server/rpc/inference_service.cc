@@ -27,9 +27,10 @@ absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, co
     return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
   }
   const std::string id = proto.request_id().empty() ? call.request_id() : proto.request_id();
-  // Before the load, which may take long: Abort finds the request there too, and the engine ends it at once.
+  // Before the load, which may take long: Abort finds the request there too, and it ends when the load has.
   auto entry = std::make_unique<RequestIds::Entry>(ids, id, call.cancel());
   NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(proto.model()));
+  NIBBLE_RETURN_IF_ERROR(call.StillWanted(call.deadline()));
   std::string echo;
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text, options.echo ? &echo : nullptr));
   serve::Request request = options.request;
@@ -142,13 +143,14 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
   if (stream->ended()) return stream.get();
   // gRPC keeps the request only as long as the call: a worker may come to it later.
   const bool taken = edge_.workers.TryRun([this, stream, chat, copy = *request] {
+    edge_.workers.NoteWait(edge_.clock.Monotonic() - stream->call().began());
     if (stream->ended()) return;
     const absl::Status status = Submit(edge_, models_, ids_, stream->call(), copy, chat, [&](AnswerContext answer) {
       return std::make_shared<StreamSink>(std::move(answer), stream);
     });
     if (!status.ok()) stream->End(status);
   });
-  if (!taken) stream->End(base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL"));
+  if (!taken) stream->End(TooManyWait(edge_.workers));
   return stream.get();
 }
 

@@ -1,4 +1,6 @@
 // ModelLibrary: a checkpoint becomes a model while its job goes on.
+#include <map>
+#include <string>
 #include <utility>
 
 #include "server/base/error.h"
@@ -28,8 +30,11 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
   const auto verified = store::Verify(state_.files, source.directory);
   if (!verified.ok()) {
     if (missing()) return gone();
+    if (!store::SaysDamaged(verified.status())) return verified.status();
     metrics_.ArtifactVerifyFailed();
-    return base::WithReason(verified.status(), "CHECKPOINT_CORRUPT", {{"checkpoint", request.checkpoint()}});
+    std::map<std::string, std::string> metadata = base::ReasonMetadata(verified.status());  // the file, its digests
+    metadata["checkpoint"] = request.checkpoint();
+    return base::WithReason(absl::DataLossError(verified.status().message()), "CHECKPOINT_CORRUPT", metadata);
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
   const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.spec.base_model},

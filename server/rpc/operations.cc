@@ -1,5 +1,7 @@
 #include "server/rpc/operations.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -23,6 +25,9 @@ constexpr std::size_t kMaxWaiting = 64;
 constexpr std::uint64_t kMaxFileBytes = 4u << 20;
 constexpr absl::Duration kKept = absl::Hours(24);
 constexpr char kPrefix[] = "operations/";
+// A client that finds the queue full is told to wait no shorter and no longer than this.
+constexpr absl::Duration kShortestRetry = absl::Seconds(1);
+constexpr absl::Duration kLongestRetry = absl::Hours(1);
 
 }  // namespace
 
@@ -156,12 +161,24 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const std::string& 
     if (!files_.RemoveAll(base::JoinPath(directory_, answer.name().substr(sizeof kPrefix - 1) + ".json")).ok()) {
       base::LogWarning("refused operation not removed", {{"name", answer.name()}});
     }
-    return base::WithReason(absl::ResourceExhaustedError("too many operations wait already"), "QUEUE_FULL");
+    return base::WithReason(absl::ResourceExhaustedError("too many operations wait already"), "QUEUE_FULL",
+                            {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(UntilNextEnd()))}});
   }
   return answer;
 }
 
+// A place comes free when the one that runs ends: the mean of those that ended lately, less what it has run already.
+absl::Duration OperationTable::UntilNextEnd() const {
+  const absl::Duration run = running_since_.has_value() ? clock_.Monotonic() - *running_since_ : absl::ZeroDuration();
+  return std::clamp(mean_run_ - run, kShortestRetry, kLongestRetry);
+}
+
 void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) {
+  const absl::Duration began = clock_.Monotonic();
+  {
+    base::MutexLock lock(mutex_);
+    running_since_ = began;
+  }
   Scope scope(*this, *entry);
   absl::StatusOr<google::protobuf::Any> result =
       entry->cancel.cancelled() ? absl::StatusOr<google::protobuf::Any>(absl::CancelledError("cancelled before it began"))
@@ -171,6 +188,9 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
   longrunning::Operation operation;
   {
     base::MutexLock lock(mutex_);
+    running_since_.reset();
+    const absl::Duration run = clock_.Monotonic() - began;
+    mean_run_ = mean_run_ == absl::ZeroDuration() ? run : mean_run_ * 0.8 + run * 0.2;  // the last few count most
     if (status.ok()) {
       *entry->operation.mutable_response() = *std::move(result);
     } else {
@@ -248,8 +268,22 @@ absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Don
 }
 
 void OperationTable::ForgetOnEnd(const std::string& name, std::uint64_t handle) {
+  Done dropped;  // what it holds may be the last of its owner: it goes after the lock
   base::MutexLock lock(mutex_);
-  if (const auto it = entries_.find(name); it != entries_.end()) it->second->waiting.erase(handle);
+  const auto it = entries_.find(name);
+  if (it == entries_.end()) return;
+  auto& waiting = it->second->waiting;
+  if (const auto wish = waiting.find(handle); wish != waiting.end()) {
+    dropped = std::move(wish->second);
+    waiting.erase(wish);
+  }
+}
+
+std::size_t OperationTable::num_waiting() const {
+  base::MutexLock lock(mutex_);
+  std::size_t waiting = 0;
+  for (const auto& [name, entry] : entries_) waiting += entry->waiting.size();
+  return waiting;
 }
 
 }  // namespace nibble::rpc

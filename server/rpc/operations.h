@@ -1,9 +1,11 @@
 // Work that outlives its call: imports, conversions, exports, as google.longrunning operations.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +55,8 @@ class OperationTable {
   // wish back; 0: it was called already.
   absl::StatusOr<std::uint64_t> OnEnd(const std::string& name, Done done);
   void ForgetOnEnd(const std::string& name, std::uint64_t handle);
+  // Wishes of OnEnd that are neither met nor taken back.
+  std::size_t num_waiting() const;
 
  private:
   struct Entry;
@@ -61,6 +65,7 @@ class OperationTable {
   absl::Status Load();
   void Save(const Entry& entry);
   void Run(const std::shared_ptr<Entry>& entry, const Body& body);
+  absl::Duration UntilNextEnd() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::FileSystem& files_;
   base::Clock& clock_;
@@ -68,6 +73,8 @@ class OperationTable {
   mutable base::Mutex mutex_;
   std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;
+  absl::Duration mean_run_ ABSL_GUARDED_BY(mutex_);                     // of the operations that ended lately
+  std::optional<absl::Duration> running_since_ ABSL_GUARDED_BY(mutex_);  // monotonic; of the one that runs
   WorkerPool worker_;  // one thread: what is heavy is done one after the other. Last: it ends first
 };
 

@@ -39,13 +39,19 @@ class Wait : public std::enable_shared_from_this<Wait> {
     } else {
       handle_ = *handle;
     }
-    if (Taken()) timer_.Cancel();
+    if (!Taken()) return;
+    // Ended before the handle was known: who ended it could not take the wish back.
+    timer_.Cancel();
+    Forget();
   }
 
  private:
   void Cancelled() {
-    if (Take()) call_->Done(absl::CancelledError("cancelled by the client, or its deadline passed"));
+    const Call& call = call_->call();
+    const absl::Status why = call.StillWanted(call.deadline());
+    if (Take()) call_->Done(why);
     timer_.Cancel();
+    Forget();
   }
   void Timeout() {
     if (const auto operation = operations_.Get(name_); operation.ok()) {
@@ -53,7 +59,11 @@ class Wait : public std::enable_shared_from_this<Wait> {
     } else if (Take()) {
       call_->Done(operation.status());
     }
-    operations_.ForgetOnEnd(name_, handle_);
+    Forget();
+  }
+  // A wait that is over is not held until the operation ends, which may be hours from now.
+  void Forget() {
+    if (const std::uint64_t handle = handle_; handle != 0) operations_.ForgetOnEnd(name_, handle);
   }
   void Answer(const longrunning::Operation& operation) {
     if (!Take()) return;

@@ -7,6 +7,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/rpc/answer_sink.h"
 #include "server/rpc/inference_input.h"
 
 namespace nibble::rpc {
@@ -24,7 +25,7 @@ class ScoreSink final : public serve::ResponseSink {
   }
   ~ScoreSink() override { LetGo(); }
 
-  void OnStart(double) override {}
+  void OnStart(double) override { started_ = true; }
   void OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) override {
     for (const serve::TokenLogprob& token : logprobs) {
       v1::TokenLogprob* added = response_->add_tokens();
@@ -46,7 +47,7 @@ class ScoreSink final : public serve::ResponseSink {
       *response_->mutable_usage() = ToProto(finish.usage);
       response_->set_weights_digest(resident_->engine->model().info().weights_digest);
     }
-    call_->Done(finish.status);
+    call_->Done(EndOf(finish.status, started_, finish.usage));
     LetGo();
   }
 
@@ -64,6 +65,7 @@ class ScoreSink final : public serve::ResponseSink {
   const std::int64_t num_top_;
   UnaryCall* const call_;
   v1::ScoreResponse* const response_;
+  bool started_ = false;  // by the engine
   double sum_ = 0;
   std::int64_t count_ = 0;
 };
@@ -79,6 +81,7 @@ absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::Scor
     return base::FieldError("chunk_tokens", base::StrCat("is ", request.chunk_tokens(), ", wanted at least 1"));
   }
   NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(request.model()));
+  NIBBLE_RETURN_IF_ERROR(call->call().StillWanted(call->call().deadline()));  // a load may take long
   serve::Request score;
   NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident->text));
   if (score.prompt.empty()) return base::FieldError("input", "has no tokens, wanted at least one");

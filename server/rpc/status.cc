@@ -28,9 +28,9 @@ std::string Shown(std::string_view text, std::size_t max_bytes = kMaxDetailBytes
 
 constexpr std::int64_t kRetryMs = 1000;  // where who refuses has no estimate of its own ("retry_ms")
 
-// KV_FULL is no matter of waiting: the request needs more than there is.
+// What comes free by itself. KV_FULL and MESSAGE_TOO_LARGE are no matter of waiting: the request needs more than there is.
 bool IsRetryable(const absl::Status& status, std::string_view reason) {
-  return absl::IsUnavailable(status) || reason == "QUEUE_FULL";
+  return absl::IsUnavailable(status) || reason == "QUEUE_FULL" || reason == "TENANT_QUOTA";
 }
 
 // "qlora.r: is 0; optim.lr: ..." and one metadata entry a field (jobs::Validate), or "field" alone (base::FieldError).
@@ -199,6 +199,11 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   const google::rpc::Status details = ToRpcStatus(status);
   // The numbers of the canonical codes are the same in all three.
   return grpc::Status(static_cast<grpc::StatusCode>(status.code()), details.message(), details.SerializeAsString());
+}
+
+absl::Status StoppedAt(const absl::Status& status, std::string_view stage, std::int64_t tokens) {
+  if (!absl::IsCancelled(status) && !absl::IsDeadlineExceeded(status)) return status;
+  return base::WithReason(status, CodeName(status.code()), {{"stage", std::string(stage)}, {"tokens", std::to_string(tokens)}});
 }
 
 absl::Status NotBuilt(std::string_view method_or_field) {

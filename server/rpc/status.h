@@ -2,6 +2,7 @@
 #pragma once
 #include <grpcpp/support/status.h>
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -26,6 +27,13 @@ std::string ToUtf8(std::string_view text, std::size_t max_bytes = std::string_vi
 
 // `text` as a client may see it: of an absolute path the last part alone, of an address in memory nothing.
 std::string WithoutInternals(std::string_view text);
+
+// How far a call was that its client or its deadline ended: metadata `stage` and `tokens` (made until then). Other statuses are
+// left as they are.
+inline constexpr char kStageQueue[] = "QUEUE";      // nothing was begun: it waited for a worker, a load, a slot or an operation
+inline constexpr char kStagePrefill[] = "PREFILL";  // its prompt was being read
+inline constexpr char kStageDecode[] = "DECODE";    // tokens were being made
+absl::Status StoppedAt(const absl::Status& status, std::string_view stage, std::int64_t tokens);
 
 // Unimplemented, with the method or field named in the message and in the metadata.
 absl::Status NotBuilt(std::string_view method_or_field);

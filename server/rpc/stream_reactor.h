@@ -57,10 +57,10 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   }
 
   // Called, from gRPC's threads, when the queue has become empty, and when the stream ended from the client's side. Set before
-  // the first Push; dropped when the stream is done.
+  // the first Push; dropped when the stream is done, at once where it is: what feeds the stream holds it too.
   void OnSpace(std::function<void()> callback) {
     base::MutexLock lock(mutex_);
-    on_space_ = std::move(callback);
+    if (self_ != nullptr) on_space_ = std::move(callback);
   }
 
  private:

@@ -1,7 +1,9 @@
 // Unary RPCs: the one place that times, counts, logs, maps errors and calls Finish().
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "server/base/error.h"
@@ -49,6 +51,14 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   std::function<void()> on_cancel_ ABSL_GUARDED_BY(mutex_);
 };
 
+// That as many calls wait for these workers as may. The estimate is what the call that began last had waited: by Little's law
+// (waiting = rate * wait) the length of the queue over the rate at which it is served. Between 100 ms and a minute.
+inline absl::Status TooManyWait(const WorkerPool& workers) {
+  const absl::Duration retry = std::clamp(workers.last_wait(), absl::Milliseconds(100), absl::Minutes(1));
+  return base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL",
+                          {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(retry))}});
+}
+
 // Answers on gRPC's own thread: for what never waits.
 template <typename Body>
 grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
@@ -67,20 +77,17 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::Call
     call->Done(call->call().admitted());
     return call;
   }
-  const bool taken = workers.TryRun([&edge, call, patience, start = std::move(start)]() mutable {
+  const bool taken = workers.TryRun([&edge, &workers, call, patience, start = std::move(start)]() mutable {
+    workers.NoteWait(edge.clock.Monotonic() - call->call().began());
     const absl::Duration given = call->call().deadline();
     const absl::Duration limit = given == absl::InfiniteDuration() ? call->call().began() + patience : given;
-    if (call->call().cancel().cancelled()) {
-      call->Done(absl::CancelledError("cancelled before it began"));
-    } else if (edge.clock.Monotonic() >= limit) {
-      call->Done(absl::DeadlineExceededError("the deadline passed before it began"));
+    if (const absl::Status wanted = call->call().StillWanted(limit); !wanted.ok()) {
+      call->Done(wanted);
     } else {
       start(call);
     }
   });
-  if (!taken) {
-    call->Done(base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL"));
-  }
+  if (!taken) call->Done(TooManyWait(workers));
   return call;
 }
 

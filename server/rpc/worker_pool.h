@@ -1,5 +1,6 @@
 #pragma once
 #include <atomic>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "server/base/mutex.h"
 
 namespace nibble::rpc {
@@ -27,6 +29,10 @@ class WorkerPool {
   // The next piece of work that was admitted before: always taken.
   void Run(Task task);
 
+  // How long the call that began last had waited for its turn; told by the calls themselves, as they begin.
+  void NoteWait(absl::Duration wait) { last_wait_ns_ = absl::ToInt64Nanoseconds(wait); }
+  absl::Duration last_wait() const { return absl::Nanoseconds(last_wait_ns_.load()); }
+
  private:
   void Work();
 
@@ -35,6 +41,7 @@ class WorkerPool {
   base::Condition wake_;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<std::int64_t> last_wait_ns_{0};
   std::vector<std::thread> threads_;
 };
 

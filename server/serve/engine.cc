@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "server/base/error.h"
@@ -17,6 +19,11 @@ namespace {
 constexpr std::chrono::milliseconds kReaderPoll(5);
 // The longest that a client is told to wait before it tries again.
 constexpr absl::Duration kLongestRetry = absl::Minutes(1);
+
+std::map<std::string, std::string> RetryAfter(absl::Duration wait) {
+  const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), kLongestRetry);
+  return {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(retry))}};
+}
 
 }  // namespace
 
@@ -118,9 +125,7 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   const Queue queue = QueueBefore(group->request.n, pages);
   const absl::Duration wait = EstimatedWait(queue.requests);
   const auto full = [&](const std::string& why) {
-    const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), kLongestRetry);
-    return base::WithReason(absl::ResourceExhaustedError(why), "QUEUE_FULL",
-                            {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(retry))}});
+    return base::WithReason(absl::ResourceExhaustedError(why), "QUEUE_FULL", RetryAfter(wait));
   };
   if (!queue.at_once && queue.requests >= options_.max_waiting) {
     return full(base::StrCat(queue.requests, " requests wait already, the limit is ", options_.max_waiting));
@@ -225,6 +230,7 @@ bool Engine::Take(Group& group) {
 void Engine::Admit() {
   std::vector<std::unique_ptr<Group>> gone;  // ended while they waited
   std::size_t admitted = 0;
+  absl::Duration wait;  // of one that comes now
   const absl::Duration now = clock_.Monotonic();
   {
     base::MutexLock lock(mutex_);
@@ -250,6 +256,7 @@ void Engine::Admit() {
       ++admitted;
     }
     free_pages_ = pool_->free_pages();
+    wait = EstimatedWait(static_cast<std::int64_t>(waiting_.size()));
   }
   for (std::size_t i = running_.size() - admitted; i < running_.size(); ++i) {
     running_[i]->sink->OnStart(running_[i]->usage.queue_ms);
@@ -260,7 +267,8 @@ void Engine::Admit() {
     } else if (now >= group->request.deadline) {
       EndGroup(*group, absl::DeadlineExceededError("the deadline passed while it waited"), FinishReason::kDeadline);
     } else {
-      EndGroup(*group, base::WithReason(absl::ResourceExhaustedError("queue_timeout passed while it waited"), "QUEUE_FULL"),
+      EndGroup(*group,
+               base::WithReason(absl::ResourceExhaustedError("queue_timeout passed while it waited"), "QUEUE_FULL", RetryAfter(wait)),
                FinishReason::kDeadline);
     }
   }

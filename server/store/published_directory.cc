@@ -152,8 +152,13 @@ absl::StatusOr<Manifest> CheckSizes(base::FileSystem& files, const std::string& 
     if (absl::IsNotFound(size.status())) return absl::DataLossError(StrCat(directory, ": ", file.name, " is missing"));
     if (!size.ok()) return size.status();
     if (*size != file.size) {
-      return absl::DataLossError(
-          StrCat(directory, ": ", file.name, " has ", *size, " bytes, its manifest says ", file.size));
+      return base::WithReason(
+          absl::DataLossError(StrCat(directory, ": ", file.name, " has ", *size, " bytes, its manifest says ", file.size)),
+          "CHECKSUM_MISMATCH",
+          {{"file", file.name},
+           {"expected", file.sha256},
+           {"expected_bytes", std::to_string(file.size)},
+           {"found_bytes", std::to_string(*size)}});
     }
   }
   return manifest;
@@ -170,7 +175,7 @@ absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& dire
     if (found.sha256 != file.sha256) {
       return base::WithReason(
           absl::DataLossError(StrCat(directory, ": ", file.name, " has other bytes than its manifest says")),
-          "CHECKSUM_MISMATCH", {{"file", file.name}});
+          "CHECKSUM_MISMATCH", {{"file", file.name}, {"expected", file.sha256}, {"found", found.sha256}});
     }
   }
   return manifest;

@@ -31,7 +31,8 @@ struct Manifest {
 absl::StatusOr<Manifest> ReadManifest(base::FileSystem& files, const std::string& directory);
 // ReadManifest, and every file is there with its size: what start-up and listings can afford.
 absl::StatusOr<Manifest> CheckSizes(base::FileSystem& files, const std::string& directory);
-// CheckSizes, and every hash: before a checkpoint or an output is used. DataLoss names the file.
+// CheckSizes, and every hash: before a checkpoint or an output is used. DataLoss (CHECKSUM_MISMATCH) names the file and the digests
+// that were `expected` and `found` (of another size: the bytes).
 absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory);
 // Of a status of the three above: the directory is not, or not as it was published. Else it could not be read now, which
 // says nothing of it.

@@ -84,7 +84,9 @@ TEST(StatusTest, WhatIsNotFoundIsNamed) {
 TEST(StatusTest, RetryInfoOnlyWhereARetryHelps) {
   EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::UnavailableError("x"))).has_value());
   EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "QUEUE_FULL"))));
+  EXPECT_TRUE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "TENANT_QUOTA"))));
   EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "DISK_FULL"))));
+  EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(base::WithReason(absl::ResourceExhaustedError("x"), "MESSAGE_TOO_LARGE"))));
   EXPECT_FALSE(Find<google::rpc::RetryInfo>(ToRpcStatus(absl::InternalError("x"))));
 }
 
@@ -136,6 +138,18 @@ TEST(StatusTest, ToUtf8CutsBetweenCharacters) {
   EXPECT_EQ(ToUtf8("aé", 2), "a");
   EXPECT_EQ(ToUtf8("aé", 3), "aé");
   EXPECT_EQ(ToUtf8("😀😀", 5), "😀");
+}
+
+TEST(StatusTest, OnlyWhatWasCutHasAStage) {
+  for (const absl::Status& cut : {absl::CancelledError("x"), absl::DeadlineExceededError("x")}) {
+    const auto info = Find<google::rpc::ErrorInfo>(ToRpcStatus(StoppedAt(cut, kStagePrefill, 5)));
+    ASSERT_TRUE(info.has_value());
+    EXPECT_EQ(info->reason(), CodeName(cut.code()));
+    EXPECT_EQ(info->metadata().at("stage"), "PREFILL");
+    EXPECT_EQ(info->metadata().at("tokens"), "5");
+  }
+  EXPECT_EQ(StoppedAt(absl::NotFoundError("x"), kStageQueue, 0), absl::NotFoundError("x"));
+  EXPECT_TRUE(StoppedAt(absl::OkStatus(), kStageQueue, 0).ok());
 }
 
 TEST(StatusTest, NotBuiltNamesWhatIsNot) {

@@ -169,6 +169,20 @@ TEST_F(StreamReactorTest, SpaceIsToldWhenTheQueueHasRunEmpty) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
+// Who feeds a stream may come to it only after its client has gone. What it leaves there holds the stream in turn: kept, neither
+// would ever go.
+TEST_F(StreamReactorTest, WhatIsSetAfterTheEndIsNotKept) {
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  context_.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  while (stream.use_count() > 1) std::this_thread::yield();  // gRPC is done with it
+  const auto held = std::make_shared<int>(1);
+  stream->OnSpace([held] {});
+  EXPECT_EQ(held.use_count(), 1);
+}
+
 TEST(PumpTest, RunsOnceMoreWhenWokenMeanwhileAndNeverTwiceAtATime) {
   std::atomic<int> runs{0}, inside{0};
   bool overlapped = false;

@@ -568,6 +568,7 @@ TEST_F(EngineTest, AQueueTimeoutEndsTheWaitAndOnlyTheWait) {
   ASSERT_TRUE(engine->Submit(request, running).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(waiting->Wait().status));
   EXPECT_EQ(base::Reason(waiting->finish.status), "QUEUE_FULL");
+  EXPECT_EQ(base::ReasonMetadata(waiting->finish.status)["retry_ms"], "100") << "nothing has ended yet: the shortest";
   EXPECT_TRUE(running->Wait().status.ok());
 }
 

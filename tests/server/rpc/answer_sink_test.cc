@@ -1,0 +1,310 @@
+// What becomes of an engine's callbacks: the pieces of an answer, and what an error says of one that was cut.
+#include "server/rpc/answer_sink.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "google/rpc/error_details.pb.h"
+#include "server/base/error.h"
+#include "server/rpc/status.h"
+#include "tests/server/model/small_models.h"
+
+namespace nibble::rpc {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr std::int32_t kD = 70;  // "d", of the small model's vocabulary
+
+// Keeps what comes; the hook runs on the engine's thread.
+class Answer final : public AnswerSink {
+ public:
+  explicit Answer(AnswerContext context) : AnswerSink(std::move(context)) {}
+  void Wait() { done_.get_future().wait(); }
+  std::string text() const {
+    std::string joined;
+    for (const v1::GenerateReply& reply : replies) joined += reply.delta().text();
+    return joined;
+  }
+  std::vector<std::int32_t> ids() const {
+    std::vector<std::int32_t> all;
+    for (const v1::GenerateReply& reply : replies) {
+      all.insert(all.end(), reply.delta().token_ids().begin(), reply.delta().token_ids().end());
+    }
+    return all;
+  }
+  v1::GenerateFinish finish() const {
+    for (const v1::GenerateReply& reply : replies) {
+      if (reply.has_finish()) return reply.finish();
+    }
+    return {};
+  }
+
+  std::vector<v1::GenerateReply> replies;
+  absl::Status status;
+  std::function<void(const v1::GenerateReply&)> on_reply;
+
+ private:
+  void Emit(v1::GenerateReply& reply) override {
+    replies.push_back(reply);
+    if (on_reply) on_reply(reply);
+  }
+  void End(const absl::Status& ended) override {
+    status = ended;
+    done_.set_value();
+  }
+  std::promise<void> done_;
+};
+
+class AnswerSinkTest : public ::testing::Test {
+ protected:
+  // An engine that has let go of its last answer touches nothing of the fixture any more.
+  void TearDown() override {
+    while (edge_.live_answers > 0) std::this_thread::yield();
+  }
+  void Start() {
+    auto resident = std::make_shared<serve::Resident>();
+    resident->name = "tiny";
+    tokenizer_ = models_.tokenizer();
+    auto engine = serve::Engine::Start(models_.Load(models_.int8()), tokenizer_, {}, models_.stream(), clock_);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    resident->engine = *std::move(engine);
+    resident_ = std::move(resident);
+  }
+  // "d" whatever comes before, unless the test says otherwise.
+  static serve::Request Ask(std::int64_t max_tokens) {
+    serve::Request request;
+    request.prompt = {5, 6, 7};
+    request.stopping.max_tokens = max_tokens;
+    request.penalties.bias = {{kD, 100.0f}};
+    return request;
+  }
+  std::shared_ptr<Answer> Make(const serve::Request& request) {
+    if (resident_ == nullptr) Start();
+    GenerateOptions options;
+    options.request = request;
+    return std::make_shared<Answer>(AnswerContext{.edge = edge_,
+                                                  .resident = resident_,
+                                                  .options = options,
+                                                  .request_id = "mine",
+                                                  .echo_text = "",
+                                                  .prompt = request.prompt,
+                                                  .entry = nullptr});
+  }
+  std::shared_ptr<Answer> Run(const serve::Request& request, std::function<void(const v1::GenerateReply&)> on_reply = {}) {
+    auto answer = Make(request);
+    answer->on_reply = std::move(on_reply);
+    const absl::Status status = resident_->engine->Submit(request, answer);
+    EXPECT_TRUE(status.ok()) << status;
+    if (status.ok()) answer->Wait();
+    return answer;
+  }
+
+  model::SmallModels models_;
+  base::FakeClock clock_{absl::UnixEpoch()};
+  std::atomic<bool> draining_{false};
+  telemetry::Metrics metrics_{{}, {}};
+  WorkerPool workers_{1, 8};
+  Edge edge_{metrics_, workers_, clock_, draining_};
+  std::shared_ptr<const text::Tokenizer> tokenizer_;
+  std::shared_ptr<const serve::Resident> resident_;
+};
+
+TEST_F(AnswerSinkTest, TheDeltasJoinedAreWhatTheirTokensDecodeTo) {
+  serve::Request request = Ask(60);
+  request.penalties.bias.clear();
+  for (std::int32_t id = 103; id < 112; ++id) request.penalties.bias.emplace_back(id, -100.0f);  // rows that no token has
+  request.stopping.ignore_eos = true;
+  request.sampling.temperature = 2;
+  request.sampling.seed = 3;
+  request.stopping.strings = {"no such text"};  // held back for, never found
+  const auto answer = Run(request);
+  ASSERT_TRUE(answer->status.ok()) << answer->status;
+  const auto ids = answer->ids();
+  ASSERT_EQ(ids.size(), 60u);
+  EXPECT_EQ(answer->text(), tokenizer_->Decode(ids, /*skip_special_tokens=*/true).value_or("not decoded"));
+  ASSERT_GE(answer->replies.size(), 4u);
+  EXPECT_TRUE(answer->replies.front().has_start());
+  EXPECT_TRUE(answer->replies[answer->replies.size() - 2].has_finish());
+  EXPECT_TRUE(answer->replies.back().has_usage());
+}
+
+TEST_F(AnswerSinkTest, TextThatMayBeginAStopIsHeldBackUntilItIsNone) {
+  serve::Request request = Ask(12);
+  request.stopping.strings = {"ddx"};
+  const auto answer = Run(request);
+  ASSERT_TRUE(answer->status.ok()) << answer->status;
+  std::size_t tokens = 0, shown = 0;
+  for (const v1::GenerateReply& reply : answer->replies) {
+    if (!reply.has_delta()) continue;
+    tokens += static_cast<std::size_t>(reply.delta().token_ids_size());
+    shown += reply.delta().text().size();
+    // The last two may begin it, until the answer ends.
+    if (reply.delta().token_ids_size() == 0) continue;  // what was held back to the end
+    EXPECT_EQ(shown, tokens - std::min<std::size_t>(tokens, 2)) << tokens;
+  }
+  EXPECT_EQ(tokens, 12u);
+  EXPECT_EQ(answer->text(), std::string(12, 'd'));
+  EXPECT_EQ(answer->finish().reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(answer->finish().matched(), "");
+  EXPECT_FALSE(answer->finish().has_matched_token_id());
+}
+
+TEST_F(AnswerSinkTest, AStopIsNamedAsWhatItWasAStringOrAToken) {
+  serve::Request request = Ask(12);
+  request.stopping.strings = {"x", "dddd"};
+  auto answer = Run(request);
+  EXPECT_EQ(answer->text(), "");
+  EXPECT_EQ(answer->ids().size(), 4u);
+  EXPECT_EQ(answer->finish().reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(answer->finish().matched(), "dddd");
+  EXPECT_FALSE(answer->finish().has_matched_token_id());
+
+  request.stopping.include_stop = true;
+  EXPECT_EQ(Run(request)->text(), "dddd");
+
+  request = Ask(12);
+  request.stopping.token_ids = {3, kD};
+  answer = Run(request);
+  EXPECT_THAT(answer->ids(), ElementsAre(kD));
+  EXPECT_EQ(answer->text(), "");
+  EXPECT_EQ(answer->finish().reason(), v1::FINISH_REASON_STOP);
+  EXPECT_EQ(answer->finish().matched(), "");
+  ASSERT_TRUE(answer->finish().has_matched_token_id());
+  EXPECT_EQ(answer->finish().matched_token_id(), kD);
+}
+
+// Shown, its text is that of a stop string: still it is the token that ended the answer.
+TEST_F(AnswerSinkTest, AnEndTokenMatchesNothing) {
+  serve::Request request = Ask(12);
+  request.penalties.bias = {{1, 100.0f}};  // "</s>"
+  request.include_special_tokens = true;
+  for (const bool shown : {false, true}) {
+    if (shown) request.stopping.strings = {"</s>"};
+    const auto answer = Run(request);
+    ASSERT_TRUE(answer->status.ok()) << answer->status;
+    EXPECT_THAT(answer->ids(), ElementsAre(1));
+    EXPECT_EQ(answer->finish().reason(), v1::FINISH_REASON_EOS);
+    EXPECT_EQ(answer->finish().matched(), "");
+    EXPECT_FALSE(answer->finish().has_matched_token_id());
+  }
+}
+
+// A tokenizer with the two bytes of an accented e in two tokens, which the bias and the penalty draw one after the other.
+TEST_F(AnswerSinkTest, ACharacterIsShownWholeAndAnUnfinishedOneIsHandedOverAsBytes) {
+  const std::string source = models_.Path("source");
+  std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
+  std::string tokenizer = model::ReadBytes(source + "/tokenizer.json");
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    const std::size_t at = tokenizer.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    tokenizer.replace(at, from.size(), to);
+  };
+  replace(R"("y": 91)", "\"\xC3\x83\": 91");  // how such vocabularies write byte C3
+  replace(R"("z": 92)", "\"\xC2\xA9\": 92");  // and A9
+  model::WriteBytes(source + "/tokenizer.json", tokenizer);
+  std::filesystem::remove_all(models_.bf16());
+  const auto report = model::ImportModel(base::RealFileSystem(), source, models_.bf16(), kernels::DType::kBF16);
+  ASSERT_TRUE(report.ok()) << report.status();
+  serve::Request request = Ask(2);
+  request.penalties.bias = {{91, 100.0f}, {92, 50.0f}};
+  request.penalties.repetition = 1000;
+  const auto whole = Run(request);
+  ASSERT_TRUE(whole->status.ok()) << whole->status;
+  ASSERT_THAT(whole->ids(), ElementsAre(91, 92));
+  std::vector<std::string> pieces;
+  for (const v1::GenerateReply& reply : whole->replies) {
+    if (reply.has_delta()) pieces.push_back(reply.delta().text());
+  }
+  EXPECT_THAT(pieces, ElementsAre("", "\xC3\xA9"));
+  EXPECT_EQ(whole->finish().incomplete_utf8(), "");
+
+  request.stopping.max_tokens = 1;
+  const auto half = Run(request);
+  ASSERT_TRUE(half->status.ok()) << half->status;
+  EXPECT_EQ(half->text(), "");
+  EXPECT_EQ(half->finish().incomplete_utf8(), "\xC3");
+}
+
+template <typename T>
+std::optional<T> Find(const google::rpc::Status& status) {
+  for (const auto& detail : status.details()) {
+    T message;
+    if (detail.UnpackTo(&message)) return message;
+  }
+  return std::nullopt;
+}
+
+// The row DEADLINE_EXCEEDED / CANCELLED of docs/errors.md; what had begun is paid for.
+TEST_F(AnswerSinkTest, OneThatIsCutSaysInWhichStageAndAfterHowManyTokens) {
+  const struct {
+    bool started;
+    std::int64_t tokens;
+    std::string stage;
+  } cases[] = {{false, 0, "QUEUE"}, {true, 0, "PREFILL"}, {true, 7, "DECODE"}};
+  for (const auto& one : cases) {
+    for (const absl::Status& why : {absl::CancelledError("cut"), absl::DeadlineExceededError("cut")}) {
+      const auto answer = Make(Ask(12));
+      if (one.started) answer->OnStart(1);
+      answer->OnFinish({why, serve::FinishReason::kCancelled, {.prompt_tokens = 3, .completion_tokens = one.tokens}});
+      const auto details = ToRpcStatus(answer->status);
+      EXPECT_EQ(details.code(), static_cast<int>(why.code()));
+      const auto info = Find<google::rpc::ErrorInfo>(details);
+      ASSERT_TRUE(info.has_value());
+      EXPECT_EQ(info->reason(), CodeName(why.code()));
+      EXPECT_EQ(info->metadata().at("stage"), one.stage);
+      EXPECT_EQ(info->metadata().at("tokens"), std::to_string(one.tokens));
+      const auto usage = Find<v1::Usage>(details);
+      ASSERT_EQ(usage.has_value(), one.started);
+      EXPECT_EQ(usage.value_or(v1::Usage()).completion_tokens(), one.tokens);
+      for (const v1::GenerateReply& reply : answer->replies) EXPECT_FALSE(reply.has_usage()) << "it is in the status";
+    }
+  }
+}
+
+TEST_F(AnswerSinkTest, AFaultAfterPartialOutputCarriesItsUsageAndItsOwnReason) {
+  const auto answer = Make(Ask(12));
+  answer->OnStart(1);
+  const serve::TokenLogprob token = {kD, 0, {}};
+  answer->OnDelta(0, "d", {&token, 1});
+  answer->OnFinish({base::WithReason(absl::InternalError("a step failed"), "KERNEL_FAULT"), serve::FinishReason::kCancelled,
+                    {.prompt_tokens = 3, .completion_tokens = 1}});
+  const auto details = ToRpcStatus(answer->status);
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->reason(), "KERNEL_FAULT");
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->metadata().count("stage"), 0u);
+  ASSERT_TRUE(Find<v1::Usage>(details).has_value());
+  EXPECT_EQ(Find<v1::Usage>(details)->completion_tokens(), 1);
+  EXPECT_EQ(answer->text(), "d");
+}
+
+TEST_F(AnswerSinkTest, ADeadlineInTheMiddleOfAnAnswerIsToldWithWhatWasMade) {
+  serve::Request request = Ask(200);
+  request.deadline = clock_.Monotonic() + absl::Seconds(5);
+  const auto answer = Run(request, [&](const v1::GenerateReply& reply) {
+    if (reply.has_delta()) clock_.Advance(absl::Seconds(2));
+  });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(answer->status)) << answer->status;
+  const auto details = ToRpcStatus(answer->status);
+  const auto info = Find<google::rpc::ErrorInfo>(details);
+  ASSERT_TRUE(info.has_value());
+  EXPECT_EQ(info->metadata().at("stage"), "DECODE");
+  EXPECT_EQ(info->metadata().at("tokens"), "3");
+  ASSERT_TRUE(Find<v1::Usage>(details).has_value());
+  EXPECT_EQ(Find<v1::Usage>(details)->completion_tokens(), 3);
+  EXPECT_EQ(answer->text(), "ddd");
+}
+
+}  // namespace
+}  // namespace nibble::rpc

@@ -1,0 +1,465 @@
+// The table of docs/errors.md as a client sees it: one case for every row that this build can produce, over the wire. Rows whose
+// errors a client cannot provoke at will have their tests where they can be: CANCELLED and DEADLINE_EXCEEDED by stage in
+// answer_sink_test, INTERNAL in call_test, CONVERSION_TOLERANCE in convert's tests.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "server/base/files.h"
+#include "server/base/strings.h"
+#include "server/store/checkpoints.h"
+#include "server/store/layout.h"
+#include "tests/server/model/files.h"
+#include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/raw_call.h"
+#include "tests/server/rpc/token_line.h"
+
+namespace nibble {
+namespace {
+
+using base::StrCat;
+using ::testing::HasSubstr;
+using testing_support::AppTest;
+using testing_support::TokenLine;
+
+template <typename T>
+std::optional<T> Find(const google::rpc::Status& status) {
+  for (const auto& detail : status.details()) {
+    T message;
+    if (detail.UnpackTo(&message)) return message;
+  }
+  return std::nullopt;
+}
+
+class ErrorDetailsTest : public AppTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = AppTest::Options();
+    options.trainer_path = "/bin/false";  // starts, fails, is tried again
+    options.engine.kv_tokens = 256;
+    return options;
+  }
+  void SetUp() override {
+    AppTest::SetUp();
+    Import("tiny");
+  }
+  // What every error has: the same code and text twice, one ErrorInfo of this domain.
+  google::rpc::Status Check(const grpc::Status& status, grpc::StatusCode code, const std::string& reason) {
+    EXPECT_EQ(status.error_code(), code) << status.error_message();
+    const google::rpc::Status details = testing_support::Details(status);
+    EXPECT_EQ(details.code(), code);
+    EXPECT_EQ(details.message(), status.error_message());
+    int infos = 0;
+    for (const auto& detail : details.details()) infos += detail.Is<google::rpc::ErrorInfo>();
+    EXPECT_EQ(infos, 1) << status.error_message();
+    const auto info = Find<google::rpc::ErrorInfo>(details).value_or(google::rpc::ErrorInfo());
+    EXPECT_EQ(info.reason(), reason) << status.error_message();
+    EXPECT_EQ(info.domain(), "nibble");
+    const bool retryable = code == grpc::StatusCode::UNAVAILABLE || reason == "QUEUE_FULL" || reason == "TENANT_QUOTA";
+    EXPECT_EQ(Find<google::rpc::RetryInfo>(details).has_value(), retryable) << reason;
+    EXPECT_EQ(Find<google::rpc::QuotaFailure>(details).has_value(), code == grpc::StatusCode::RESOURCE_EXHAUSTED) << reason;
+    EXPECT_EQ(Find<google::rpc::PreconditionFailure>(details).has_value(), code == grpc::StatusCode::FAILED_PRECONDITION) << reason;
+    const bool ours = code == grpc::StatusCode::INTERNAL || code == grpc::StatusCode::DATA_LOSS;
+    EXPECT_EQ(Find<google::rpc::RequestInfo>(details).has_value(), ours) << reason;
+    return details;
+  }
+  static std::string Metadata(const google::rpc::Status& details, const std::string& key) {
+    const auto info = Find<google::rpc::ErrorInfo>(details).value_or(google::rpc::ErrorInfo());
+    const auto it = info.metadata().find(key);
+    return it == info.metadata().end() ? "(none)" : it->second;
+  }
+  static std::string Fields(const google::rpc::Status& details) {
+    std::string joined;
+    const auto bad = Find<google::rpc::BadRequest>(details).value_or(google::rpc::BadRequest());
+    for (const auto& violation : bad.field_violations()) joined += (joined.empty() ? "" : " ") + violation.field();
+    return joined;
+  }
+  grpc::Status Generate(const v1::GenerateRequest& request) {
+    v1::GenerateResponse response;
+    return Call(inference_, &v1::InferenceService::Stub::Generate, request, &response);
+  }
+  static v1::CreateJobRequest Job() {
+    v1::CreateJobRequest request;
+    auto* spec = request.mutable_spec();
+    spec->set_base_model("tiny");
+    spec->set_train_dataset("texts");
+    spec->mutable_qlora()->set_r(4);
+    spec->mutable_run()->set_max_steps(2);
+    spec->mutable_publish()->set_output_model("out");
+    return request;
+  }
+  grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
+    return Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, job);
+  }
+  void UploadTexts() { Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n"); }
+};
+
+TEST_F(ErrorDetailsTest, InvalidArgumentFieldViolation) {
+  UploadTexts();
+  v1::CreateJobRequest request = Job();
+  request.mutable_spec()->mutable_qlora()->set_r(0);
+  request.mutable_spec()->mutable_optim()->set_lr(-1);
+  v1::Job job;
+  const auto details = Check(Create(request, &job), grpc::StatusCode::INVALID_ARGUMENT, "FIELD_VIOLATION");
+  EXPECT_EQ(Fields(details), "optim.lr qlora.r");
+  EXPECT_NE(Metadata(details, "field"), "(none)");
+}
+
+// What a request may hold, told with what it held.
+TEST_F(ErrorDetailsTest, InvalidArgumentTooManyStops) {
+  const auto ask = [&](int strings, int tokens) {
+    v1::GenerateRequest request = Prompt("tiny", "a", 1);
+    for (int i = 0; i < strings; ++i) request.mutable_stopping()->add_stop("stop" + std::to_string(i));
+    for (int i = 0; i < tokens; ++i) request.mutable_stopping()->add_stop_token_ids(i % 100);
+    return Generate(request);
+  };
+  const grpc::Status most = ask(16, 128);
+  EXPECT_TRUE(most.ok()) << most.error_message();
+  const grpc::Status strings = ask(17, 0);
+  EXPECT_EQ(Fields(Check(strings, grpc::StatusCode::INVALID_ARGUMENT, "FIELD_VIOLATION")), "stopping.stop");
+  EXPECT_THAT(strings.error_message(), HasSubstr("has 17 strings, wanted at most 16"));
+  const grpc::Status tokens = ask(0, 129);
+  EXPECT_EQ(Fields(Check(tokens, grpc::StatusCode::INVALID_ARGUMENT, "FIELD_VIOLATION")), "stopping.stop_token_ids");
+  EXPECT_THAT(tokens.error_message(), HasSubstr("has 129 tokens, wanted at most 128"));
+}
+
+TEST_F(ErrorDetailsTest, InvalidArgumentDatasetFormat) {
+  const std::string rows = "{\"text\": \"a\"}\n{\"text\": 5}\nno row\n";
+  grpc::ClientContext context;
+  v1::Dataset dataset;
+  auto writer = datasets_->UploadDataset(&context, &dataset);
+  v1::UploadDatasetRequest message;
+  message.mutable_header()->set_name("bad");
+  message.mutable_header()->set_format(v1::DATASET_FORMAT_TEXT);
+  writer->Write(message);
+  message.set_chunk(rows);
+  writer->Write(message);
+  message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
+  writer->Write(message);
+  writer->WritesDone();
+  EXPECT_EQ(Fields(Check(writer->Finish(), grpc::StatusCode::INVALID_ARGUMENT, "DATASET_FORMAT")), "line 2 line 3");
+}
+
+TEST_F(ErrorDetailsTest, InvalidArgumentNoTrainableTokens) {
+  std::string prompt;
+  for (int i = 0; i < 64; ++i) prompt += "a b ";
+  Upload("texts", "{\"prompt\": \"" + prompt + "\", \"completion\": \"c\"}\n");
+  v1::CreateJobRequest request = Job();
+  request.mutable_spec()->mutable_data()->set_max_seq_len(8);
+  v1::Job job;
+  Check(Create(request, &job), grpc::StatusCode::INVALID_ARGUMENT, "NO_TRAINABLE_TOKENS");
+}
+
+TEST_F(ErrorDetailsTest, InvalidArgumentPromptTooLong) {
+  v1::GenerateRequest request = Prompt("tiny", "", 1);
+  for (int i = 0; i < 300; ++i) request.mutable_token_ids()->add_ids(5);
+  const auto details = Check(Generate(request), grpc::StatusCode::INVALID_ARGUMENT, "PROMPT_TOO_LONG");
+  EXPECT_EQ(Metadata(details, "tokens"), "300");
+  EXPECT_EQ(Metadata(details, "max"), "256");
+}
+
+// "strict" has a template that refuses every conversation, "bare" has none.
+class TemplateErrorTest : public ErrorDetailsTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = ErrorDetailsTest::Options();
+    options.import_root = directory_ + "/root";
+    std::filesystem::create_directory(options.import_root);
+    for (const char* name : {"hf_tied_bf16", "strict", "bare"}) {
+      std::filesystem::copy(model::Golden("hf_tied_bf16"), StrCat(options.import_root, "/", name));
+    }
+    model::WriteBytes(options.import_root + "/strict/chat_template.jinja", "{{ raise_exception('roles must alternate') }}");
+    std::filesystem::remove(options.import_root + "/bare/chat_template.jinja");
+    return options;
+  }
+  void Take(const std::string& name) {
+    v1::ImportModelRequest request;
+    request.set_server_path(name);
+    request.set_name(name);
+    google::longrunning::Operation operation;
+    const grpc::Status status = Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    const auto done = Wait(operation);
+    ASSERT_TRUE(done.has_response()) << done.error().message();
+  }
+  grpc::Status Chat(const std::string& model) {
+    v1::ChatRequest request;
+    request.mutable_request()->set_model(model);
+    auto* message = request.mutable_request()->mutable_chat()->add_messages();
+    message->set_role("user");
+    message->set_content("a b");
+    v1::GenerateResponse response;
+    return Call(inference_, &v1::InferenceService::Stub::Chat, request, &response);
+  }
+  grpc::Status Preview(const std::string& model) {
+    v1::PreviewDatasetRequest request;
+    request.set_dataset("chats");
+    request.set_model(model);
+    v1::PreviewDatasetResponse response;
+    return Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, request, &response);
+  }
+};
+
+TEST_F(TemplateErrorTest, InvalidArgumentTemplateError) {
+  Take("strict");
+  Take("bare");
+  Upload("chats", R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})" "\n");
+  const grpc::Status refused = Chat("strict");
+  EXPECT_EQ(Fields(Check(refused, grpc::StatusCode::INVALID_ARGUMENT, "TEMPLATE_ERROR")), "chat.messages");
+  EXPECT_THAT(refused.error_message(), HasSubstr("roles must alternate"));
+  EXPECT_EQ(Fields(Check(Chat("bare"), grpc::StatusCode::INVALID_ARGUMENT, "TEMPLATE_ERROR")), "chat_template");
+  EXPECT_EQ(Fields(Check(Preview("strict"), grpc::StatusCode::INVALID_ARGUMENT, "TEMPLATE_ERROR")), "messages");
+  EXPECT_EQ(Fields(Check(Preview("bare"), grpc::StatusCode::INVALID_ARGUMENT, "TEMPLATE_ERROR")), "chat_template");
+}
+
+TEST_F(ErrorDetailsTest, NotFound) {
+  const auto check = [&](const grpc::Status& status, const std::string& reason, const std::string& name) {
+    const auto resource = Find<google::rpc::ResourceInfo>(Check(status, grpc::StatusCode::NOT_FOUND, reason));
+    ASSERT_TRUE(resource.has_value()) << reason;
+    EXPECT_EQ(resource->resource_type(), reason);
+    EXPECT_EQ(resource->resource_name(), name);
+  };
+  v1::GetJobRequest get_job;
+  get_job.set_name("job-none");
+  v1::Job job;
+  check(Call(jobs_, &v1::FineTuneService::Stub::GetJob, get_job, &job), "JOB", "job-none");
+  check(Generate(Prompt("nobody", "a", 1)), "MODEL", "nobody");
+  v1::GetDatasetRequest get_dataset;
+  get_dataset.set_name("nothing");
+  v1::Dataset dataset;
+  check(Call(datasets_, &v1::DatasetService::Stub::GetDataset, get_dataset, &dataset), "DATASET", "nothing");
+  v1::PublishCheckpointRequest publish;
+  publish.set_checkpoint("job-none/5");
+  publish.set_name("m");
+  v1::Model model;
+  check(Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &model), "CHECKPOINT", "job-none/5");
+  google::longrunning::GetOperationRequest get_operation;
+  get_operation.set_name("operations/none");
+  google::longrunning::Operation operation;
+  check(Call(operations_, &google::longrunning::Operations::Stub::GetOperation, get_operation, &operation), "OPERATION",
+        "operations/none");
+}
+
+TEST_F(ErrorDetailsTest, AlreadyExistsNameTakenAndIdempotencyConflict) {
+  UploadTexts();
+  v1::CreateJobRequest request = Job();
+  request.mutable_spec()->mutable_publish()->set_output_model("tiny");
+  v1::Job job;
+  Check(Create(request, &job), grpc::StatusCode::ALREADY_EXISTS, "NAME_TAKEN");
+  request = Job();
+  request.set_request_id("8b7a3d1e-0000-4000-8000-000000000001");
+  ASSERT_TRUE(Create(request, &job).ok());
+  request.mutable_spec()->mutable_run()->set_max_steps(3);
+  Check(Create(request, &job), grpc::StatusCode::ALREADY_EXISTS, "IDEMPOTENCY_CONFLICT");
+}
+
+TEST_F(ErrorDetailsTest, FailedPrecondition) {
+  v1::UnloadModelRequest unload;
+  unload.set_name("tiny");
+  v1::UnloadModelResponse unloaded;
+  Check(Call(models_, &v1::ModelService::Stub::UnloadModel, unload, &unloaded), grpc::StatusCode::FAILED_PRECONDITION, "MODEL_NOT_LOADED");
+  ASSERT_TRUE(Generate(Prompt("tiny", "a", 1)).ok());
+  v1::DeleteModelRequest remove;
+  remove.set_name("tiny");
+  v1::DeleteModelResponse removed;
+  const auto in_use = Check(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed),
+                            grpc::StatusCode::FAILED_PRECONDITION, "MODEL_IN_USE");
+  EXPECT_EQ(Find<google::rpc::PreconditionFailure>(in_use)->violations(0).type(), "MODEL_IN_USE");
+  UploadTexts();
+  v1::Job job;
+  ASSERT_TRUE(Create(Job(), &job).ok());
+  v1::DeleteJobRequest delete_job;
+  delete_job.set_name(job.name());
+  v1::DeleteJobResponse deleted;
+  Check(Call(jobs_, &v1::FineTuneService::Stub::DeleteJob, delete_job, &deleted), grpc::StatusCode::FAILED_PRECONDITION, "ILLEGAL_STATE");
+}
+
+TEST_F(ErrorDetailsTest, ResourceExhaustedKvFull) {
+  v1::GenerateRequest request = Prompt("tiny", "a b c", 240);
+  request.mutable_sampling()->set_n(16);
+  const auto details = Check(Generate(request), grpc::StatusCode::RESOURCE_EXHAUSTED, "KV_FULL");
+  EXPECT_GT(std::stoi(Metadata(details, "need")), std::stoi(Metadata(details, "have")));
+  EXPECT_EQ(Find<google::rpc::QuotaFailure>(details)->violations(0).subject(), "KV_FULL");
+}
+
+// No job may wait.
+class FullQueueTest : public ErrorDetailsTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = ErrorDetailsTest::Options();
+    options.max_queued_jobs = 0;
+    options.max_stream_messages = 3;
+    return options;
+  }
+};
+
+TEST_F(FullQueueTest, ResourceExhaustedQueueFullWithOurEstimate) {
+  UploadTexts();
+  v1::Job job;
+  const auto details = Check(Create(Job(), &job), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
+  // No trainer runs that could tell how long it takes.
+  EXPECT_EQ(Metadata(details, "retry_ms"), "60000");
+  EXPECT_EQ(Find<google::rpc::RetryInfo>(details)->retry_delay().seconds(), 60);
+}
+
+TEST_F(FullQueueTest, ResourceExhaustedMessageTooLarge) {
+  grpc::ClientContext context;
+  v1::Dataset dataset;
+  auto writer = datasets_->UploadDataset(&context, &dataset);
+  v1::UploadDatasetRequest message;
+  message.mutable_header()->set_name("many");
+  writer->Write(message);
+  message.set_chunk("a");
+  for (int i = 0; i < 10 && writer->Write(message); ++i) {
+  }
+  writer->WritesDone();
+  Check(writer->Finish(), grpc::StatusCode::RESOURCE_EXHAUSTED, "MESSAGE_TOO_LARGE");
+}
+
+TEST_F(ErrorDetailsTest, AbortedAndOutOfRange) {
+  v1::DeleteModelRequest remove;
+  remove.set_name("tiny");
+  remove.set_etag("old");
+  v1::DeleteModelResponse removed;
+  Check(Call(models_, &v1::ModelService::Stub::DeleteModel, remove, &removed), grpc::StatusCode::ABORTED, "ETAG_MISMATCH");
+  v1::ListModelsRequest list;
+  list.set_page_token("not ours");
+  v1::ListModelsResponse page;
+  Check(Call(models_, &v1::ModelService::Stub::ListModels, list, &page), grpc::StatusCode::OUT_OF_RANGE, "PAGE_TOKEN");
+}
+
+// A client that cancels hears nothing any more; one whose request another one aborts does.
+TEST_F(ErrorDetailsTest, CancelledSaysStageTokensAndUsage) {
+  ASSERT_TRUE(Generate(Prompt("tiny", "a", 1)).ok());  // loaded
+  grpc::Status status;
+  for (int i = 0; i < 20 && status.ok(); ++i) {
+    v1::GenerateRequest request = Prompt("tiny", "a b c", 240);
+    request.set_request_id("mine");
+    std::thread running([&] { status = Generate(request); });
+    v1::AbortRequest abort;
+    abort.add_request_ids("mine");
+    v1::AbortResponse aborted;
+    for (int tries = 0; tries < 1000 && aborted.aborted_request_ids_size() == 0; ++tries) {
+      EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Abort, abort, &aborted).ok());
+    }
+    running.join();
+  }
+  const auto details = Check(status, grpc::StatusCode::CANCELLED, "CANCELLED");
+  const std::string stage = Metadata(details, "stage");
+  const int tokens = std::stoi(Metadata(details, "tokens"));
+  EXPECT_EQ(stage == "DECODE", tokens > 0) << stage << " " << tokens;
+  EXPECT_TRUE(stage == "QUEUE" || stage == "PREFILL" || stage == "DECODE") << stage;
+  const auto usage = Find<v1::Usage>(details);
+  EXPECT_EQ(usage.has_value(), stage != "QUEUE");
+  EXPECT_EQ(usage.value_or(v1::Usage()).completion_tokens(), tokens);
+}
+
+// Over a transport that gRPC does not ask for credentials, as behind a proxy: there the wrappers of the handlers refuse.
+class RefusedCallerTest : public ErrorDetailsTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = ErrorDetailsTest::Options();
+    options.security.token_file = directory_ + "/tokens";
+    std::ofstream(options.security.token_file) << TokenLine("viewer", "viewer");
+    options.grpc_address = "0.0.0.0:0";
+    options.security.insecure = true;
+    return options;
+  }
+  void SetUp() override { AppTest::SetUp(); }  // nothing is imported: nobody may
+  grpc::Status Ask(const std::string& method, const std::multimap<std::string, std::string>& metadata) {
+    return testing_support::Ask(channel_, {.method = method, .metadata = metadata}).status;
+  }
+};
+
+TEST_F(RefusedCallerTest, UnauthenticatedAndPermissionDenied) {
+  const std::string list = "nibble.v1.ModelService/ListModels", stream = "nibble.v1.FineTuneService/WatchJob",
+                    upload = "nibble.v1.ModelService/UploadModel";
+  for (const std::string& method : {list, stream, upload}) {
+    Check(Ask(method, {}), grpc::StatusCode::UNAUTHENTICATED, "TOKEN_MISSING");
+    Check(Ask(method, {{"authorization", "Bearer wrong"}}), grpc::StatusCode::UNAUTHENTICATED, "TOKEN_INVALID");
+  }
+  const auto role = Check(Ask(upload, {{"authorization", "Bearer token-viewer"}}), grpc::StatusCode::PERMISSION_DENIED, "ROLE");
+  EXPECT_NE(Metadata(role, "needed"), "(none)");
+}
+
+TEST_F(ErrorDetailsTest, UnavailableDraining) {
+  v1::DrainRequest request;
+  request.mutable_deadline()->set_seconds(5);
+  v1::DrainResponse response;
+  ASSERT_TRUE(Call(server_, &v1::ServerService::Stub::Drain, request, &response).ok());
+  v1::ListModelsResponse models;
+  const auto details = Check(Call(models_, &v1::ModelService::Stub::ListModels, v1::ListModelsRequest(), &models),
+                             grpc::StatusCode::UNAVAILABLE, "DRAINING");
+  EXPECT_GT(Find<google::rpc::RetryInfo>(details)->retry_delay().seconds(), 0);
+}
+
+TEST_F(ErrorDetailsTest, DataLossOfAModelIsLoggedUnderTheRequestsId) {
+  const std::string path = directory_ + "/state/models/tiny/model.safetensors";
+  std::string bytes = model::ReadBytes(path);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  model::WriteBytes(path, bytes);
+  grpc::ClientContext context;
+  context.AddMetadata("x-request-id", "mine");
+  v1::GenerateResponse response;
+  const auto details =
+      Check(inference_->Generate(&context, Prompt("tiny", "a", 1), &response), grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT");
+  EXPECT_EQ(Find<google::rpc::RequestInfo>(details)->request_id(), "mine");
+}
+
+TEST_F(ErrorDetailsTest, DataLossCheckpointCorruptNamesBothDigests) {
+  constexpr int kStep = 7;
+  UploadTexts();
+  v1::Job job;
+  ASSERT_TRUE(Create(Job(), &job).ok());
+  // As its trainer would have written it.
+  auto& files = base::RealFileSystem();
+  const std::string attempt = StrCat(directory_, "/state/jobs/", job.name(), "/attempts/1");
+  ASSERT_TRUE(files.CreateDirectories(attempt + "/" + store::kCheckpointsDirectory).ok());
+  auto pending = store::BeginCheckpoint(files, attempt, kStep);
+  ASSERT_TRUE(pending.ok()) << pending.status();
+  model::WriteBytes(pending->path() + "/state.json", "{}");
+  const std::string target = pending->target();
+  ASSERT_TRUE(pending->Commit().ok());
+  v1::PublishCheckpointRequest publish;
+  publish.set_checkpoint(StrCat(job.name(), "/", kStep));
+  publish.set_name("m");
+  v1::Model model;
+  model::WriteBytes(target + "/state.json", "[]");
+  const grpc::Status status = Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &model);
+  const auto details = Check(status, grpc::StatusCode::DATA_LOSS, "CHECKPOINT_CORRUPT");
+  EXPECT_EQ(Metadata(details, "checkpoint"), publish.checkpoint());
+  EXPECT_EQ(Metadata(details, "file"), "state.json");
+  EXPECT_EQ(Metadata(details, "expected"), base::Sha256Hex("{}"));
+  EXPECT_EQ(Metadata(details, "found"), base::Sha256Hex("[]"));
+}
+
+TEST_F(ErrorDetailsTest, UnimplementedNamesWhatIsAbsent) {
+  v1::EmbedRequest embed;
+  v1::EmbedResponse embedded;
+  const auto method = Check(Call(inference_, &v1::InferenceService::Stub::Embed, embed, &embedded),
+                            grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED");
+  EXPECT_EQ(Metadata(method, "name"), "nibble.v1.InferenceService/Embed");
+  v1::GenerateRequest request = Prompt("tiny", "a", 1);
+  request.set_regex("a*");
+  EXPECT_EQ(Metadata(Check(Generate(request), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED"), "name"), "GenerateRequest.regex");
+}
+
+// The list of docs/errors.md of what cannot carry it: what refuses these comes before any code of ours.
+TEST_F(ErrorDetailsTest, WhatGrpcItselfAnswersHasNoDetails) {
+  const grpc::Status unknown = testing_support::Ask(channel_, {.method = "nibble.v1.ModelService/NoSuch"}).status;
+  EXPECT_EQ(unknown.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_TRUE(unknown.error_details().empty());
+  const v1::GenerateRequest large = Prompt("tiny", std::string(5u << 20, 'a'), 1);
+  const grpc::Status too_large = Generate(large);
+  EXPECT_EQ(too_large.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << too_large.error_message();
+  EXPECT_TRUE(too_large.error_details().empty());
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,317 @@
+// Long-running work as google.longrunning shows it: over the wire what the service answers, beside it what only the table knows.
+#include "server/rpc/operations.h"
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "google/rpc/error_details.pb.h"
+#include "server/base/error.h"
+#include "server/rpc/operations_service.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::rpc {
+namespace {
+
+namespace longrunning = google::longrunning;
+
+// A body that runs until it is let through or cancelled.
+class Gate {
+ public:
+  OperationTable::Body Body() {
+    return [this](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+      scope.Progress("reading", 1, 2);
+      base::MutexLock lock(mutex_);
+      ++begun_;
+      changed_.NotifyAll();
+      while (!open_) {
+        if (scope.cancelled()) return absl::CancelledError("cancelled");
+        changed_.WaitFor(lock, std::chrono::milliseconds(1), [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return open_; });
+      }
+      v1::Model model;
+      model.set_name("m");
+      google::protobuf::Any answer;
+      answer.PackFrom(model);
+      return answer;
+    };
+  }
+  void AwaitBegun(int number) {
+    base::MutexLock lock(mutex_);
+    changed_.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return begun_ >= number; });
+  }
+  void Open() {
+    base::MutexLock lock(mutex_);
+    open_ = true;
+    changed_.NotifyAll();
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::Condition changed_;
+  int begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+google::rpc::ErrorInfo InfoOf(const google::rpc::Status& status) {
+  google::rpc::ErrorInfo info;
+  for (const auto& detail : status.details()) detail.UnpackTo(&info);
+  return info;
+}
+google::rpc::ErrorInfo InfoOf(const grpc::Status& status) {
+  google::rpc::Status details;
+  EXPECT_TRUE(details.ParseFromString(status.error_details())) << status.error_message();
+  return InfoOf(details);
+}
+
+class OperationsTest : public ::testing::Test {
+ protected:
+  using Stub = longrunning::Operations::Stub;
+
+  void SetUp() override {
+    table_ = Open("operations");
+    service_ = std::make_unique<OperationsService>(edge_, *table_);
+    grpc::ServerBuilder builder;
+    builder.RegisterService(service_.get());
+    server_ = builder.BuildAndStart();
+    stub_ = longrunning::Operations::NewStub(server_->InProcessChannel({}));
+  }
+  void TearDown() override {
+    stub_.reset();
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_.reset();
+  }
+  std::unique_ptr<OperationTable> Open(const std::string& name) {
+    auto table = OperationTable::Open(base::RealFileSystem(), clock_, directory_ / name);
+    EXPECT_TRUE(table.ok()) << table.status();
+    return *std::move(table);
+  }
+  std::string Start(Gate& gate) {
+    const auto operation = table_->Start("m", "", "", gate.Body());
+    EXPECT_TRUE(operation.ok()) << operation.status();
+    return operation.ok() ? operation->name() : "";
+  }
+  template <typename Request, typename Response>
+  grpc::Status Ask(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), const Request& request,
+                   Response* response) {
+    grpc::ClientContext context;
+    return ((*stub_).*method)(&context, request, response);
+  }
+  longrunning::Operation Get(const std::string& name) {
+    longrunning::GetOperationRequest request;
+    request.set_name(name);
+    longrunning::Operation operation;
+    const grpc::Status status = Ask(&Stub::GetOperation, request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return operation;
+  }
+  longrunning::Operation Wait(const std::string& name) {
+    longrunning::WaitOperationRequest request;
+    request.set_name(name);
+    longrunning::Operation operation;
+    const grpc::Status status = Ask(&Stub::WaitOperation, request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return operation;
+  }
+  grpc::Status Cancel(const std::string& name) {
+    longrunning::CancelOperationRequest request;
+    request.set_name(name);
+    google::protobuf::Empty none;
+    return Ask(&Stub::CancelOperation, request, &none);
+  }
+  grpc::Status Delete(const std::string& name) {
+    longrunning::DeleteOperationRequest request;
+    request.set_name(name);
+    google::protobuf::Empty none;
+    return Ask(&Stub::DeleteOperation, request, &none);
+  }
+
+  const testing::TempDirectory directory_;
+  base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
+  std::atomic<bool> draining_{false};
+  telemetry::Metrics metrics_{{}, {}};
+  WorkerPool workers_{1, 8};
+  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
+  Gate gate_, later_;
+  std::unique_ptr<OperationTable> table_;
+  std::unique_ptr<OperationsService> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<Stub> stub_;
+};
+
+TEST_F(OperationsTest, OneThatRunsTellsHowFarItIsAndThenWhatCameOfIt) {
+  const std::string name = Start(gate_);
+  gate_.AwaitBegun(1);
+  const auto running = Get(name);
+  EXPECT_FALSE(running.done());
+  v1::ModelOperationMetadata metadata;
+  ASSERT_TRUE(running.metadata().UnpackTo(&metadata));
+  EXPECT_EQ(metadata.model(), "m");
+  EXPECT_EQ(metadata.stage(), "reading");
+  EXPECT_EQ(metadata.done(), 1);
+  EXPECT_EQ(metadata.total(), 2);
+  gate_.Open();
+  const auto done = Wait(name);
+  EXPECT_TRUE(done.done());
+  v1::Model model;
+  ASSERT_TRUE(done.response().UnpackTo(&model));
+  EXPECT_EQ(model.name(), "m");
+  EXPECT_EQ(Get(name).SerializeAsString(), done.SerializeAsString());
+  EXPECT_EQ(table_->num_waiting(), 0u);
+}
+
+TEST_F(OperationsTest, AWaitAnswersWithWhatThereIsAtItsTimeoutAndBeforeItsDeadline) {
+  longrunning::WaitOperationRequest request;
+  request.set_name(Start(gate_));
+  longrunning::Operation operation;
+  {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+    const grpc::Status status = stub_->WaitOperation(&context, request, &operation);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_FALSE(operation.done());
+  }
+  request.mutable_timeout()->set_nanos(10'000'000);
+  const grpc::Status status = Ask(&Stub::WaitOperation, request, &operation);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(operation.name(), request.name());
+  EXPECT_FALSE(operation.done());
+  while (table_->num_waiting() > 0) std::this_thread::yield();
+  request.set_name("operations/none");
+  EXPECT_EQ(InfoOf(Ask(&Stub::WaitOperation, request, &operation)).reason(), "OPERATION");
+}
+
+// An operation may run for hours: a wait that nobody hears any more may not be held so long.
+TEST_F(OperationsTest, AWaitWhoseClientHasGoneIsForgotten) {
+  longrunning::WaitOperationRequest request;
+  request.set_name(Start(gate_));
+  for (int i = 0; i < 20; ++i) {
+    grpc::ClientContext context;
+    longrunning::Operation operation;
+    auto waiting = std::async(std::launch::async, [&] { return stub_->WaitOperation(&context, request, &operation); });
+    // Half of them are cancelled while they are being registered.
+    while (i % 2 == 0 && table_->num_waiting() == 0) std::this_thread::yield();
+    context.TryCancel();
+    EXPECT_EQ(waiting.get().error_code(), grpc::StatusCode::CANCELLED);
+    while (table_->num_waiting() > 0 || edge_.live_calls.count() > 0) std::this_thread::yield();
+  }
+  EXPECT_FALSE(Get(request.name()).done());
+  gate_.Open();
+  EXPECT_TRUE(Wait(request.name()).done());
+}
+
+TEST_F(OperationsTest, CancelledIsCodeOneWhetherItRanOrNot) {
+  const std::string running = Start(gate_), waiting = Start(later_);
+  gate_.AwaitBegun(1);
+  EXPECT_TRUE(Cancel(waiting).ok());
+  EXPECT_FALSE(Get(waiting).done()) << "it is told when its turn comes";
+  EXPECT_TRUE(Cancel(running).ok());
+  for (const std::string& name : {running, waiting}) {
+    const auto done = Wait(name);
+    EXPECT_TRUE(done.done());
+    EXPECT_EQ(done.error().code(), 1);
+    EXPECT_EQ(InfoOf(done.error()).reason(), "CANCELLED");
+    EXPECT_TRUE(Cancel(name).ok()) << "it has ended: nothing to do";
+    EXPECT_EQ(Get(name).SerializeAsString(), done.SerializeAsString());
+  }
+  EXPECT_EQ(InfoOf(Cancel("operations/none")).reason(), "OPERATION");
+}
+
+TEST_F(OperationsTest, OnlyWhatHasEndedIsDeleted) {
+  const std::string name = Start(gate_);
+  const grpc::Status refused = Delete(name);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(InfoOf(refused).reason(), "ILLEGAL_STATE");
+  gate_.Open();
+  Wait(name);
+  EXPECT_TRUE(Delete(name).ok());
+  const grpc::Status gone = Delete(name);
+  EXPECT_EQ(gone.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(InfoOf(gone).reason(), "OPERATION");
+  EXPECT_TRUE(Open("operations")->List().empty()) << "after a restart either";
+}
+
+TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
+  gate_.Open();
+  std::vector<std::string> names;
+  for (int i = 0; i < 5; ++i) names.push_back(Start(gate_));
+  std::sort(names.begin(), names.end());
+  std::vector<std::string> listed;
+  longrunning::ListOperationsRequest request;
+  request.set_page_size(2);
+  do {
+    longrunning::ListOperationsResponse page;
+    const grpc::Status status = Ask(&Stub::ListOperations, request, &page);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_LE(page.operations_size(), 2);
+    for (const auto& one : page.operations()) listed.push_back(one.name());
+    request.set_page_token(page.next_page_token());
+  } while (!request.page_token().empty() && listed.size() < 10);
+  EXPECT_EQ(listed, names);
+  longrunning::ListOperationsResponse page;
+  request.set_page_token("x");
+  EXPECT_EQ(InfoOf(Ask(&Stub::ListOperations, request, &page)).reason(), "PAGE_TOKEN");
+  request.clear_page_token();
+  request.set_filter("done:true");
+  EXPECT_EQ(InfoOf(Ask(&Stub::ListOperations, request, &page)).metadata().at("name"), "ListOperationsRequest.filter");
+}
+
+// The mean of those that ended, less what the one that runs has run.
+TEST_F(OperationsTest, AFullQueueTellsWhenAPlaceComesFree) {
+  const auto refused = [&] {
+    absl::Status status;
+    for (int i = 0; i < 100 && status.ok(); ++i) status = table_->Start("m", "", "", later_.Body()).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_EQ(base::Reason(status), "QUEUE_FULL");
+    return base::ReasonMetadata(status)["retry_ms"];
+  };
+  const std::string first = Start(gate_);
+  gate_.AwaitBegun(1);
+  clock_.Advance(absl::Seconds(100));
+  gate_.Open();
+  Wait(first);
+  Start(later_);
+  later_.AwaitBegun(1);
+  clock_.Advance(absl::Seconds(30));
+  EXPECT_EQ(refused(), "70000");
+  clock_.Advance(absl::Seconds(300));
+  EXPECT_EQ(refused(), "1000") << "it takes longer than they do";
+}
+
+TEST_F(OperationsTest, OneThatARestartCutIsToldAsAborted) {
+  const std::string name = Start(gate_);
+  gate_.AwaitBegun(1);
+  std::filesystem::copy(directory_ / "operations", directory_ / "as_killed");
+  const auto after = Open("as_killed")->Get(name);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_TRUE(after->done());
+  EXPECT_EQ(after->error().code(), static_cast<int>(grpc::StatusCode::ABORTED));
+  EXPECT_EQ(InfoOf(after->error()).reason(), "SERVER_RESTARTED");
+}
+
+TEST_F(OperationsTest, OneThatEndedIsKeptForADay) {
+  gate_.Open();
+  const std::string name = Start(gate_);
+  Wait(name);
+  clock_.Advance(absl::Hours(23));
+  const std::string next = Start(gate_);
+  Wait(next);
+  EXPECT_TRUE(Get(name).done());
+  clock_.Advance(absl::Hours(2));
+  const std::string last = Start(gate_);
+  EXPECT_TRUE(absl::IsNotFound(table_->Get(name).status()));
+  EXPECT_TRUE(table_->Get(next).ok());
+  Wait(last);
+  EXPECT_EQ(Open("operations")->List().size(), 2u);
+}
+
+}  // namespace
+}  // namespace nibble::rpc
