@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Lints the protos; with a second argument, also compares them with that commit's: what a client was built with must go on
-# working. Usage: proto/lint.sh GOOGLEAPIS_DIR [COMMIT]. Needs protoc and buf (PyPI: buf-bin==1.75.0).
+# Lints the protos (that every element has a comment: buf.yaml); with a second argument, also compares them with that commit's:
+# what a client was built with must go on working. Usage: proto/lint.sh GOOGLEAPIS_DIR [COMMIT]. Needs protoc and buf (PyPI:
+# buf-bin==1.75.0).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 googleapis=$1
@@ -15,6 +16,14 @@ image() {  # FOLDER OUT: one descriptor set, so that buf needs no registry for g
 googleapis=$(cd "$googleapis" && pwd)
 image proto "$work/now.binpb"
 buf lint "$work/now.binpb" --config proto/buf.yaml
+# What buf does not look at: the length of a line, and that the comment of a field that may be left out says what it is then.
+find proto/nibble -name '*.proto' -exec awk '
+  function said() { return tolower(comment) ~ /default|unset|unimplemented/ }
+  length > 140 { print FILENAME ":" FNR ": a line of " length " characters, wanted at most 140"; bad = 1 }
+  /^ *\/\// { comment = comment $0; next }
+  /^ *optional / && !said() { print FILENAME ":" FNR ": an optional field whose comment names no default"; bad = 1 }
+  { comment = "" }
+  END { exit bad }' {} +
 if [[ $# -gt 1 ]]; then
   mkdir "$work/then"
   git archive "$2" proto | tar -x -C "$work/then"

@@ -70,7 +70,8 @@ setup() {
 release() { configure release -DNIBBLE_CUDA=ON -DNIBBLE_TRAINER=ON -DNIBBLE_BENCH=ON && cmake --build --preset release; }
 e2e() {
   if $full; then
-    "$python" -m pytest -q -ra tests/e2e
+    # Everything is installed: what is skipped all the same, hardware aside, is a failure.
+    "$python" -m pytest -q -ra --no-skips --continue-on-collection-errors tests/e2e
   else
     "$python" -m pytest -q -ra tests/e2e -m "not full"
   fi
@@ -78,7 +79,7 @@ e2e() {
 # Image, chart, dashboards, rules; what needs tools of --full is shown as skipped.
 deployment() {
   if $full; then
-    "$python" -m pytest -q -ra tests/deploy --full
+    "$python" -m pytest -q -ra --full --no-skips --continue-on-collection-errors tests/deploy
   else
     # The scrape by a real Prometheus and its minutes of mixed work belong to --full, which installs it.
     "$python" -m pytest -q -ra tests/deploy -m "not full" --ignore tests/deploy/test_scrape.py
@@ -106,10 +107,14 @@ clang() { configure clang && cmake --build --preset clang -- -k 0; }
 # sanitizer PRESET: the unit tests; NIBBLE_TRAINER and NIBBLE_CUDA are off in these.
 sanitizer() { configure "$1" && cmake --build --preset "$1" && ctest --preset "$1" -j 2 -LE "full|slow"; }
 fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
-# Protos: linted, and a client of the last release can still talk to them; before the first release, one of the commit before.
+# Protos: linted, and a client of those that landed last can still talk to them: on a branch those of main where it began, on main
+# itself the ones before HEAD.
 lint() {
   local before
-  before=$(git describe --tags --abbrev=0 --match 'v[0-9]*' HEAD~1 2>/dev/null || git rev-parse --quiet --verify HEAD~1 || true)
+  before=$(git merge-base HEAD main 2>/dev/null || true)
+  if [[ -z $before || $before == "$(git rev-parse HEAD)" ]]; then
+    before=$(git log -1 --format=%H HEAD~1 -- proto 2>/dev/null || true)
+  fi
   shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" &&
     PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis ${before:+"$before"}
 }

@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 
 import small_model
+from no_skips import pytest_addoption, pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401 (pytest finds them here)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("NIBBLE_BIN", ROOT / "build/release/bin"))

@@ -62,12 +62,14 @@ def weights(seed=0, config=CONFIG):
     return tensors
 
 
-def write(directory, seed=0):
+def write(directory, seed=0, **changes):
+    """`changes` to CONFIG make a model of other sizes."""
+    config = {**CONFIG, **changes}
     directory = pathlib.Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer(), ensure_ascii=False), encoding="utf-8")
     (directory / "tokenizer_config.json").write_text(json.dumps(
         {"bos_token": "<|begin|>", "eos_token": "<|end|>", "chat_template": CHAT_TEMPLATE}))
-    save_file(weights(seed), directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights(seed, config), directory / "model.safetensors", metadata={"format": "pt"})
     return directory

@@ -6,12 +6,25 @@ import sys
 
 import pytest
 
+import small_model
 from conftest import ROOT, Server
 
 SEQ = 96
 TEXT = ("The keeper of the light walked down to the harbour every morning before the tide turned. He counted the boats, wrote "
         "the number in his book, and climbed back up the hill to wind the clockwork of the lamp. Seven gulls watched him go. "
         "By noon the fog had come in from the west, and the bell on the rocks began to speak.")
+
+
+# The first page of "On the Origin of Species" (1859).
+PAGE = ("When on board H.M.S. 'Beagle,' as naturalist, I was much struck with certain facts in the distribution of the inhabitants of "
+        "South America, and in the geological relations of the present to the past inhabitants of that continent. These facts seemed to "
+        "me to throw some light on the origin of species--that mystery of mysteries, as it has been called by one of our greatest "
+        "philosophers. On my return home, it occurred to me, in 1837, that something might perhaps be made out on this question by "
+        "patiently accumulating and reflecting on all sorts of facts which could possibly have any bearing on it. After five years' work "
+        "I allowed myself to speculate on the subject, and drew up some short notes; these I enlarged in 1844 into a sketch of the "
+        "conclusions, which then seemed to me probable: from that period to the present day I have steadily pursued the same object. I "
+        "hope that I may be excused for entering on these personal details, as I give them to show that I have not been hasty in coming "
+        "to a decision.")
 
 
 def create(server, path, method, **parts):
@@ -94,6 +107,35 @@ def test_random_weights_learn_a_page_by_heart_and_recite_it_as_ternary(shared, t
     assert shared.json("models", "verify", f"recite-{name}")["equal"] is True
     answer = shared.json("generate", f"recite-{name}", "--prompt", TEXT[:24], "--max-tokens", len(TEXT) - 24)
     assert TEXT[:24] + answer["text"] == TEXT
+
+
+@pytest.mark.full
+def test_a_page_is_learnt_by_heart_from_random_weights_and_recited_as_ternary(tmp_path):
+    """A model of 3 M parameters, 600 steps, each on the whole page (some minutes on two cores). Greedy: the page from its first words."""
+    steps, first_words = 600, PAGE[:len("When on board H.M.S. 'Beagle,'")]
+    base = small_model.write(tmp_path / "model", hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=8,
+                             num_key_value_heads=4, head_dim=32)
+    (tmp_path / "page.jsonl").write_text(json.dumps({"text": PAGE}) + "\n")
+    server = Server(tmp_path / "state").start()
+    try:
+        server.run("models", "import", base, "--name", "small", "--dtype", "f32")
+        assert server.json("models", "get", "small")["parameters"] > 2_500_000
+        server.run("datasets", "upload", tmp_path / "page.jsonl", "--name", "page")
+        # A wider model wants a smaller rate than the one above.
+        events = create(server, tmp_path / "spec.json", {"preset": "bitnet-tips", "init": "WEIGHT_INIT_RANDOM"}, train_dataset="page",
+                        data={"max_seq_len": 1024}, run={"max_steps": steps, "micro_batch": 1, "save_every": 0, "seed": 1},
+                        publish={"output_model": "masters"}, optim={"lr": 2e-3, "schedule": "LR_SCHEDULE_COSINE", "warmup_steps": 20})
+        trained = [event for event in events if event.get("type") == "step"]
+        losses = [step["loss"] for step in trained]
+        print(f"{len(PAGE)} characters: loss {losses[0]:.2f} to {losses[-1]:.4f} in {len(losses)} steps")
+        assert len(losses) == steps and trained[-1]["tokens"] == len(PAGE) + 1, "the whole page and its end in each step"
+        assert losses[0] > 4 and losses[-1] < 0.1, losses[-1]
+        server.run("models", "convert", "masters", "--to", "ternary", "--name", "recite")
+        assert server.json("models", "verify", "recite")["equal"] is True
+        answer = server.json("generate", "recite", "--prompt", first_words, "--max-tokens", len(PAGE) - len(first_words))
+        assert first_words + answer["text"] == PAGE
+    finally:
+        server.stop()
 
 
 def test_settings_reach_the_trainer(shared, tmp_path):

@@ -58,6 +58,31 @@ def score(server, name, top=5):
     return server.json("score", name, "--text", TEXT, "--top", top)
 
 
+def same_top_token(answer, model, linear_class):
+    """The share of positions where transformers' model in bf16 has the same most likely token."""
+    # AutoBitLinear of transformers 5 multiplies float activations by bf16 weights: it needs autocast to run at all.
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=linear_class == "autobitlinear"):
+        theirs = model(torch.tensor([answer["token_ids"]])).logits[0].float().argmax(-1).tolist()
+    ours = answer["top_token_ids"][1:]
+    assert len(ours) == len(TEXT) - 1
+    same = sum(a == b for a, b in zip(ours, theirs[:-1], strict=True)) / len(ours)
+    print(f"{linear_class}: the same top token at {same:.4f} of {len(ours)} positions")
+    return same
+
+
+@torch.no_grad()
+def worst_top_difference(answer, model, count):
+    """Of the `count` likeliest tokens at every position but the first to transformers': each by its token, and by its rank, so that
+    one that was left out is seen and equals may stand in any order."""
+    theirs = torch.log_softmax(model(torch.tensor([answer["token_ids"]])).logits[0].double(), -1)[:-1]
+    worst = 0.0
+    for ours, row in zip(answer["top_logprobs"][1:], theirs, strict=True):
+        assert len(ours) == len({one["token_id"] for one in ours}) == count
+        for one, ranked in zip(ours, row.topk(count).values.tolist(), strict=True):
+            worst = max(worst, abs(one["logprob"] - row[one["token_id"]].item()), abs(one["logprob"] - ranked))
+    return worst
+
+
 def test_a_checkpoint_with_norms_in_its_linears_gives_its_logits(server, tmp_path):
     """A random model: one activation that two sums round to different codes changes every later logit by up to 0.1, so each of 16
     short texts is compared alone, and half of them must meet no such tie. A wrong formula would fail them all."""
@@ -70,6 +95,18 @@ def test_a_checkpoint_with_norms_in_its_linears_gives_its_logits(server, tmp_pat
         worst.append(worst_difference(answer, model))
     print("worst differences of 16 texts: " + " ".join(f"{value:.1e}" for value in worst))
     assert sum(value <= 1e-3 for value in worst) >= 8
+
+
+def test_the_twenty_likeliest_tokens_are_transformers(server, tmp_path):
+    """A random model again, so short texts, each alone. A third of them must meet no tie: a wrong order, a wrong sum or a token left
+    out would fail them all."""
+    directory = with_tokenizer(bitnet.make("bitlinear", **SHAPE), "bitlinear", tmp_path / "hf")
+    server.run("models", "import", directory, "--name", "hf-random", "--dtype", "f32")
+    model = bitnet.load(directory)
+    worst = [worst_top_difference(server.json("score", "hf-random", "--text", TEXT[begin:begin + 8], "--top", 20), model, 20)
+             for begin in range(0, 256, 8)]
+    print("worst differences of 20 logprobs at 7 positions of 32 texts: " + " ".join(f"{value:.1e}" for value in worst))
+    assert sum(value <= 1e-3 for value in worst) >= 11
 
 
 @pytest.mark.parametrize("name", [name for name in bitnet.CLASSES if name != "rms_norm"])
@@ -108,15 +145,20 @@ def test_an_export_gives_transformers_our_logits(converted, tmp_path, linear_cla
 @pytest.mark.parametrize("linear_class", ["bitlinear", "autobitlinear"])
 def test_in_bf16_the_same_token_is_most_likely(converted, tmp_path, linear_class):
     converted.run("models", "export", "ternary-bf16", "--format", "hf", "--linear-class", linear_class, "--out", tmp_path / "out")
-    model = bitnet.load(tmp_path / "out", torch.bfloat16)
-    answer = score(converted, "ternary-bf16")
-    # AutoBitLinear of transformers 5 multiplies float activations by bf16 weights: it needs autocast to run at all.
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=linear_class == "autobitlinear"):
-        theirs = model(torch.tensor([answer["token_ids"]])).logits[0].float().argmax(-1).tolist()
-    ours = answer["top_token_ids"][1:]
-    same = sum(a == b for a, b in zip(ours, theirs[:-1], strict=True)) / len(ours)
-    print(f"{linear_class}: the same top token at {same:.4f} of {len(ours)} positions")
-    assert same >= 0.99
+    assert same_top_token(score(converted, "ternary-bf16"), bitnet.load(tmp_path / "out", torch.bfloat16), linear_class) >= 0.99
+
+
+@pytest.mark.parametrize("name", [name for name in bitnet.CLASSES if name != "rms_norm"])
+def test_a_checkpoint_of_transformers_has_the_same_most_likely_token_in_bf16(converted, trained, tmp_path, name):
+    """The other way: written for transformers, read by it and by us, both in bf16."""
+    directory = with_tokenizer(trained, name, tmp_path / "hf")
+    served = f"hf-bf16-{name}"
+    converted.run("models", "import", directory, "--name", served, "--dtype", "bf16")
+    if name == "auto_online":  # masters
+        converted.run("models", "convert", served, "--to", "ternary", "--name", f"{served}-ternary")
+        served += "-ternary"
+    assert converted.json("models", "get", served)["format"] == "ternary"
+    assert same_top_token(score(converted, served), bitnet.load(directory, torch.bfloat16), bitnet.CLASSES[name][0]) >= 0.99
 
 
 def test_masters_exported_are_masters_again(converted, trained, tmp_path):

@@ -78,6 +78,7 @@ def test_decoding_gives_the_logprobs_of_scoring(shared, model):
     assert whole[len(prompt): len(prompt) + same] == decoded[:same]
 
 
+@pytest.mark.hardware
 @pytest.mark.parametrize("flags", [("--isa", "plain"), ("--isa", "avx2"), ("--isa", "avx512"), ("--threads", 1), ("--threads", 2),
                                    ("--prefill_chunk", 7), ()], ids=lambda flags: " ".join(map(str, flags)) or "restart")
 def test_another_server_on_the_same_state_answers_alike(shared, tmp_path, flags):

@@ -93,6 +93,7 @@ def test_paris(server, model):
 
 
 # Plain loops take a second a token.
+@pytest.mark.hardware
 @pytest.mark.parametrize("flags, size", [(("--isa", "plain", "--prefill_chunk", 7), 150), (("--isa", "avx2", "--threads", 1), 3200)],
                          ids=["plain", "avx2"])
 def test_int8_has_its_bits_on_other_paths(server, tmp_path, text, flags, size):

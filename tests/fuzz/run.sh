@@ -1,14 +1,29 @@
 #!/usr/bin/env bash
 # Looks for new inputs: each fuzz target for a while, two at a time, from the committed corpus, with the limits of docs/faults.md.
-#   tests/fuzz/run.sh [--seconds N] [TARGET ...]     60 s each and all targets, unless told otherwise
+#   tests/fuzz/run.sh [--seconds N] [--runs N] [TARGET ...]     60 s each and all targets, unless told otherwise
+#   tests/fuzz/run.sh --runs 10000000                           ten million inputs each, however long it takes: a night's work
+# Of both, what comes first ends a target. Prints how many inputs each was given.
 # Needs the preset `fuzz` built. What is found lies in build/fuzz/findings; copy it to tests/fuzz/corpus/TARGET/found-... with
 # the fix, so that every build replays it.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-seconds=60
-if [[ ${1-} == --seconds ]]; then seconds=${2:?--seconds wants a number}; shift 2; fi
-targets=("$@")
+seconds="" runs="" targets=()
+while (($#)); do
+  case $1 in
+    --seconds) seconds=${2:?--seconds wants a number}; shift ;;
+    --runs) runs=${2:?--runs wants a number}; shift ;;
+    -*) echo "fuzz: unknown argument '$1'" >&2; exit 2 ;;
+    *) targets+=("$1") ;;
+  esac
+  shift
+done
+for number in "${seconds:-1}" "${runs:-1}"; do
+  [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "fuzz: --seconds and --runs take a number from 1, not '$number'" >&2; exit 2; }
+done
+# libFuzzer's words for no bound: 0 seconds, -1 runs.
+if [[ -n $runs ]]; then seconds=${seconds:-0}; fi
+seconds=${seconds:-60} runs=${runs:--1}
 if ((${#targets[@]} == 0)); then targets=(safetensors manifest json jsonl tokenizer job_spec gguf chat_template); fi
 work=$root/build/fuzz
 mkdir -p "$work/findings" "$work/logs"
@@ -17,8 +32,8 @@ mkdir -p "$work/findings" "$work/logs"
 fuzz() {
   local target=$1 log=$work/logs/$1.log
   mkdir -p "$work/corpus/$target"
-  local options=(-max_total_time="$seconds" -timeout=5 -rss_limit_mb=512 -malloc_limit_mb=256 -max_len=65536 -print_final_stats=1
-    -artifact_prefix="$work/findings/$target-")
+  local options=(-max_total_time="$seconds" -runs="$runs" -timeout=5 -rss_limit_mb=512 -malloc_limit_mb=256 -max_len=65536
+    -print_final_stats=1 -artifact_prefix="$work/findings/$target-")
   if "$work/bin/${target}_fuzz" "${options[@]}" "$work/corpus/$target" "$root/tests/fuzz/corpus/$target" >"$log" 2>&1; then
     printf '%-14s %9s runs, nothing found\n' "$target" "$(awk '/number_of_executed_units/ {print $2}' "$log")"
   else
@@ -27,7 +42,7 @@ fuzz() {
   fi
 }
 export -f fuzz
-export root work seconds
+export root work seconds runs
 
 # shellcheck disable=SC2016  # the inner shell expands it
 printf '%s\n' "${targets[@]}" | xargs -P 2 -I{} bash -c 'fuzz "$1"' _ {}

@@ -2,6 +2,7 @@
 #pragma once
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -41,5 +42,18 @@ class TorchMemory final : public c10::Allocator {
   static inline std::int64_t g_peak = 0;
   c10::Allocator* before_;
 };
+
+// Bytes of tensors that gradients keep behind what `forward` returns: what lives on with it, less what does without gradients.
+template <typename Forward>
+std::int64_t KeptBytes(Forward forward) {
+  const auto live = [&](bool gradients) {
+    TorchMemory memory;
+    const c10::AutoGradMode mode(gradients);
+    const auto y = forward();
+    return memory.live_bytes();
+  };
+  forward();  // what is made once stays out of both
+  return live(true) - live(false);
+}
 
 }  // namespace nibble::support

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -287,6 +288,25 @@ TEST_F(Nf4LinearTest, IsOneNodeOfTheGraph) {
   EXPECT_EQ(ours, 1u);
   EXPECT_EQ(leaves, 3u);
   EXPECT_EQ(others, 0u);
+  // Without an adapter too: beside the input's leaf there is that node alone.
+  linear_.lora_a = linear_.lora_b = Tensor();
+  const std::multiset<std::string> names = NodeNames(ApplyNf4Linear(x_, linear_, {}, context_));
+  EXPECT_EQ(names.size(), 2u);
+  EXPECT_EQ(std::count_if(names.begin(), names.end(),
+                          [](const std::string& name) { return name.find("FrozenNf4LinearFunction") != std::string::npos; }), 1);
+}
+
+// x by reference and x A^T; codes, absmax, A and B by reference, and no mask. The input is a copy here, so that who keeps it pays.
+TEST_F(Nf4LinearTest, WhatGradientsKeepIsCountedToTheByte) {
+  const auto kept = [&](std::optional<DropoutKey> key) {
+    return support::KeptBytes([&] { return ApplyNf4Linear(x_.clone(), linear_, key, context_); });
+  };
+  constexpr std::int64_t kInput = 7 * kIn * 4, kDown = 7 * kRank * 4;
+  EXPECT_EQ(kept(std::nullopt), kInput + kDown);
+  linear_.dropout = 0.5;
+  EXPECT_EQ(kept(DropoutKey{3, 4}), kInput + kDown) << "the mask is drawn again";
+  linear_.lora_a = linear_.lora_b = Tensor();
+  EXPECT_EQ(kept(std::nullopt), 0) << "a frozen linear needs nothing but its packed weight";
 }
 
 // Through 32 layers, gradients on cost what is saved for them: x, A and B by reference, x A^T; no weight.
@@ -309,6 +329,15 @@ TEST_F(Nf4LinearTest, GradientsKeepNoDequantisedWeightThrough32Layers) {
   EXPECT_GE(extra, (kLayers - 2) * kTokens * kSize * 4);
   EXPECT_LE(extra, kLayers * kTokens * (kSize + kRank) * 4 + 4096);
   EXPECT_LT(extra, 2 * kSize * kSize * 4);  // 32 dequantised weights would be 8 MiB
+  // Nor does the backward pass make one: what it needs beside what is kept is less than half of a weight.
+  const auto backward_peak = [&] {
+    support::TorchMemory memory;
+    Tensor y = torch::ones({kTokens, kSize});
+    for (std::int64_t i = 0; i < kLayers; ++i) y = ApplyNf4Linear(y, layer, {}, context_);
+    const std::vector<Tensor> gradients = torch::autograd::grad({y.sum()}, {layer.lora_a, layer.lora_b});
+    return memory.peak_bytes();
+  };
+  EXPECT_LT(backward_peak() - peak(false), kLayers * kTokens * (kSize + kRank) * 4 + kSize * kSize * 4 / 2);
 }
 
 TEST_F(AutogradTest, PackedRaggedRowsAttendAsEachSegmentAlone) {

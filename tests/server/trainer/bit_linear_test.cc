@@ -10,6 +10,7 @@
 #include <set>
 
 #include "kernels/ops/dequantize_ternary.h"
+#include "kernels/ops/quantize_int8.h"
 #include "server/base/files.h"
 #include "server/model/safetensors.h"
 #include "server/model/safetensors_writer.h"
@@ -97,18 +98,33 @@ class BitLinearTest : public ::testing::Test {
     kernels::PackedTernaryWeight packed = run.weight.packed();
     packed.scale = nullptr;
     ASSERT_TRUE(kernels::DequantizeTernary({.w = packed, .out = ViewOf(codes)}, context_.stream).ok());
+    EXPECT_EQ((codes == -1).logical_or(codes == 0).logical_or(codes == 1).sum().item<std::int64_t>(), c.n * c.k());
     EXPECT_TRUE(torch::equal(codes.to(torch::kInt8), Golden(c.name + ".codes_w", {c.n, c.k()}, torch::kInt8)));
     EXPECT_TRUE(torch::equal(run.weight.scale[0], Golden(c.name + ".scale_w", {1})[0]));
   }
 
-  // Rows of integers and their scales are the eager ones, all bits.
+  // The rows that a linear makes of an input that no norm has quantised: of the same kernel and options.
+  BitRows Quantised(const Case& c, const Tensor& x) {
+    const torch::ScalarType type = c.options.activations.bits == 16 ? torch::kInt16 : torch::kInt8;
+    BitRows rows = {torch::empty({c.rows(), kernels::Int8PaddedK(c.k())}, type), torch::empty({c.rows()}), c.k()};
+    const absl::Status status =
+        kernels::QuantizeActivations({.x = ViewOf(x), .out = rows.view(), .how = c.options.activations}, context_.stream);
+    EXPECT_TRUE(status.ok()) << status;
+    return rows;
+  }
+
+  // Rows of integers and their scales are the eager ones, all bits; each row uses the whole range of its bits, and no more.
   void ExpectRows(const Case& c, const BitRows& rows) {
     const bool wide = c.options.activations.bits == 16;
     const Tensor want = Golden(c.name + ".codes_x", {c.rows(), c.k()}, wide ? torch::kInt16 : torch::kInt8);
     EXPECT_TRUE(torch::equal(rows.codes.narrow(1, 0, c.k()), want));
     EXPECT_TRUE(torch::equal(rows.scale, Golden(c.name + ".scale_x", {c.rows()})));
-    const float top = kernels::MaxCode(c.options.activations.bits);
-    EXPECT_LE(rows.codes.to(torch::kInt32).abs().max().item<int>(), static_cast<int>(top));
+    const int top = static_cast<int>(kernels::MaxCode(c.options.activations.bits));
+    const Tensor largest = rows.codes.to(torch::kInt32).abs().amax(1);
+    EXPECT_EQ(largest.max().item<int>(), top);
+    if (!c.options.activations.per_tensor) {
+      EXPECT_EQ(largest.min().item<int>(), top);
+    }
   }
 
   // Equal to the eager module on codes bit for bit; near the one that dequantises first, by the roundings of our epilogue.
@@ -116,10 +132,8 @@ class BitLinearTest : public ::testing::Test {
     std::vector<std::int64_t> out = c.shape;
     out.back() = c.n;
     EXPECT_EQ(run.y.sizes().vec(), out);
-    if (c.options.activations.bits < 16) {
-      const Tensor want = Golden(c.name + ".y_codes", out, c.type);
-      EXPECT_TRUE(torch::equal(run.y.detach(), want)) << (run.y.detach().to(torch::kFloat32) - want.to(torch::kFloat32)).abs().max();
-    }
+    const Tensor want = Golden(c.name + ".y_codes", out, c.type);
+    EXPECT_TRUE(torch::equal(run.y.detach(), want)) << (run.y.detach().to(torch::kFloat32) - want.to(torch::kFloat32)).abs().max();
     const Tensor exact = Golden(c.name + ".y_dequantised", out, torch::kFloat64);
     // Three roundings in f32 of the product, one of the sum with the bias, one to the output's type.
     const double unit = c.type == torch::kBFloat16 ? support::kEpsBF16 : support::kEpsF32;
@@ -147,7 +161,7 @@ class BitLinearTest : public ::testing::Test {
     const Run run = Forward(c);
     ExpectTernary(c, run);
     ExpectOutput(c, run);
-    if (run.input.rows != nullptr) ExpectRows(c, *run.input.rows);
+    ExpectRows(c, run.input.rows != nullptr ? *run.input.rows : Quantised(c, run.x));
     ExpectGradients(c);
   }
 
@@ -174,7 +188,10 @@ TEST_F(BitLinearTest, ActivationCodesLieWithin127) {
   const Case c = {.name = "norm", .norm = true};
   const Run run = Forward(c);
   ExpectRows(c, *run.input.rows);
-  EXPECT_EQ(run.input.rows->codes.to(torch::kInt32).abs().amax(1).min().item<int>(), 127);  // each row uses its range
+  const Tensor codes = run.input.rows->codes.to(torch::kInt32);
+  EXPECT_EQ(codes.abs().amax(1).min().item<int>(), 127);  // each row uses its range
+  EXPECT_GE(codes.min().item<int>(), -127);
+  EXPECT_LE(codes.max().item<int>(), 127);
 }
 
 TEST_F(BitLinearTest, ForwardWithBiasF32) { ExpectAll({.name = "bias_f32"}); }
@@ -285,21 +302,12 @@ TEST_F(BitLinearTest, StateDictLoadsBothWays) {
   ExpectAll(c);
 }
 
-TEST_F(BitLinearTest, NormedLinearsBehindOneInputAreOneNodeEach) {
-  const Tensor x = torch::randn({6, 64}).requires_grad_(), norm = torch::ones({64}).requires_grad_();
-  std::vector<BitWeight> weights(3);
-  const BitLinearOptions options;
-  const BitInput input = NormBitInput(x, norm, 1e-5, options, context_);
-  std::vector<Tensor> out;
-  for (BitWeight& weight : weights) {
-    weight.master = torch::randn({32, 64}).requires_grad_();
-    weight.Ternarise(context_.stream);
-    out.push_back(ApplyBitLinear(input, weight, options, context_));
-  }
+// Nodes behind `outputs`, by what they are.
+std::map<std::string, int> CountNodes(const std::vector<Tensor>& outputs) {
   std::map<std::string, int> count;
   std::set<torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> open;
-  for (const Tensor& y : out) open.push_back(y.grad_fn().get());
+  for (const Tensor& y : outputs) open.push_back(y.grad_fn().get());
   while (!open.empty()) {
     torch::autograd::Node* node = open.back();
     open.pop_back();
@@ -311,7 +319,78 @@ TEST_F(BitLinearTest, NormedLinearsBehindOneInputAreOneNodeEach) {
                                                                  : name];
     for (const auto& edge : node->next_edges()) open.push_back(edge.function.get());
   }
-  EXPECT_EQ(count, (std::map<std::string, int>{{"leaf", 5}, {"linear", 3}, {"norm", 1}}));
+  return count;
+}
+
+TEST_F(BitLinearTest, ALinearThatQuantisesItsInputIsOneNode) {
+  BitWeight weight;
+  weight.master = torch::randn({32, 64}).requires_grad_();
+  weight.bias = torch::randn({32}).requires_grad_();
+  weight.Ternarise(context_.stream);
+  const Tensor x = torch::randn({6, 64}).requires_grad_();
+  for (const BitLinearOptions& options : {With(kernels::Ste::kIdentity, false), With(kernels::Ste::kRoundOnly, true)}) {
+    EXPECT_EQ(CountNodes({ApplyBitLinear({x, nullptr}, weight, options, context_)}),
+              (std::map<std::string, int>{{"leaf", 3}, {"linear", 1}}));
+  }
+}
+
+TEST_F(BitLinearTest, NormedLinearsBehindOneInputAreOneNodeEach) {
+  const Tensor x = torch::randn({6, 64}).requires_grad_(), norm = torch::ones({64}).requires_grad_();
+  std::vector<BitWeight> weights(3);
+  const BitLinearOptions options;
+  const BitInput input = NormBitInput(x, norm, 1e-5, options, context_);
+  std::vector<Tensor> out;
+  for (BitWeight& weight : weights) {
+    weight.master = torch::randn({32, 64}).requires_grad_();
+    weight.Ternarise(context_.stream);
+    out.push_back(ApplyBitLinear(input, weight, options, context_));
+  }
+  EXPECT_EQ(CountNodes(out), (std::map<std::string, int>{{"leaf", 5}, {"linear", 3}, {"norm", 1}}));
+}
+
+// Integer rows and their scales; the packed weight by reference. The input is a copy here, so that who keeps it pays for it.
+TEST_F(BitLinearTest, WhatGradientsKeepIsCountedToTheByte) {
+  constexpr std::int64_t kTokens = 7, kIn = 128, kOut = 32;
+  constexpr std::int64_t kCodes = kTokens * kIn, kScales = kTokens * 4;  // one byte an activation, one f32 a row
+  BitWeight weight;
+  weight.master = torch::randn({kOut, kIn}).requires_grad_();
+  weight.bias = torch::randn({kOut}).requires_grad_();
+  weight.Ternarise(context_.stream);
+  const Tensor x = torch::randn({kTokens, kIn}).requires_grad_(), norm = torch::ones({kIn}).requires_grad_();
+  const auto kept = [&](const BitLinearOptions& options) {
+    return support::KeptBytes([&] { return ApplyBitLinear({x.clone(), nullptr}, weight, options, context_); });
+  };
+  const BitLinearOptions identity = With(kernels::Ste::kIdentity, false);
+  EXPECT_EQ(kept(identity), kCodes + kScales);
+  EXPECT_EQ(kept(With(kernels::Ste::kRoundOnly, false)), kCodes + kScales) << "the master is there anyway";
+  EXPECT_EQ(kept(With(kernels::Ste::kRoundOnly, true)), kCodes + kScales + kTokens * kIn * 4) << "and the input in f32";
+  BitLinearOptions wide = identity;
+  wide.activations.bits = 16;
+  EXPECT_EQ(kept(wide), 2 * kCodes + kScales);
+  // Behind a norm three linears share their rows; the norm keeps its own input, which is there anyway, and 1/rms of each row.
+  const std::int64_t shared = support::KeptBytes([&] {
+    const BitInput input = NormBitInput(x, norm, 1e-5, identity, context_);
+    std::vector<Tensor> out;
+    for (int i = 0; i < 3; ++i) out.push_back(ApplyBitLinear(input, weight, identity, context_));
+    return out;
+  });
+  EXPECT_EQ(shared, kCodes + 2 * kScales);
+}
+
+TEST_F(BitLinearTest, ThePackedWeightIsKeptByReference) {
+  BitWeight weight;
+  weight.master = torch::randn({32, 64}).requires_grad_();
+  weight.Ternarise(context_.stream);
+  const auto tiles = weight.tiles.use_count(), scale = weight.scale.use_count();
+  const BitLinearOptions options;
+  const Tensor x = torch::randn({6, 64}).requires_grad_();
+  {
+    const Tensor y = ApplyBitLinear({x, nullptr}, weight, options, context_);
+    EXPECT_EQ(weight.tiles.use_count(), tiles + 1);
+    EXPECT_EQ(weight.scale.use_count(), scale + 1);
+  }
+  EXPECT_EQ(weight.tiles.use_count(), tiles);
+  EXPECT_EQ(weight.scale.use_count(), scale);
 }
 
 // With gradients a layer keeps integer rows and their scales, one byte an activation; its packed weight is there anyway.

@@ -48,7 +48,8 @@ class CheckpointTest : public ::testing::Test {
     return LoadCheckpoint(base::RealFileSystem(), directory, identity, into.parameters, into.moments);
   }
 
-  const model::AdapterConfig adapter_ = {.rank = 3, .alpha = 6.0, .targets = {model::LinearKind::kQ}, .base_model_name_or_path = {}};
+  const model::AdapterConfig adapter_ = {
+      .rank = 3, .alpha = 6.0, .targets = {model::LinearKind::kQ}, .base_model_name_or_path = {}, .base_digest = {}};
   testing::TempDirectory directory_;
   State state_{1};
   TrainingProgress progress_;

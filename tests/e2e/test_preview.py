@@ -1,0 +1,112 @@
+"""What `datasets preview` shows is what is trained: the rendered text, and a mark on the tokens whose loss counts."""
+import itertools
+import json
+
+import pytest
+
+import small_model
+
+END = "<|end|>"
+TEXTS = ["The tide turned.", "By noon the fog had come in."]
+PAIRS = [("Which tide is it? ", "Low."), ("And now? ", "High, since noon.")]
+CHATS = [
+    [("user", "Which tide is it?"), ("assistant", "Low.")],
+    [("system", "You keep the light."), ("user", "And now?"), ("assistant", "High."), ("user", "Since when?"),
+     ("assistant", "Since noon.")],
+]
+
+
+def chat(rows):
+    return [{"messages": [{"role": role, "content": content} for role, content in row]} for row in rows]
+
+
+ROWS = {"text": [{"text": text} for text in TEXTS],
+        "prompt_completion": [{"prompt": prompt, "completion": completion} for prompt, completion in PAIRS],
+        "chat": chat(CHATS)}
+
+
+def preview(server, path, rows):
+    """The rows as they are shown, and what a terminal shows."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    server.run("datasets", "upload", path, "--name", path.stem)
+    try:
+        shown = server.json("datasets", "preview", path.stem, "--model", "small", "-n", len(rows))
+        assert [row["row"] for row in shown["rows"]] == list(range(1, len(rows) + 1)) and shown["total_rows"] == len(rows)
+        assert all(len(row["token_ids"]) == len(row["mask"]) == len(row["tokens"]) for row in shown["rows"])
+        assert shown["tokens"] == sum(len(row["token_ids"]) for row in shown["rows"])
+        assert shown["trainable_tokens"] == sum(sum(row["mask"]) for row in shown["rows"])
+        return shown["rows"], server.run("datasets", "preview", path.stem, "--model", "small", "-n", len(rows)).stdout
+    finally:
+        server.run("datasets", "delete", path.stem)
+
+
+def trained(row):
+    """The texts of the runs of tokens that are marked."""
+    runs = itertools.groupby(zip(row["mask"], row["tokens"], strict=True), key=lambda pair: pair[0])
+    return ["".join(token for _, token in run) for marked, run in runs if marked]
+
+
+def test_of_a_text_every_token_but_the_first_is_trained(shared, tmp_path):
+    rows, printed = preview(shared, tmp_path / "texts.jsonl", ROWS["text"])
+    assert [row["text"] for row in rows] == [text + END for text in TEXTS]
+    assert [trained(row) for row in rows] == [[text[1:] + END] for text in TEXTS], "the first is never predicted"
+    for number, text in enumerate(TEXTS, 1):
+        assert f"--- row {number}: {len(text) + 1} tokens, {len(text)} trained\n{text}{END}\n" in printed
+
+
+def test_of_a_pair_the_completion_and_its_end_are_trained(shared, tmp_path):
+    rows, printed = preview(shared, tmp_path / "pairs-shown.jsonl", ROWS["prompt_completion"])
+    assert [row["text"] for row in rows] == [prompt + completion + END for prompt, completion in PAIRS]
+    assert [trained(row) for row in rows] == [[completion + END] for _, completion in PAIRS]
+    assert all(f"{len(completion) + 1} trained\n" in printed for _, completion in PAIRS)
+
+
+def test_of_a_conversation_the_answers_and_their_ends_are_trained(shared, tmp_path):
+    rows, printed = preview(shared, tmp_path / "chats.jsonl", ROWS["chat"])
+    assert [row["text"] for row in rows] == ["".join(f"<|start|>{role}\n{content}{END}\n" for role, content in turns) for turns in CHATS]
+    wanted = [[f"{content}{END}\n" for role, content in turns if role == "assistant"] for turns in CHATS]
+    assert [trained(row) for row in rows] == wanted
+    assert [len(runs) for runs in wanted] == [1, 2]
+    assert all(f" {len(''.join(runs)) - (len(END) - 1) * len(runs)} trained\n" in printed for runs in wanted), "END is one token"
+
+
+# Characters of several bytes too: a token is a byte here.
+MORE = {"text": [{"text": "Der Leuchtturmwärter zählt die Boote: 灯台 😀."}],
+        "prompt_completion": [{"prompt": "Wie spät? ", "completion": "Es dämmert schon 😀."}],
+        "chat": chat([[("user", "Où est la mer ? "), ("assistant", " Là-bas, où naît la brume 灯."), ("user", "Et là ?"),
+                       ("assistant", "Oui.")]])}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ROWS)
+def test_it_is_what_transformers_renders(shared, tmp_path, model_directory, kind):
+    transformers = pytest.importorskip("transformers", exc_type=ImportError)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model_directory / "tokenizer.json"))
+    tokenizer.chat_template = small_model.CHAT_TEMPLATE
+
+    def rendered(messages, **options):
+        return tokenizer.apply_chat_template(messages, tokenize=False, **options)
+
+    wanted = ROWS[kind] + MORE[kind]
+    rows, _ = preview(shared, tmp_path / f"as-{kind.replace('_', '-')}.jsonl", wanted)
+    for row, source in zip(rows, wanted, strict=True):
+        # The text, and which of its characters are the completion's.
+        if kind == "text":
+            text, completions = source["text"], [(0, len(source["text"]))]
+        elif kind == "prompt_completion":
+            text = source["prompt"] + source["completion"]
+            completions = [(len(source["prompt"]), len(text))]
+        else:
+            messages = source["messages"]
+            text = rendered(messages)
+            completions = [(len(rendered(messages[:i], add_generation_prompt=True)), len(rendered(messages[:i + 1])))
+                           for i, message in enumerate(messages) if message["role"] == "assistant"]
+        told = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = told["input_ids"]
+        mask = [int(any(begin <= at < end for begin, end in completions)) for at, _ in told["offset_mapping"]]
+        if kind != "chat":  # the template has its own
+            text, ids, mask = text + END, ids + [tokenizer.convert_tokens_to_ids(END)], mask + [1]
+        assert row["text"] == text
+        assert row["token_ids"] == ids
+        assert row["mask"] == [0] + mask[1:], "the first is never predicted"
+        assert 0 < sum(mask)
