@@ -30,4 +30,4 @@ if [[ $# -gt 1 ]]; then
   image "$work/then/proto" "$work/then.binpb"
   buf breaking "$work/now.binpb" --against "$work/then.binpb" --config proto/buf.yaml
 fi
-echo "protos: clean, compared with ${2:-nothing: a clone of one commit and no tag}"
+echo "protos: clean, compared with ${2:-nothing: a clone of one commit}"
