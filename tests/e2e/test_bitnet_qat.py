@@ -111,8 +111,8 @@ def test_random_weights_learn_a_page_by_heart_and_recite_it_as_ternary(shared, t
 
 @pytest.mark.full
 def test_a_page_is_learnt_by_heart_from_random_weights_and_recited_as_ternary(tmp_path):
-    """A model of 3 M parameters, 600 steps, each on the whole page (some minutes on two cores). Greedy: the page from its first words."""
-    steps, first_words = 600, PAGE[:len("When on board H.M.S. 'Beagle,'")]
+    """A model of 3 M parameters, 250 steps, each on the whole page (some minutes on two cores). Greedy: the page from its first words."""
+    steps, first_words = 250, PAGE[:len("When on board H.M.S. 'Beagle,'")]
     base = small_model.write(tmp_path / "model", hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=8,
                              num_key_value_heads=4, head_dim=32)
     (tmp_path / "page.jsonl").write_text(json.dumps({"text": PAGE}) + "\n")

@@ -43,6 +43,8 @@ fuzz() {
 }
 export -f fuzz
 export root work seconds runs
+# What was freed may not fill the limit on memory: by default AddressSanitizer keeps 256 MiB of it.
+export ASAN_OPTIONS=quarantine_size_mb=16
 
 # shellcheck disable=SC2016  # the inner shell expands it
 printf '%s\n' "${targets[@]}" | xargs -P 2 -I{} bash -c 'fuzz "$1"' _ {}
