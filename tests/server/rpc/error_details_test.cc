@@ -1,6 +1,6 @@
 // The table of docs/errors.md as a client sees it: one case for every row that this build can produce, over the wire. Rows whose
 // errors a client cannot provoke at will have their tests where they can be: CANCELLED and DEADLINE_EXCEEDED by stage in
-// answer_sink_test, INTERNAL in call_test, CONVERSION_TOLERANCE in convert's tests.
+// answer_sink_test, INTERNAL in call_test, CONVERSION_TOLERANCE and those of adapters in model_service_test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

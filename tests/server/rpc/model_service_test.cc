@@ -289,6 +289,47 @@ TEST_F(ModelServiceTest, Int8CarriesItsRecordAndVerifies) {
   EXPECT_EQ(ReasonOf(Verify("base", &verified)), "NO_RECORD");
 }
 
+TEST_F(ModelServiceTest, AConversionBeyondItsToleranceMakesNoModelAndTellsWhatItMeasured) {
+  Import("base");
+  AppTest::Upload("page", "{\"text\": \"the light of the keeper was seen from far away\"}\n");
+  v1::ConvertModelRequest request;
+  request.set_model("base");
+  request.set_name("small");
+  request.set_target(v1::MODEL_FORMAT_NF4);
+  request.set_eval_dataset("page");
+  request.mutable_tolerance()->set_max_eval_loss_delta(-100);
+  const auto convert = [&] {
+    longrunning::Operation operation;
+    grpc::ClientContext context;
+    const auto status = models_->ConvertModel(&context, request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return Wait(operation);
+  };
+  const auto refused = convert();
+  ASSERT_TRUE(refused.has_error());
+  EXPECT_EQ(refused.error().code(), static_cast<int>(grpc::StatusCode::FAILED_PRECONDITION)) << refused.error().message();
+  google::rpc::ErrorInfo info;
+  v1::ConversionReport report;
+  bool informed = false, reported = false;
+  for (const auto& detail : refused.error().details()) {
+    informed |= detail.UnpackTo(&info);
+    reported |= detail.UnpackTo(&report);
+  }
+  ASSERT_TRUE(informed && reported) << refused.error().ShortDebugString();
+  EXPECT_EQ(info.reason(), "CONVERSION_TOLERANCE");
+  EXPECT_GT(report.eval_loss_before(), 0);
+  EXPECT_GT(report.eval_loss_after(), 0);
+  v1::GetModelRequest get;
+  get.set_name("small");
+  v1::Model model;
+  grpc::ClientContext context;
+  EXPECT_EQ(models_->GetModel(&context, get, &model).error_code(), grpc::StatusCode::NOT_FOUND);
+  // The name is free again.
+  request.mutable_tolerance()->set_max_eval_loss_delta(100);
+  const auto kept = convert();
+  EXPECT_TRUE(kept.has_response()) << kept.error().message();
+}
+
 TEST_F(ModelServiceTest, AConversionThatCannotBeIsRefusedAtOnceByField) {
   Import("base");
   ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());
