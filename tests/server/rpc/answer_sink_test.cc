@@ -10,7 +10,6 @@
 #include <functional>
 #include <future>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -20,11 +19,13 @@
 #include "server/base/error.h"
 #include "server/rpc/status.h"
 #include "tests/server/model/small_models.h"
+#include "tests/server/rpc/status_details.h"
 
 namespace nibble::rpc {
 namespace {
 
 using ::testing::ElementsAre;
+using testing_support::Find;
 
 constexpr std::int32_t kD = 70;  // "d", of the small model's vocabulary
 
@@ -236,15 +237,6 @@ TEST_F(AnswerSinkTest, ACharacterIsShownWholeAndAnUnfinishedOneIsHandedOverAsByt
   ASSERT_TRUE(half->status.ok()) << half->status;
   EXPECT_EQ(half->text(), "");
   EXPECT_EQ(half->finish().incomplete_utf8(), "\xC3");
-}
-
-template <typename T>
-std::optional<T> Find(const google::rpc::Status& status) {
-  for (const auto& detail : status.details()) {
-    T message;
-    if (detail.UnpackTo(&message)) return message;
-  }
-  return std::nullopt;
 }
 
 // The row DEADLINE_EXCEEDED / CANCELLED of docs/errors.md; what had begun is paid for.

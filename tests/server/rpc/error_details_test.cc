@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <optional>
 #include <string>
 #include <thread>
 
@@ -18,6 +17,8 @@
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/raw_call.h"
+#include "tests/server/rpc/status_details.h"
+#include "tests/server/rpc/tiny_job.h"
 #include "tests/server/rpc/token_line.h"
 
 namespace nibble {
@@ -26,16 +27,10 @@ namespace {
 using base::StrCat;
 using ::testing::HasSubstr;
 using testing_support::AppTest;
+using testing_support::Find;
+using testing_support::kTinyTexts;
+using testing_support::TinyJob;
 using testing_support::TokenLine;
-
-template <typename T>
-std::optional<T> Find(const google::rpc::Status& status) {
-  for (const auto& detail : status.details()) {
-    T message;
-    if (detail.UnpackTo(&message)) return message;
-  }
-  return std::nullopt;
-}
 
 class ErrorDetailsTest : public AppTest {
  protected:
@@ -84,25 +79,15 @@ class ErrorDetailsTest : public AppTest {
     v1::GenerateResponse response;
     return Call(inference_, &v1::InferenceService::Stub::Generate, request, &response);
   }
-  static v1::CreateJobRequest Job() {
-    v1::CreateJobRequest request;
-    auto* spec = request.mutable_spec();
-    spec->set_base_model("tiny");
-    spec->set_train_dataset("texts");
-    spec->mutable_qlora()->set_r(4);
-    spec->mutable_run()->set_max_steps(2);
-    spec->mutable_publish()->set_output_model("out");
-    return request;
-  }
   grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
     return Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, job);
   }
-  void UploadTexts() { Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n"); }
+  void UploadTexts() { Upload("texts", kTinyTexts); }
 };
 
 TEST_F(ErrorDetailsTest, InvalidArgumentFieldViolation) {
   UploadTexts();
-  v1::CreateJobRequest request = Job();
+  v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_qlora()->set_r(0);
   request.mutable_spec()->mutable_optim()->set_lr(-1);
   v1::Job job;
@@ -150,7 +135,7 @@ TEST_F(ErrorDetailsTest, InvalidArgumentNoTrainableTokens) {
   std::string prompt;
   for (int i = 0; i < 64; ++i) prompt += "a b ";
   Upload("texts", "{\"prompt\": \"" + prompt + "\", \"completion\": \"c\"}\n");
-  v1::CreateJobRequest request = Job();
+  v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_data()->set_max_seq_len(8);
   v1::Job job;
   Check(Create(request, &job), grpc::StatusCode::INVALID_ARGUMENT, "NO_TRAINABLE_TOKENS");
@@ -248,11 +233,11 @@ TEST_F(ErrorDetailsTest, NotFound) {
 
 TEST_F(ErrorDetailsTest, AlreadyExistsNameTakenAndIdempotencyConflict) {
   UploadTexts();
-  v1::CreateJobRequest request = Job();
+  v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_publish()->set_output_model("tiny");
   v1::Job job;
   Check(Create(request, &job), grpc::StatusCode::ALREADY_EXISTS, "NAME_TAKEN");
-  request = Job();
+  request = TinyJob();
   request.set_request_id("8b7a3d1e-0000-4000-8000-000000000001");
   ASSERT_TRUE(Create(request, &job).ok());
   request.mutable_spec()->mutable_run()->set_max_steps(3);
@@ -273,7 +258,7 @@ TEST_F(ErrorDetailsTest, FailedPrecondition) {
   EXPECT_EQ(Find<google::rpc::PreconditionFailure>(in_use)->violations(0).type(), "MODEL_IN_USE");
   UploadTexts();
   v1::Job job;
-  ASSERT_TRUE(Create(Job(), &job).ok());
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
   v1::DeleteJobRequest delete_job;
   delete_job.set_name(job.name());
   v1::DeleteJobResponse deleted;
@@ -302,7 +287,7 @@ class FullQueueTest : public ErrorDetailsTest {
 TEST_F(FullQueueTest, ResourceExhaustedQueueFullWithOurEstimate) {
   UploadTexts();
   v1::Job job;
-  const auto details = Check(Create(Job(), &job), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
+  const auto details = Check(Create(TinyJob(), &job), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
   // No trainer runs that could tell how long it takes.
   EXPECT_EQ(Metadata(details, "retry_ms"), "60000");
   EXPECT_EQ(Find<google::rpc::RetryInfo>(details)->retry_delay().seconds(), 60);
@@ -416,7 +401,7 @@ TEST_F(ErrorDetailsTest, DataLossCheckpointCorruptNamesBothDigests) {
   constexpr int kStep = 7;
   UploadTexts();
   v1::Job job;
-  ASSERT_TRUE(Create(Job(), &job).ok());
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
   // As its trainer would have written it.
   auto& files = base::RealFileSystem();
   const std::string attempt = StrCat(directory_, "/state/jobs/", job.name(), "/attempts/1");

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/tiny_job.h"
 
 namespace nibble {
 namespace {
@@ -13,7 +14,9 @@ namespace {
 using testing::HasSubstr;
 using testing_support::AppTest;
 using testing_support::FieldOf;
+using testing_support::kTinyTexts;
 using testing_support::ReasonOf;
+using testing_support::TinyJob;
 
 class FineTuneServiceTest : public AppTest {
  protected:
@@ -25,17 +28,7 @@ class FineTuneServiceTest : public AppTest {
   void SetUp() override {
     AppTest::SetUp();
     Import("tiny");
-    Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
-  }
-  static v1::CreateJobRequest Request() {
-    v1::CreateJobRequest request;
-    auto* spec = request.mutable_spec();
-    spec->set_base_model("tiny");
-    spec->set_train_dataset("texts");
-    spec->mutable_qlora()->set_r(4);
-    spec->mutable_run()->set_max_steps(2);
-    spec->mutable_publish()->set_output_model("out");
-    return request;
+    Upload("texts", kTinyTexts);
   }
   grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
     grpc::ClientContext context;
@@ -60,7 +53,7 @@ class FineTuneServiceTest : public AppTest {
 TEST_F(FineTuneServiceTest, WhatIsWrongIsRefusedBeforeAnythingIsQueued) {
   v1::Job job;
   const auto refused = [&](const std::function<void(v1::JobSpec&)>& spoil) {
-    v1::CreateJobRequest request = Request();
+    v1::CreateJobRequest request = TinyJob();
     spoil(*request.mutable_spec());
     const auto status = Create(request, &job);
     EXPECT_FALSE(status.ok());
@@ -92,7 +85,7 @@ TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenIsRefused) {
   std::string prompt;
   for (int i = 0; i < 64; ++i) prompt += "a b ";
   Upload("hopeless", "{\"prompt\": \"" + prompt + "\", \"completion\": \"c\"}\n");
-  v1::CreateJobRequest request = Request();
+  v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->set_train_dataset("hopeless");
   request.mutable_spec()->mutable_data()->set_max_seq_len(8);
   v1::Job job;
@@ -100,29 +93,29 @@ TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenIsRefused) {
 }
 
 TEST_F(FineTuneServiceTest, MethodsAndFieldsThatAreNotBuiltAreNamed) {
-  v1::CreateJobRequest request = Request();
+  v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_int8_mixed();
   v1::Job job;
   auto status = Create(request, &job);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
   EXPECT_THAT(status.error_message(), HasSubstr("int8_mixed"));
-  request = Request();
+  request = TinyJob();
   request.mutable_spec()->mutable_bitnet_qat()->set_preset("hf");
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("BitNetQatMethod.preset hf"));
   request.mutable_spec()->mutable_bitnet_qat()->set_preset("native");
   request.mutable_spec()->mutable_bitnet_qat()->add_modules_to_not_convert("q_proj");
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("modules_to_not_convert q_proj"));
-  request = Request();
+  request = TinyJob();
   request.mutable_spec()->set_warm_start_from("x/1");
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("JobSpec.warm_start_from"));
-  request = Request();
+  request = TinyJob();
   request.mutable_spec()->mutable_run()->mutable_early_stop();
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("RunConfig.early_stop"));
 }
 
 TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
   v1::PlanJobRequest request;
-  *request.mutable_spec() = Request().spec();
+  *request.mutable_spec() = TinyJob().spec();
   request.mutable_spec()->mutable_run()->set_max_steps(3);
   v1::PlanJobResponse plan;
   grpc::ClientContext context;
@@ -151,7 +144,7 @@ TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
 }
 
 TEST_F(FineTuneServiceTest, BitNetIsResolvedToItsLastField) {
-  v1::CreateJobRequest request = Request();
+  v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_bitnet_qat()->set_ste(v1::STE_MODE_CLIPPED);
   v1::Job job;
   const auto status = Create(request, &job);
@@ -167,7 +160,7 @@ TEST_F(FineTuneServiceTest, BitNetIsResolvedToItsLastField) {
 
 TEST_F(FineTuneServiceTest, TheAnsweredSpecHasNoFieldLeftToChoose) {
   v1::Job job;
-  const auto status = Create(Request(), &job);
+  const auto status = Create(TinyJob(), &job);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(job.spec().device().kind(), v1::DEVICE_KIND_CPU);
   EXPECT_EQ(job.spec().data().max_seq_len(), 256);  // the model's positions: fewer than the default
@@ -180,7 +173,7 @@ TEST_F(FineTuneServiceTest, TheAnsweredSpecHasNoFieldLeftToChoose) {
 
 TEST_F(FineTuneServiceTest, AJobSaysWhatItIsMadeOf) {
   v1::Job job;
-  ASSERT_TRUE(Create(Request(), &job).ok());
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
   for (const std::string& digest : {job.digests().config(), job.digests().data(), job.digests().tokenizer(), job.digests().code(),
                                     job.digests().base_model()}) {
     EXPECT_THAT(digest, testing::MatchesRegex("[0-9a-f]{64}"));
@@ -208,7 +201,7 @@ TEST_F(FineTuneServiceTest, AJobSaysWhatItIsMadeOf) {
 }
 
 TEST_F(FineTuneServiceTest, TheSameRequestIdIsTheSameJob) {
-  v1::CreateJobRequest request = Request();
+  v1::CreateJobRequest request = TinyJob();
   request.set_request_id("4f0c0c4e-1a2b-4c3d-8e9f-000000000002");
   v1::Job first, second;
   ASSERT_TRUE(Create(request, &first).ok());
@@ -219,7 +212,7 @@ TEST_F(FineTuneServiceTest, TheSameRequestIdIsTheSameJob) {
 }
 
 TEST_F(FineTuneServiceTest, FiftyParallelCallsOfOneRequestMakeOneJob) {  // R24
-  v1::CreateJobRequest request = Request();
+  v1::CreateJobRequest request = TinyJob();
   request.set_request_id("4f0c0c4e-1a2b-4c3d-8e9f-000000000024");
   std::vector<std::thread> threads;
   std::vector<std::string> names(50);
@@ -243,7 +236,7 @@ TEST_F(FineTuneServiceTest, FiftyParallelCallsOfOneRequestMakeOneJob) {  // R24
 TEST_F(FineTuneServiceTest, PagesOfAFilteredListAreTheWholeList) {
   const std::string labels = "MMMMMxMMxxM";  // oldest first: M matches
   for (std::size_t i = 0; i < labels.size(); ++i) {
-    v1::CreateJobRequest request = Request();
+    v1::CreateJobRequest request = TinyJob();
     request.mutable_spec()->mutable_publish()->set_output_model("out" + std::to_string(i));
     (*request.mutable_spec()->mutable_labels())["kind"] = labels.substr(i, 1);
     v1::Job job;
@@ -267,7 +260,7 @@ TEST_F(FineTuneServiceTest, PagesOfAFilteredListAreTheWholeList) {
 
 TEST_F(FineTuneServiceTest, EtagsGuardEveryMutation) {
   v1::Job job;
-  ASSERT_TRUE(Create(Request(), &job).ok());
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
   ASSERT_FALSE(job.etag().empty());
   const auto call = [&](auto method, auto request, auto* response, const std::string& etag) {
     request.set_name(job.name());
@@ -289,7 +282,7 @@ TEST_F(FineTuneServiceTest, EtagsGuardEveryMutation) {
 
 TEST_F(FineTuneServiceTest, JobsThatCannotDoItSaySo) {
   v1::Job job;
-  ASSERT_TRUE(Create(Request(), &job).ok());
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
   cancel.set_keep_checkpoint(true);
@@ -323,7 +316,7 @@ TEST_F(FineTuneServiceTest, JobsThatCannotDoItSaySo) {
 
 TEST_F(FineTuneServiceTest, AWatchBeginsWithASnapshotAndEndsWithTheJob) {
   v1::Job job;
-  ASSERT_TRUE(Create(Request(), &job).ok());
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
   v1::WatchJobRequest request;
   request.set_name(job.name());
   grpc::ClientContext context;
@@ -364,7 +357,7 @@ TEST_F(FineTuneServiceTest, AWatchBeginsWithASnapshotAndEndsWithTheJob) {
 TEST_F(FineTuneServiceTest, PagesOfEventsEndWithTheLastEvent) {
   using Stub = v1::FineTuneService::Stub;
   v1::Job job;
-  ASSERT_TRUE(Create(Request(), &job).ok());
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
   ASSERT_TRUE(Call(jobs_, &Stub::CancelJob, cancel, &job).ok());

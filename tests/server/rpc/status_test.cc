@@ -3,30 +3,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <optional>
-
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
+#include "tests/server/rpc/status_details.h"
 
 namespace nibble::rpc {
 namespace {
 
 using testing::HasSubstr;
+using testing_support::Find;
 
 google::rpc::Status Details(const grpc::Status& status) {
   google::rpc::Status out;
   EXPECT_TRUE(out.ParseFromString(status.error_details()));
   return out;
-}
-
-template <typename T>
-std::optional<T> Find(const google::rpc::Status& status) {
-  for (const auto& detail : status.details()) {
-    T message;
-    if (detail.UnpackTo(&message)) return message;
-  }
-  return std::nullopt;
 }
 
 TEST(StatusTest, EveryCodeKeepsItsNumberAndCarriesErrorInfo) {
