@@ -21,13 +21,14 @@ struct DTypeRow {
   std::optional<DType> dtype;
 };
 
-// The crate's `Dtype`, all of it: a file with a type that we do not compute with is valid still.
-constexpr std::array<DTypeRow, 19> kDTypes = {{
+// The `Dtype` of the crate's 0.8.0, all of it: a file with a type that we do not compute with is valid still.
+constexpr std::array<DTypeRow, 22> kDTypes = {{
     {"BOOL", 8, std::nullopt}, {"F4", 4, std::nullopt}, {"F6_E2M3", 6, std::nullopt}, {"F6_E3M2", 6, std::nullopt},
     {"U8", 8, DType::kU8}, {"I8", 8, DType::kI8}, {"F8_E5M2", 8, std::nullopt}, {"F8_E4M3", 8, std::nullopt},
-    {"F8_E8M0", 8, std::nullopt}, {"I16", 16, std::nullopt}, {"U16", 16, std::nullopt}, {"F16", 16, DType::kF16},
+    {"F8_E8M0", 8, std::nullopt}, {"F8_E4M3FNUZ", 8, std::nullopt}, {"F8_E5M2FNUZ", 8, std::nullopt},
+    {"I16", 16, std::nullopt}, {"U16", 16, std::nullopt}, {"F16", 16, DType::kF16},
     {"BF16", 16, DType::kBF16}, {"I32", 32, DType::kI32}, {"U32", 32, std::nullopt}, {"F32", 32, DType::kF32},
-    {"F64", 64, std::nullopt}, {"I64", 64, DType::kI64}, {"U64", 64, std::nullopt},
+    {"C64", 64, std::nullopt}, {"F64", 64, std::nullopt}, {"I64", 64, DType::kI64}, {"U64", 64, std::nullopt},
 }};
 
 const DTypeRow* FindDType(std::string_view name) {
@@ -264,6 +265,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> fi
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     return Corrupt(where, StrCat("header: malformed JSON at byte ", nul));
   }
+  // And it skips a byte order mark, which the crate refuses.
+  if (text.starts_with("\xef\xbb\xbf")) return Corrupt(where, "header: malformed JSON at byte 0");
   HeaderReader reader;
   if (!base::Json::sax_parse(text.begin(), text.end(), &reader) || reader.HasDuplicateName()) {
     const std::string what = StrCat("header: ", reader.error.empty() ? "malformed" : reader.error);

@@ -1,6 +1,7 @@
 // Safetensors files, read by the rules of the `safetensors` crate: 8 bytes of header length, a JSON header, then tensors
-// that fill the rest of the file without hole or overlap. Stricter than the crate in two things: duplicate keys and dimensions
-// above 2^63 - 1 (of empty tensors) are refused.
+// that fill the rest of the file without hole or overlap. Stricter than the crate, beside the caps below, in three things:
+// duplicate keys, dimensions above 2^63 - 1 (of empty tensors) and serde's other spellings (an array for a tensor's object, an
+// object for its dtype) are refused. tests/e2e/test_safetensors_crate.py holds the two side by side.
 #pragma once
 #include <cstdint>
 #include <map>

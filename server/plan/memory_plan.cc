@@ -10,6 +10,7 @@ namespace {
 
 using model::LinearKind;
 using model::ModelConfig;
+using model::NormPlacement;
 
 // A trainer before it has a model: torch, gRPC and their libraries; in a build with CUDA cuBLASLt too, GPU or not.
 #ifdef NIBBLE_CUDA
@@ -20,6 +21,7 @@ constexpr std::int64_t kProcessBytes = std::int64_t{150} << 20;
 // Primitives that oneDNN keeps, heaps that have grown round what they hold.
 constexpr double kSlack = 1.08;
 constexpr std::int64_t kRowQuantum = 64;
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;  // of an item: see PlanMemory
 
 std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -67,9 +69,13 @@ std::int64_t QLoraTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, st
 }
 std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
   const std::int64_t code = spec.bitnet_qat.act_bits == 16 ? 2 : 1;
-  // f32: two norms' inputs, q, gate and up; bf16: k and v; codes that linears read.
-  return 4 * (2 * c.hidden_size + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() +
-         code * (2 * c.hidden_size + c.q_size() + c.ffn_size);
+  const bool each = c.norms == NormPlacement::kLinear || c.norms == NormPlacement::kBlockAndLinear;  // linear has a norm of its own
+  // f32: norms' inputs, q, gate and up; bf16: k and v; codes that linears read, of one norm the same.
+  std::int64_t inputs = 2 * c.hidden_size;
+  if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
+  if (c.norms == NormPlacement::kBlockAndLinear) inputs += 2 * c.hidden_size;
+  return 4 * (inputs + c.q_size() + 2 * c.ffn_size) + 2 * 2 * c.kv_size() +
+         code * ((each ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size);
 }
 
 }  // namespace
@@ -87,11 +93,16 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   const std::int64_t element = dtype == "bf16" ? 2 : 4;
   const std::int64_t tokens = RoundUp(batch.tokens, kRowQuantum);
   const std::int64_t token_bytes = qlora ? QLoraTokenBytes(spec, config, element) : BitNetTokenBytes(spec, config);
-  // Checkpointing keeps a layer's input, and one layer whole while it is run again.
-  std::int64_t activation = spec.run.activation_checkpointing
-                                ? tokens * (config.num_layers * config.hidden_size * (qlora ? element : 4) + token_bytes)
-                                : tokens * config.num_layers * token_bytes;
-  if (batch.ragged) activation += batch.rows * batch.row_tokens * batch.row_tokens * (qlora ? 4 + element : 8);
+  // Checkpointing keeps a layer's input, and one layer whole while it is run again. In doubles: the longest rows of the largest batch
+  // in the largest model are more than int64 holds.
+  const std::int64_t kept_bytes = spec.run.activation_checkpointing
+                                      ? config.num_layers * config.hidden_size * (qlora ? element : 4) + token_bytes
+                                      : config.num_layers * token_bytes;
+  double activation = static_cast<double>(tokens) * static_cast<double>(kept_bytes);
+  if (batch.ragged) {
+    const auto row_tokens = static_cast<double>(batch.row_tokens);
+    activation += static_cast<double>(batch.rows) * row_tokens * row_tokens * static_cast<double>(qlora ? 4 + element : 8);
+  }
 
   std::int64_t weights = 0, adapter = 0, workspace = kProcessBytes;
   const std::int64_t logits = model::kLossChunk * config.vocab_size;
@@ -110,12 +121,15 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
                  4 * tokens * config.ffn_size * 4;
   }
   workspace += batch.dataset_tokens * 5 + batch.examples * 64;
-  const auto slack = [](std::int64_t bytes) { return static_cast<std::int64_t>(static_cast<double>(bytes) * kSlack); };
+  const auto with_slack = [](double bytes) {
+    return static_cast<std::int64_t>(std::min(bytes * kSlack, static_cast<double>(kMostBytes)));
+  };
   std::vector<MemoryItem> items = {{"weights", weights}};
   if (qlora) items.push_back({"adapter", adapter});
   items.push_back({"optimizer", trained * 8});
-  items.push_back({"activation", slack(activation)});
-  items.push_back({"workspace", slack(workspace)});
+  items.push_back({"activation", with_slack(activation)});
+  items.push_back({"workspace", with_slack(static_cast<double>(workspace))});
+  for (MemoryItem& item : items) item.bytes = std::min(item.bytes, kMostBytes);
   return items;
 }
 

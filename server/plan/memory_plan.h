@@ -22,6 +22,8 @@ struct BatchShape {
 
 std::int64_t TrainedParameters(const jobs::JobSpec& spec, const model::ModelConfig& config);
 
+// No item is more than a pebibyte, which no machine has: what limits permit together may be more than int64 holds, sums of items
+// and jobs are not.
 // `base_bytes`: of an element of the stored base (2: bf16; 4: f32; 0: nf4).
 std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                                    const BatchShape& batch);

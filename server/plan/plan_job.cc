@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -56,6 +57,12 @@ double Passes(const jobs::JobSpec& spec, const Epoch& epoch, const JobPlan& plan
   return static_cast<double>(micro_batches) / static_cast<double>(epoch.micro_batches);
 }
 
+// A spec may ask for more tokens than int64 holds: steps, batches and lengths have limits of their own, their product has none.
+std::int64_t Whole(double tokens) {
+  constexpr double kBound = 9223372036854775808.0;  // 2^63
+  return tokens < kBound ? std::llround(tokens) : std::numeric_limits<std::int64_t>::max();
+}
+
 void AddWarnings(const jobs::JobSpec& spec, const data::Dataset& train, const Epoch& epoch, JobPlan& plan) {
   for (data::RowWarning& warning : data::RowWarnings(train, spec.data.max_seq_len)) {
     plan.warnings.push_back({std::move(warning.reason), std::move(warning.message), std::move(warning.rows)});
@@ -86,8 +93,8 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   plan.max_steps = jobs::NumSteps(spec.run, epoch.rows);
   // Micro-batches of an epoch are alike: what all steps take is in proportion.
   const double share = Passes(spec, epoch, plan);
-  plan.tokens = std::llround(share * static_cast<double>(epoch.tokens));
-  plan.trained_tokens = std::llround(share * static_cast<double>(epoch.trained));
+  plan.tokens = Whole(share * static_cast<double>(epoch.tokens));
+  plan.trained_tokens = Whole(share * static_cast<double>(epoch.trained));
   const model::ModelConfig config = TrainedConfig(spec, inputs.config);
   plan.trained_parameters = TrainedParameters(spec, config);
   const std::int64_t base_bytes = inputs.base_format == "bf16" ? 2 : inputs.base_format == "f32" ? 4 : 0;

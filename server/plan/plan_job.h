@@ -23,8 +23,8 @@ struct PlanWarning {
 struct JobPlan {
   std::vector<MemoryItem> memory;  // of the trainer at its peak; what VmHWM will show is their sum
   std::int64_t max_steps = 0;
-  std::int64_t tokens = 0;            // through the model in all steps
-  std::int64_t trained_tokens = 0;    // of these, with a loss
+  std::int64_t tokens = 0;            // through the model in all steps; the largest int64 where there are more
+  std::int64_t trained_tokens = 0;    // of these, with a loss; likewise
   std::int64_t trained_parameters = 0;
   std::vector<PlanWarning> warnings;
 

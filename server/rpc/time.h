@@ -3,6 +3,8 @@
 #include <google/protobuf/duration.pb.h>
 #include <google/protobuf/timestamp.pb.h>
 
+#include <algorithm>
+
 #include "absl/time/time.h"
 
 namespace nibble::rpc {
@@ -15,7 +17,10 @@ inline google::protobuf::Timestamp ToProto(absl::Time time) {
   return out;
 }
 
+// What is longer than the 10,000 years that protobuf's may last (duration.proto) lasts as long as it may.
 inline google::protobuf::Duration ToProto(absl::Duration duration) {
+  const absl::Duration longest = absl::Seconds(std::int64_t{315'576'000'000});
+  duration = std::clamp(duration, -longest, longest);
   google::protobuf::Duration out;
   out.set_seconds(duration / absl::Seconds(1));
   out.set_nanos(static_cast<std::int32_t>((duration % absl::Seconds(1)) / absl::Nanoseconds(1)));

@@ -16,9 +16,11 @@ namespace nibble::telemetry {
 
 namespace {
 
-// A label's value. One that is not UTF-8 would make Prometheus refuse the whole scrape: what is wrong becomes U+FFFD.
+// A label's value. One that is not UTF-8, or holds a NUL (the end of the input to Prometheus' lexer, promlex.l), would make it
+// refuse the whole scrape: what is wrong becomes U+FFFD.
 std::string Text(std::string_view text) {
   std::string value(text);
+  for (std::size_t nul = value.find('\0'); nul != std::string::npos; nul = value.find('\0', nul)) value.replace(nul, 1, "\xef\xbf\xbd");
   if (std::ranges::all_of(value, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return value;
   const auto mended = base::ParseJson(base::Dump(base::Json(std::move(value))));
   return mended.ok() ? mended->get<std::string>() : "?";
@@ -158,7 +160,7 @@ void Metrics::SetCertificateExpiry(double unix_seconds) { families_->certificate
 void Metrics::SetKernelLaunches(std::string_view phase, std::string_view device,
                                 const std::map<std::string, std::uint64_t>& counts) {
   for (const auto& [kernel, count] : counts) {
-    families_->Follow(families_->launches.Add({{"kernel", kernel}, {"device", Text(device)}, {"phase", Text(phase)}}),
+    families_->Follow(families_->launches.Add({{"kernel", Text(kernel)}, {"device", Text(device)}, {"phase", Text(phase)}}),
                       static_cast<double>(count));
   }
 }

@@ -1,18 +1,93 @@
 // F6: a job spec, as JSON (attempt.json, the client's --spec) where the input begins with "{", else as the bytes of a
-// nibble.v1.JobSpec. What is valid resolves, and says the same after being written and read in either form.
+// nibble.v1.JobSpec. What is valid resolves, says the same after being written and read in either form, and is planned for a
+// small model and a few rows of each format: the plan's numbers are numbers, or the refusal is the caller's.
 #include <cmath>
+#include <fstream>
 #include <string>
 
+#include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/jobs/job_spec.h"
+#include "server/model/text_assets.h"
+#include "server/plan/plan_job.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/status.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/temp_directory.h"
 
 using nibble::fuzz::Expect;
 namespace jobs = nibble::jobs;
+namespace plan = nibble::plan;
 
 namespace {
+
+constexpr std::int64_t kLongest = 1 << 20;  // what a spec may ask for: no input is refused for the model's length
+
+// The golden model, and one file of rows a format.
+class Inputs {
+ public:
+  Inputs() {
+    static constexpr char kModel[] = NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16";
+    const auto text = nibble::base::RealFileSystem().Read(std::string(kModel) + "/config.json", 1 << 20);
+    Expect(text.ok(), "the golden model has a config.json");
+    const auto json = nibble::base::ParseJson(*text);
+    Expect(json.ok(), "which is JSON");
+    const auto config = nibble::model::ParseHfConfig(*json);
+    Expect(config.ok(), "and a config");
+    const auto assets = nibble::model::LoadTextAssets(kModel);
+    Expect(assets.ok(), "the golden model has a tokenizer");
+    inputs_.config = *config;
+    inputs_.config.max_positions = kLongest;
+    inputs_.text = *assets;
+    inputs_.base_format = "bf16";
+    inputs_.devices = {"cpu", "cuda:0"};
+    Write("text", R"({"text": "the man in the land"})", R"({"text": "an end"})");
+    Write("prompt_completion", R"({"prompt": "the ", "completion": "land"})", R"({"prompt": "", "completion": "a man and the thin end"})");
+    Write("chat", R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "the end"}]})",
+          R"({"messages": [{"role": "assistant", "content": "in the land"}]})");
+    // Without these the corpus would show nothing.
+    for (const char* format : {"text", "prompt_completion", "chat"}) {
+      jobs::JobSpec spec;
+      spec.data.format = format;
+      Expect(plan::PlanJob(jobs::Resolve(spec, "job-1", "text", "cpu"), Of(format, true)).ok(), "the default spec has a plan");
+    }
+  }
+
+  plan::JobInputs Of(const std::string& format, bool with_eval) const {
+    plan::JobInputs inputs = inputs_;
+    inputs.train_format = format;
+    inputs.train_path = directory_ / format;
+    if (with_eval) {
+      inputs.eval_path = inputs.train_path;
+      inputs.eval_format = format;
+    }
+    return inputs;
+  }
+
+ private:
+  void Write(const std::string& format, const char* first, const char* second) {
+    std::ofstream(directory_ / format) << first << '\n' << second << '\n';
+  }
+
+  const nibble::testing::TempDirectory directory_;
+  plan::JobInputs inputs_;
+};
+
+void FuzzPlan(const jobs::JobSpec& spec) {
+  static const Inputs inputs;
+  const auto planned = plan::PlanJob(spec, inputs.Of(*spec.data.format, !spec.eval_dataset.empty()));
+  if (!planned.ok()) {
+    Expect(absl::IsInvalidArgument(planned.status()), "what cannot be planned is the caller's fault");
+    Expect(!nibble::rpc::ToGrpcStatus(planned.status()).error_message().empty(), "a refusal says why");
+    return;
+  }
+  Expect(planned->max_steps >= 1, "a job has a step");
+  Expect(planned->tokens >= planned->trained_tokens && planned->trained_tokens >= 0, "tokens are counted");
+  Expect(planned->trained_parameters > 0, "something is trained");
+  for (const plan::MemoryItem& item : planned->memory) Expect(item.bytes >= 0, "memory is not negative");
+  Expect(planned->memory_bytes() > 0, "memory has a sum");
+  Expect(nibble::rpc::ToProto(*planned).memory_size() == static_cast<int>(planned->memory.size()), "a plan can be sent");
+}
 
 void FuzzSpec(const jobs::JobSpec& spec) {
   const absl::Status valid = jobs::Validate(spec);
@@ -29,6 +104,7 @@ void FuzzSpec(const jobs::JobSpec& spec) {
   const auto again = jobs::ParseJobSpec(jobs::ToJson(resolved));
   Expect(again.ok() && jobs::ToJson(*again) == jobs::ToJson(resolved), "written as JSON it reads the same");
   Expect(nibble::rpc::FromProto(nibble::rpc::ToProto(resolved)).ok(), "shown as a message it can be sent again");
+  if (jobs::Validate(resolved).ok()) FuzzPlan(resolved);  // what was left open may not fit what was said
 }
 
 }  // namespace

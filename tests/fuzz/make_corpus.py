@@ -69,6 +69,12 @@ def make_safetensors():
     put("metadata-not-text", {"__metadata__": {"format": 1}, "a": tensor()})
     put("polyglot-tail", valid, b"\0" * 8 + b"PK\x05\x06" + b"\0" * 18)
     put("array", "[]")
+    put("byte-order-mark", "\ufeff" + compact(valid))
+    put("leading-space", " \n" + compact(valid))
+    put("tensor-is-array", '{"a":["F32",[2],[0,8]]}')
+    put("dtype-is-object", '{"a":{"dtype":{"F32":null},"shape":[2],"data_offsets":[0,8]}}')
+    for dtype, elements in {"C64": 1, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}.items():
+        put("dtype-" + dtype.lower(), {"a": tensor(dtype, [elements])})
     for size in (0, 7, 8):
         write("safetensors", f"first-{size}-bytes", safetensors(valid)[:size])
 
@@ -228,6 +234,20 @@ def make_job_spec():
                          "method": {"method": "bitnet_qat"}, "name-path": {"output_model": "../x"}, "targets-empty": {"qlora": {"target_modules": []}},
                          "targets-unknown": {"qlora": {"target_modules": ["lm_head", 3]}}, "data-null": {"data": None}}.items():
         put("json-" + name, {**base, **change})
+    # What the planner has to make numbers of.
+    most = {"max_steps": 10**8, "micro_batch": 1 << 16, "grad_accum": 1 << 16}
+    longest, shortest = {"data": {"max_seq_len": 1 << 20}}, {"data": {"max_seq_len": 2}}
+    for name, change in {"most": {"run": most, **longest}, "most-epochs": {"run": {"epochs": 1e6, "micro_batch": 1}, **shortest},
+                         "fewest-epochs": {"run": {"epochs": 5e-324, "grad_accum": 1 << 16}},
+                         "shortest": {"run": {"micro_batch": 1}, **shortest},
+                         "rank": {"qlora": {"r": 4096, "compute_dtype": "fp32"}, "run": {"activation_checkpointing": True}},
+                         "pairs": {"data": {"format": "prompt_completion", "overlong": "drop", "max_seq_len": 12}},
+                         "chat": {"data": {"format": "chat", "train_on_prompt": True, "packing": "none"}, "eval_dataset": "e"},
+                         "error": {"data": {"format": "chat", "overlong": "error", "max_seq_len": 4}},
+                         "bitnet": {"method": "bitnet_qat",
+                         "bitnet_qat": {"preset": "bitnet-2b4t", "act_bits": 16, "act_scale": "per_tensor"}, "run": most},
+                         "no-device": {"device": "cuda:7"}}.items():
+        put("plan-" + name, {**base, **change})
     put("json-nan", '{"method":"qlora","optim":{"lr":NaN}}')
     text = lambda number, value: bytes([number << 3 | 2]) + varint(len(value)) + value
     put("message-empty", b"")
@@ -360,8 +380,135 @@ def make_chat_template():
     put("tojson-indent", "{{ messages | tojson(indent=99999999) }}")
 
 
+# F9 -------------------------------------------------------------------------------------------------------------------
+INT8, INT8_HEAD, NF4, TERNARY = range(4)  # packed_weights_fuzz.cc: the first byte
+HIDDEN, Q, KV, FFN, VOCAB = 12, 16, 8, 10, 9  # its SmallConfig
+LAYER = "model.layers.0."
+LINEARS = {"self_attn.q_proj": (Q, HIDDEN), "self_attn.k_proj": (KV, HIDDEN), "self_attn.v_proj": (KV, HIDDEN),
+           "self_attn.o_proj": (HIDDEN, Q),
+           "mlp.gate_proj": (FFN, HIDDEN), "mlp.up_proj": (FFN, HIDDEN), "mlp.down_proj": (HIDDEN, FFN)}
+GATE = LAYER + "mlp.gate_proj.weight"
+
+
+def floats(values):
+    return struct.pack(f"<{len(values)}f", *values)
+
+
+def packed(name, kind, n, k, tensors):
+    """A weight of n rows and k columns as the format stores it (docs/formats.md)."""
+    if kind == TERNARY:
+        rows = b""
+        for row in range(n):
+            codes = [(row * 5 + i) % 3 for i in range(k)]
+            rows += bytes(sum(code << 2 * at for at, code in enumerate(codes[i:i + 4])) for i in range(0, k, 4))
+        tensors[name] = ("U8", [n, (k + 3) // 4], rows)
+        tensors[name + "_scale"] = ("F32", [1], floats([0.05]))
+    elif kind == NF4:
+        tensors[name] = ("U8", [n, (k + 1) // 2], bytes(i * 29 % 256 for i in range(n * ((k + 1) // 2))))
+        tensors[name + "_absmax"] = ("I8", [n, 1], bytes(i * 7 % 256 for i in range(n)))
+        tensors[name + "_absmax_factor"] = ("F32", [1], floats([2500.0]))
+        tensors[name + "_absmax_offset"] = ("F32", [1], floats([0.06]))
+    else:
+        tensors[name] = ("I8", [n, k], bytes((i * 37 % 255 - 127) % 256 for i in range(n * k)))
+        tensors[name + "_scale"] = ("F32", [n], floats([0.001 * (i + 1) for i in range(n)]))
+
+
+def packed_model(kind):
+    """Name -> (dtype, shape, bytes)."""
+    tensors = {}
+    if kind == INT8_HEAD:
+        packed("model.embed_tokens.weight", kind, VOCAB, HIDDEN, tensors)
+    else:
+        tensors["model.embed_tokens.weight"] = ("F32", [VOCAB, HIDDEN], floats([(i % 7 - 3) / 4 for i in range(VOCAB * HIDDEN)]))
+    for norm in (LAYER + "input_layernorm", LAYER + "post_attention_layernorm", "model.norm"):
+        tensors[norm + ".weight"] = ("F32", [HIDDEN], floats([1.0] * HIDDEN))
+    for name, (n, k) in LINEARS.items():
+        packed(LAYER + name + ".weight", kind, n, k, tensors)
+    if kind == INT8:
+        tensors["lm_head.weight"] = ("BF16", [VOCAB, HIDDEN], bytes([0, 0x3f, 0x80, 0xbe]) * (VOCAB * HIDDEN // 2))
+    return tensors
+
+
+def packed_file(kind, tensors, shift=0):
+    """Wide types first, from a multiple of 8 on (`shift` bytes behind it), so that each lies at a multiple of its size."""
+    header, data = {}, b""
+    for name, (dtype, shape, content) in sorted(tensors.items(), key=lambda item: {"F32": 0, "BF16": 1}.get(item[1][0], 2)):
+        header[name] = tensor(dtype, shape, (len(data), len(data) + len(content)))
+        data += content
+    text = compact(header)
+    return bytes([kind]) + safetensors(text + " " * (-len(text) % 8 + shift), data)
+
+
+def make_packed_weights():
+    put = lambda name, kind, tensors, **more: write("packed_weights", name, packed_file(kind, tensors, **more))
+    models = {"int8": INT8, "int8-head": INT8_HEAD, "nf4": NF4, "ternary": TERNARY}
+    for name, kind in models.items():
+        good = packed_model(kind)
+        put(name, kind, good)
+        put(name + "-as-another", (kind + 1) % 4, good)
+        put(name + "-no-gate", kind, {key: value for key, value in good.items() if key != GATE})
+        put(name + "-one-more", kind, {**good, "model.layers.1.mlp.gate_proj.weight": good[GATE]})
+        put(name + "-misaligned", kind, good, shift=1)
+        dtype, (n, k), content = good[GATE]
+        for lie, value in {"transposed": (dtype, [k, n], content), "flat": (dtype, [n * k], content),
+                           "short": (dtype, [n, k - 1], content[:n * (k - 1)]),
+                           "empty": (dtype, [0, k], b""), "other-type": ("I8" if dtype == "U8" else "U8", [n, k], content),
+                           "bool": ("BOOL", [n, k], content), "all-ones": (dtype, [n, k], b"\xff" * len(content)),
+                           "lowest": (dtype, [n, k], b"\x80" * len(content)), "zero": (dtype, [n, k], b"\0" * len(content))}.items():
+            put(f"{name}-gate-{lie}", kind, {**good, GATE: value})
+        scale = GATE + ("_absmax_factor" if kind == NF4 else "_scale")
+        size = good[scale][1][0]
+        for lie, number in {"nan": float("nan"), "inf": float("inf"), "zero": 0.0, "negative": -1.0, "denormal": 1e-45,
+                            "huge": 3e38}.items():
+            put(f"{name}-scale-{lie}", kind, {**good, scale: ("F32", [size], floats([number] * size))})
+        put(name + "-scale-short", kind, {**good, scale: ("F32", [size - 1], floats([1.0] * (size - 1)))})
+        put(name + "-scale-f64", kind, {**good, scale: ("F64", [size], b"\0" * (8 * size))})
+        put(name + "-no-scale", kind, {key: value for key, value in good.items() if key != scale})
+        norm = "model.norm.weight"
+        put(name + "-norm-nan", kind, {**good, norm: ("F32", [HIDDEN], floats([float("nan")] * HIDDEN))})
+    down = LAYER + "mlp.down_proj.weight"  # ten columns: two codes in a row's last byte
+    good = packed_model(TERNARY)
+    dtype, shape, content = good[down]
+    put("ternary-bits-past-the-row", TERNARY, {**good, down: (dtype, shape, content[:-1] + bytes([content[-1] | 0x10]))})
+    put("ternary-code-3", TERNARY, {**good, down: (dtype, shape, bytes([content[0] | 3]) + content[1:])})
+    write("packed_weights", "one-byte", b"\0")
+
+
+# F10 ------------------------------------------------------------------------------------------------------------------
+def make_metric_labels():
+    for name, text in {"empty": "", "plain": "eos", "quote": 'a"b', "ends-the-label": 'a"} 1\nfake_total 5', "backslash": "\\",
+                       "backslash-quote": '\\"',
+                       "backslash-n": "\\n", "newline": "a\nb", "crlf": "\r\n", "nul": "a\0b", "nul-alone": "\0", "ansi": "\x1b[31m",
+                       "tab": "\t",
+                       "braces": "{}=,#", "comment": "# TYPE x counter\n", "accent": "caf\u00e9", "emoji": "\U0001f642",
+                       "separator": "\u2028",
+                       "surrogate": "\ud800", "not-utf8": b"\xff\xfe", "cut-utf8": b"a\xf0\x9f", "overlong": b"\xc0\xaf", "bom": "\ufeffa",
+                       "known": "QUEUE_FULLQUEUE_FULL",
+                       "other": "other", "long": "x" * 4096, "long-quotes": '"' * 5000, "infinity": "+Inf", "le": "0.01"}.items():
+        write("metric_labels", name, text)
+
+
+# F11 ------------------------------------------------------------------------------------------------------------------
+def make_names():
+    for name, text in {"plain": "my-model_1.0", "one": "a", "longest": "a" * 63, "too-long": "a" * 64, "empty": "", "dot": ".",
+                       "dots": "..", "up": "../x",
+                       "up-inside": "a..b", "hidden": ".a", "flag": "-a", "ends-in-dash": "a-", "slash": "a/b", "absolute": "/etc/passwd",
+                       "encoded": "%2e%2e",
+                       "backslash": "a\\b", "nul": "a\0b", "newline": "a\nb", "space": "a b", "ansi": "\x1b[31m", "accent": "caf\u00e9",
+                       "wide-dot": "\u2024\u2024",
+                       "not-utf8": b"\xff", "url": "http://169.254.169.254/", "device": "con", "temporary": "a.tmp.w-0123456789abcdef",
+                       "nearly-temporary": "a.tmp.w-0123456789abcdeg", "temporary-of-nothing": ".tmp.w-0123456789abcdef",
+                       "step": "step-00000010",
+                       "step-long": "step-999999999999999999", "step-too-long": "step-9999999999999999999", "step-short": "step-1",
+                       "step-negative": "step--0000001", "token": "after:a", "token-empty": "after:", "token-twice": "after:after:a",
+                       "number": "42",
+                       "number-negative": "-1", "number-huge": "9223372036854775808", "number-space": " 7"}.items():
+        write("names", name, text)
+
+
 if __name__ == "__main__":
-    for make in (make_safetensors, make_manifest, make_json, make_jsonl, make_tokenizer, make_job_spec, make_gguf, make_chat_template):
+    for make in (make_safetensors, make_manifest, make_json, make_jsonl, make_tokenizer, make_job_spec, make_gguf, make_chat_template,
+                 make_packed_weights, make_metric_labels, make_names):
         make()
     for order in ("quiet", "throw", "abort", "allocate", "hang"):
         write("control", order, order)

@@ -24,7 +24,9 @@ done
 # libFuzzer's words for no bound: 0 seconds, -1 runs.
 if [[ -n $runs ]]; then seconds=${seconds:-0}; fi
 seconds=${seconds:-60} runs=${runs:--1}
-if ((${#targets[@]} == 0)); then targets=(safetensors manifest json jsonl tokenizer job_spec gguf chat_template); fi
+if ((${#targets[@]} == 0)); then
+  targets=(safetensors manifest json jsonl tokenizer job_spec gguf chat_template packed_weights metric_labels names)
+fi
 work=$root/build/fuzz
 mkdir -p "$work/findings" "$work/logs"
 

@@ -3,16 +3,24 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
 #include <map>
 
 #include "kernels/formats/ternary.h"
 #include "server/base/error.h"
 #include "server/model/adapter.h"
 #include "server/model/import.h"
+#include "server/plan/memory_plan.h"
 #include "tests/server/model/files.h"
 
 namespace nibble::plan {
 namespace {
+
+std::map<std::string, std::int64_t> Pools(const JobPlan& plan) {
+  std::map<std::string, std::int64_t> pools;
+  for (const MemoryItem& item : plan.memory) pools[item.pool] += item.bytes;
+  return pools;
+}
 
 class PlanJobTest : public ::testing::Test {
  protected:
@@ -46,11 +54,6 @@ class PlanJobTest : public ::testing::Test {
     const auto plan = PlanJob(spec_, inputs_);
     EXPECT_TRUE(plan.ok()) << plan.status();
     return plan.ok() ? *plan : JobPlan();
-  }
-  static std::map<std::string, std::int64_t> Pools(const JobPlan& plan) {
-    std::map<std::string, std::int64_t> pools;
-    for (const MemoryItem& item : plan.memory) pools[item.pool] += item.bytes;
-    return pools;
   }
   static bool Warns(const JobPlan& plan, const std::string& reason) {
     for (const PlanWarning& warning : plan.warnings) {
@@ -134,6 +137,62 @@ TEST_F(PlanJobTest, MemoryFollowsWhatDrivesIt) {
   spec_.qlora.r *= 2;
   EXPECT_EQ(Pools(Plan()).at("optimizer"), 2 * before.at("optimizer"));
   EXPECT_EQ(Pools(Plan()).at("adapter"), 2 * before.at("adapter"));
+}
+
+// Each of these numbers is permitted; together they are more than 2^63 tokens, and were a negative number of them.
+TEST_F(PlanJobTest, MoreTokensThanInt64HoldsAreItsLargest) {
+  inputs_.config.max_positions = 4096;
+  inputs_.train_path = Data("many.jsonl", 400, 4000);  // a token a letter
+  spec_.data.max_seq_len = 4096;
+  spec_.run.epochs.reset();
+  spec_.run.max_steps = 100'000'000;
+  spec_.run.micro_batch = 65'536;
+  ASSERT_TRUE(jobs::Validate(spec_).ok()) << jobs::Validate(spec_);
+  const JobPlan fewer = Plan();
+  ASSERT_GT(fewer.tokens, 100'000'000 * std::int64_t{1'500'000});
+  EXPECT_EQ(fewer.tokens % 100'000'000, 0) << "all data in each step";
+  spec_.run.grad_accum = 65'536;
+  ASSERT_TRUE(jobs::Validate(spec_).ok()) << jobs::Validate(spec_);
+  const JobPlan most = Plan();
+  EXPECT_EQ(most.max_steps, 100'000'000);
+  EXPECT_EQ(most.tokens, std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(most.trained_tokens, std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(most.memory_bytes(), fewer.memory_bytes());
+  EXPECT_TRUE(Warns(most, "MANY_EPOCHS"));
+}
+
+// The largest model that a config.json may describe and the largest batch that a spec may ask for.
+TEST(MemoryPlanTest, MoreBytesThanInt64HoldsAreStillMoreThanAMachineHas) {
+  model::ModelConfig config;
+  config.architecture = "llama";
+  config.hidden_size = 1 << 17;
+  config.num_layers = 1 << 12;
+  config.num_heads = config.num_kv_heads = 1 << 12;
+  config.head_dim = 1 << 10;
+  config.ffn_size = 1 << 20;
+  config.vocab_size = 1 << 22;
+  const std::int64_t tokens = std::int64_t{65'536} << 20;
+  const BatchShape batch = {.tokens = tokens, .row_tokens = 1 << 20, .rows = 65'536, .ragged = true, .dataset_tokens = tokens,
+                            .examples = 65'536};
+  const std::int64_t most = std::int64_t{1} << 50;
+  for (const char* method : {jobs::kMethodQLora, jobs::kMethodBitNetQat}) {
+    for (const bool checkpointing : {false, true}) {
+      SCOPED_TRACE(method);
+      jobs::JobSpec spec;
+      spec.method = method;
+      spec.qlora.r = 4096;
+      spec.qlora.compute_dtype = spec.bitnet_qat.compute_dtype = "fp32";
+      spec.run.activation_checkpointing = checkpointing;
+      JobPlan plan;
+      plan.memory = PlanMemory(spec, config, /*base_bytes=*/4, batch);
+      for (const MemoryItem& item : plan.memory) {
+        EXPECT_GT(item.bytes, 0) << item.pool;
+        EXPECT_LE(item.bytes, most) << item.pool;
+      }
+      EXPECT_EQ(Pools(plan).at("activation"), most);
+      EXPECT_GT(plan.memory_bytes(), most);
+    }
+  }
 }
 
 TEST_F(PlanJobTest, WarnsOfWhatTheUserMayNotWant) {

@@ -7,6 +7,7 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
+#include "server/rpc/time.h"
 
 namespace nibble::rpc {
 namespace {
@@ -20,6 +21,16 @@ TEST(JobProtoTest, FigureThatIsNoNumberIsShownAsNoneAndOneThatIsAbsentAsZero) {
   EXPECT_EQ(shown.latest_eval().duration_ms(), 0);
   EXPECT_TRUE(std::isnan(shown.progress().tokens_per_s()));
   EXPECT_EQ(shown.progress().tokens(), 0);
+}
+
+TEST(JobProtoTest, TimeThatNoMessageHoldsIsTheLongestThatOneDoes) {
+  for (const absl::Duration forever : {absl::Seconds(9.2e18), absl::InfiniteDuration()}) {
+    EXPECT_EQ(ToProto(forever).seconds(), 315'576'000'000);
+    EXPECT_EQ(ToProto(-forever).seconds(), -315'576'000'000);
+    EXPECT_EQ(ToProto(forever).nanos(), 0);
+  }
+  EXPECT_EQ(ToProto(absl::Milliseconds(1500)).seconds(), 1);
+  EXPECT_EQ(ToProto(absl::Milliseconds(1500)).nanos(), 500'000'000);
 }
 
 // What a trainer writes for itself names its files; what a user of the service sees does not.

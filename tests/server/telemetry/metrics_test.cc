@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "server/base/strings.h"
@@ -121,16 +122,25 @@ TEST(MetricsTest, ScrapesAndWritersMayMeet) {
   EXPECT_EQ(samples.at("grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"m\",grpc_service=\"s\",grpc_type=\"unary\"}"), 750);
 }
 
+// Line breaks, quotes, backslashes, terminal escapes, NUL, and what is no UTF-8.
+const std::vector<std::string>& Hostile() {
+  static const auto* texts = new std::vector<std::string>{
+      "a\"} 1\nfake_total 5", "\\", "\\\"", "\\n", "\r\n", "\x1b[31m", std::string("a\0b", 3), "{}#=,", "caf\xc3\xa9", "\xff\xfe",
+      "\xc3", ""};
+  return *texts;
+}
+
 // S11: whatever a label's value is, the exposition is one.
 TEST(MetricsTest, S11LabelsOfAnyTextLeaveAValidExposition) {
   Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
   EXPECT_EQ(testing_support::ExpositionFault(metrics.Scrape()), "");
-  for (const char* text : {"a\"} 1\nfake_total 5", "\\", "\r\n", "\x1b[31m", "caf\xc3\xa9", "\xff\xfe"}) {
+  for (const std::string& text : Hostile()) {
     metrics.GenerateEnded(text, "eos", {.ttft_seconds = 0.1, .decode_seconds = 1, .completion_tokens = 10});
     metrics.Rejected(text);
     EXPECT_EQ(testing_support::ExpositionFault(metrics.Scrape()), "") << text;
   }
   EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("\nfake_total")));
+  EXPECT_THAT(metrics.Scrape(), HasSubstr("nibble_rejected_total{reason=\"a\xef\xbf\xbd" "b\"} 1\n")) << "a NUL is replaced";
 }
 
 TEST(ExpositionTest, FaultsAreSeen) {
@@ -142,9 +152,25 @@ TEST(ExpositionTest, FaultsAreSeen) {
   }
 }
 
+bool HasPromtool() { return std::system("promtool --version > /dev/null 2>&1") == 0; }
+
+// What `promtool check metrics` says of an exposition, and its exit status.
+std::pair<int, std::string> PromtoolSays(const std::string& exposition) {
+  const std::string path = base::StrCat(testing::TempDir(), "/metrics_", getpid(), ".txt");
+  std::ofstream(path, std::ios::binary) << exposition;
+  FILE* pipe = popen(base::StrCat("promtool check metrics < ", path, " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return {-1, "no pipe"};
+  std::string said;
+  char buffer[256];
+  while (fgets(buffer, sizeof buffer, pipe) != nullptr) said += buffer;
+  const int status = pclose(pipe);
+  unlink(path.c_str());
+  return {status, said};
+}
+
 // Names, units and help texts by the rules of the tool that operators use.
 TEST(MetricsTest, PromtoolFindsNothingToSay) {
-  if (std::system("promtool --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "promtool is not installed";
+  if (!HasPromtool()) GTEST_SKIP() << "promtool is not installed";
   Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
   metrics.RpcKnown("unary", "s", "m");
   metrics.GenerateEnded("m", "eos", {.ttft_seconds = 0.1, .decode_seconds = 1, .completion_tokens = 10});
@@ -155,16 +181,49 @@ TEST(MetricsTest, PromtoolFindsNothingToSay) {
   metrics.CheckpointFailed("DISK_FULL");
   metrics.SetDiskFree("state", 1);
   metrics.JobQueueWait(1);
-  const std::string path = base::StrCat(testing::TempDir(), "/metrics_", getpid(), ".txt");
-  std::ofstream(path) << metrics.Scrape();
-  FILE* pipe = popen(base::StrCat("promtool check metrics < ", path, " 2>&1").c_str(), "r");
-  ASSERT_NE(pipe, nullptr);
-  std::string said;
-  char buffer[256];
-  while (fgets(buffer, sizeof buffer, pipe) != nullptr) said += buffer;
-  EXPECT_EQ(pclose(pipe), 0) << said;
-  EXPECT_EQ(said, "");
-  unlink(path.c_str());
+  EXPECT_EQ(PromtoolSays(metrics.Scrape()), std::make_pair(0, std::string()));
+}
+
+// In every label that takes a text from outside of this folder.
+TEST(MetricsTest, S11PromtoolFindsNothingToSayOfHostileLabels) {
+  if (!HasPromtool()) GTEST_SKIP() << "promtool is not installed";
+  Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
+  for (const std::string& text : Hostile()) {
+    metrics.RpcKnown(text, text, text);
+    metrics.RpcStarted(text, text, text);
+    metrics.RpcHandled(text, text, text, text, 0.1);
+    metrics.Rejected(text);
+    metrics.AuthFailed(text);
+    metrics.SetKernelLaunches(text, text, {{text, 1}});
+    metrics.AddKernelLaunches(text, text, text, 1);
+    metrics.RaisePeakMemory(text, text, 1);
+    metrics.SetScheduler(text, {.waiting = 1});
+    metrics.TokensGenerated(text, 1);
+    metrics.GenerateEnded(text, text, {.ttft_seconds = 0.1, .decode_seconds = 1, .completion_tokens = 10});
+    metrics.ModelLoaded(text, 1);
+    metrics.SetTrainerDifference(text, 0.1);
+    metrics.SetJobs(text, text, 1);
+    metrics.JobCreated(text);
+    metrics.JobFinished(text, text, 1);
+    metrics.JobAttempt(text, text);
+    metrics.JobFailed(text, text);
+    metrics.TrainStep(text, {.tokens = 1, .seconds = 1, .loss = 1, .tokens_per_s = 1});
+    metrics.CheckpointFailed(text);
+    metrics.Converted(text, 1);
+    metrics.SetArtifactBytes(text, 1);
+    metrics.StoreOperation(text, 1);
+    metrics.StoreError(text);
+    metrics.SetDiskFree(text, 1);
+    metrics.SetDiskLimits(text, 2, 1);
+  }
+  const std::string exposition = metrics.Scrape();
+  EXPECT_EQ(PromtoolSays(exposition), std::make_pair(0, std::string()));
+  EXPECT_EQ(testing_support::ExpositionFault(exposition), "") << "promtool lets a NUL pass, Prometheus does not";
+  // It would have said so: a label as it came.
+  for (const char* bad : {"a\"b", "a\nb", "a\\b", "a\xff" "b"}) {
+    const std::string text = base::StrCat("# HELP nibble_x_total x\n# TYPE nibble_x_total counter\nnibble_x_total{a=\"", bad, "\"} 1\n");
+    EXPECT_NE(PromtoolSays(text).first, 0) << bad;
+  }
 }
 
 }  // namespace
