@@ -77,13 +77,16 @@ def weight_ste(w, ste, scale_grad):
     return round_through(u).clamp(-1, 1) * s      # clamp passes where |round(u)| <= 1
 
 
-def activation_ste(x, bits, per_tensor):
+def activation_ste(x, codes, bits, per_tensor):
+    """codes * s with the gradient through the scale. The codes are float32's: at 16 bits u has few places behind the point there,
+    and near a tie float64 would round to the code beside it."""
     top = 2 ** (bits - 1) - 1
     absmax = x.abs().max() if per_tensor else x.abs().max(dim=-1, keepdim=True).values
     s = absmax.clamp(min=1e-5) / top
     u = x / s
+    assert (codes - u).detach().abs().max() < 0.51
     # u of the largest element may come out as top + 1e-16: no clamp, as the scale admits no saturation.
-    return round_through(u) * s
+    return (u + (codes - u).detach()) * s
 
 
 def put_ternarise():
@@ -201,10 +204,11 @@ def put_backward():
     grad = torch.randn(6, 50)
     put("activation_ste.x", x)
     put("activation_ste.grad_y", grad)
-    for bits in (4, 8):
+    for bits in (4, 8, 16):
         for per_tensor in (False, True):
             leaf = x.double().requires_grad_()
-            activation_ste(leaf, bits, per_tensor).backward(grad.double())
+            codes, _ = quantise(x, bits, per_tensor)
+            activation_ste(leaf, codes.double(), bits, per_tensor).backward(grad.double())
             put(f"activation_ste.{bits}.{int(per_tensor)}", leaf.grad)
 
 

@@ -5,15 +5,19 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <map>
 #include <set>
 
 #include "kernels/ops/dequantize_ternary.h"
 #include "kernels/ops/quantize_int8.h"
 #include "server/base/files.h"
+#include "server/model/artifact.h"
+#include "server/model/import.h"
 #include "server/model/safetensors.h"
-#include "server/model/safetensors_writer.h"
+#include "server/model/tensor_table.h"
+#include "server/trainer/bitnet_model.h"
 #include "server/trainer/torch_bridge.h"
 #include "tests/support/golden.h"
 #include "tests/support/numeric.h"
@@ -256,6 +260,16 @@ TEST_F(BitLinearTest, RoundOnlyAndClippedHaveTheGradientsOfAutograd) {
   ExpectAll({.name = "rows_scaled", .options = With(kernels::Ste::kRoundOnly, true)});
 }
 
+// Rows of 16 bits whose scale has a gradient: of the linear's own input, and behind a norm.
+TEST_F(BitLinearTest, ScaleGradientOf16BitActivations) {
+  for (const bool norm : {false, true}) {
+    Case c = {.name = norm ? "bits_16_norm_scaled" : "bits_16_rows_scaled", .norm = norm};
+    c.options = With(kernels::Ste::kRoundOnly, true);
+    c.options.activations.bits = 16;
+    ExpectAll(c);
+  }
+}
+
 TEST_F(BitLinearTest, GradientsOfIdentityAndRoundOnlyPointTheSameWay) {
   const auto weight_gradient = [&](const char* name, kernels::Ste ste) {
     const Tensor g = Backward({.name = name, .shape = {16, 64}, .n = 32, .bias = false, .options = With(ste, ste != kernels::Ste::kIdentity)}).grad_weight;
@@ -271,35 +285,64 @@ TEST_F(BitLinearTest, GradientToWeight) { ExpectNear(Backward({.name = "norm", .
 TEST_F(BitLinearTest, GradientToBias) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_bias, Golden("norm.grad_bias", {12})); }
 TEST_F(BitLinearTest, GradientToNormWeight) { ExpectNear(Backward({.name = "norm", .norm = true}).grad_norm, Golden("norm.grad_norm", {40})); }
 
-// The eager module's state dict, written by safetensors, is ours; and ours, written, is the eager module's.
+// Theirs to ours: import and the trainer's model read the file of eager modules, and what they read gives those modules'
+// bits. Ours to theirs: what the trainer writes has all their names, shapes and bytes and no others, which is what
+// load_state_dict asks for.
 TEST_F(BitLinearTest, StateDictLoadsBothWays) {
-  const auto theirs = model::OpenSafetensors(NIBBLE_SOURCE_DIR "/tests/golden/trainer/bit_linear_state.safetensors");
-  ASSERT_TRUE(theirs.ok()) << theirs.status();
-  const Case c = {.name = "state", .shape = {4, 32}, .n = 8, .norm = true};
-  Run run = Forward(c);
-  const std::map<std::string, Tensor> ours = {{"bias", run.weight.bias}, {"norm", run.norm}, {"weight", run.weight.master}};
-  ASSERT_EQ(theirs->tensors.size(), ours.size());
   const testing::TempDirectory directory;
-  std::vector<model::TensorPlan> plan;
-  for (const auto& [name, tensor] : ours) plan.push_back({name, kernels::DType::kF32, tensor.sizes().vec()});
-  auto writer = model::SafetensorsWriter::Create(base::RealFileSystem(), directory / "state.safetensors", plan);
-  ASSERT_TRUE(writer.ok()) << writer.status();
-  for (const auto& [name, tensor] : ours) {
-    const auto& loaded = theirs->tensors.at(name);
-    ASSERT_EQ(loaded.shape, tensor.sizes().vec()) << name;
-    ASSERT_EQ(loaded.bytes.size(), tensor.nbytes()) << name;
-    EXPECT_EQ(std::memcmp(loaded.bytes.data(), tensor.data_ptr(), tensor.nbytes()), 0) << name;
-    ASSERT_TRUE((*writer)->Put(name, {static_cast<const char*>(tensor.data_ptr()), tensor.nbytes()}).ok());
+  const std::string eager = directory / "eager", imported = directory / "imported", masters = directory / "masters";
+  std::filesystem::copy(NIBBLE_SOURCE_DIR "/tests/golden/trainer/bit_linear_state", eager);
+  std::filesystem::copy(NIBBLE_SOURCE_DIR "/tests/golden/model/families/tokenizer.json", eager + "/tokenizer.json");
+  const auto report = model::ImportModel(base::RealFileSystem(), eager, imported, kernels::DType::kF32);
+  ASSERT_TRUE(report.ok()) << report.status();
+  const auto artifact = model::Artifact::Open(imported);
+  ASSERT_TRUE(artifact.ok()) << artifact.status();
+  const model::ModelConfig& config = (*artifact)->config();
+  BitNetOptions how;
+  how.max_positions = 64;
+  const auto trained = BitNetModel::Create(**artifact, config, how, context_.stream);
+  ASSERT_TRUE(trained.ok()) << trained.status();
+  std::map<std::string, const Parameter*> parameters;
+  for (const Parameter& parameter : (*trained)->parameters()) parameters[parameter.name] = &parameter;
+  const auto value = [&](const std::string& name) {
+    const Parameter& parameter = *parameters.at(name);
+    return torch::from_blob(parameter.value.data(), parameter.shape, torch::kFloat32);
+  };
+
+  const BitLinearOptions options;
+  for (int k = 0; k < model::kNumLinearKinds; ++k) {
+    const auto kind = static_cast<model::LinearKind>(k);
+    const std::string path = model::ModulePath(0, kind), golden = std::string("state.") + model::ModuleSuffix(kind);
+    BitWeight weight;
+    weight.master = value(path + ".weight");
+    weight.bias = value(path + ".bias");
+    weight.Ternarise(context_.stream);
+    const Tensor x = Golden(golden + ".x", {4, model::InFeatures(config, kind)});
+    const Tensor norm = value(model::NormName(0, model::NormBefore(kind)));
+    const BitInput input = NormBitInput(x, norm, config.linear_norm_eps, options, context_);
+    const Tensor y = ApplyBitLinear(input, weight, options, context_);
+    EXPECT_TRUE(torch::equal(y, Golden(golden + ".y_codes", {4, model::OutFeatures(config, kind)}))) << path;
+    // And the model itself multiplies by these codes and this scale.
+    const kernels::PackedTernaryWeight& own = (*trained)->ServingWeights().layers[0].linear(kind).ternary;
+    EXPECT_TRUE(support::BytesEqual(own.tiles, weight.tiles.data_ptr(), weight.tiles.nbytes())) << path;
+    EXPECT_EQ(own.scale[0], weight.scale[0].item<float>()) << path;
   }
-  ASSERT_TRUE((*writer)->Finish().ok());
-  const auto written = model::OpenSafetensors(directory / "state.safetensors");
+
+  const auto written = (*trained)->Write(base::RealFileSystem(), imported, base::Json::object(), masters);
   ASSERT_TRUE(written.ok()) << written.status();
-  for (const auto& [name, tensor] : theirs->tensors) {
-    const auto& mine = written->tensors.at(name);
-    EXPECT_EQ(mine.shape, tensor.shape);
-    EXPECT_TRUE(support::BytesEqual(mine.bytes.data(), tensor.bytes.data(), tensor.bytes.size()));
+  const auto theirs = model::OpenSafetensorsModel(base::RealFileSystem(), eager);
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  const auto ours = model::OpenSafetensorsModel(base::RealFileSystem(), masters);
+  ASSERT_TRUE(ours.ok()) << ours.status();
+  EXPECT_EQ(ours->tensors.size(), theirs->tensors.size());
+  for (const auto& [name, want] : theirs->tensors) {
+    ASSERT_TRUE(ours->tensors.contains(name)) << name;
+    const model::SafetensorsTensor& got = ours->tensors.at(name);
+    EXPECT_EQ(got.dtype_name, want.dtype_name) << name;
+    ASSERT_EQ(got.shape, want.shape) << name;
+    ASSERT_EQ(got.bytes.size(), want.bytes.size()) << name;
+    EXPECT_TRUE(support::BytesEqual(got.bytes.data(), want.bytes.data(), want.bytes.size())) << name;
   }
-  ExpectAll(c);
 }
 
 // Nodes behind `outputs`, by what they are.
@@ -348,33 +391,46 @@ TEST_F(BitLinearTest, NormedLinearsBehindOneInputAreOneNodeEach) {
   EXPECT_EQ(CountNodes(out), (std::map<std::string, int>{{"leaf", 5}, {"linear", 3}, {"norm", 1}}));
 }
 
-// Integer rows and their scales; the packed weight by reference. The input is a copy here, so that who keeps it pays for it.
+// Inputs are copies here, so that who keeps one pays for it: in the decoder nothing else keeps what a linear or its norms
+// read (an attention keeps q, k and v, a gated product its two factors, a sum nothing).
 TEST_F(BitLinearTest, WhatGradientsKeepIsCountedToTheByte) {
   constexpr std::int64_t kTokens = 7, kIn = 128, kOut = 32;
   constexpr std::int64_t kCodes = kTokens * kIn, kScales = kTokens * 4;  // one byte an activation, one f32 a row
+  constexpr std::int64_t kInput = kTokens * kIn * 4;                     // the input itself, f32
   BitWeight weight;
   weight.master = torch::randn({kOut, kIn}).requires_grad_();
   weight.bias = torch::randn({kOut}).requires_grad_();
   weight.Ternarise(context_.stream);
   const Tensor x = torch::randn({kTokens, kIn}).requires_grad_(), norm = torch::ones({kIn}).requires_grad_();
-  const auto kept = [&](const BitLinearOptions& options) {
-    return support::KeptBytes([&] { return ApplyBitLinear({x.clone(), nullptr}, weight, options, context_); });
-  };
   const BitLinearOptions identity = With(kernels::Ste::kIdentity, false);
-  EXPECT_EQ(kept(identity), kCodes + kScales);
-  EXPECT_EQ(kept(With(kernels::Ste::kRoundOnly, false)), kCodes + kScales) << "the master is there anyway";
-  EXPECT_EQ(kept(With(kernels::Ste::kRoundOnly, true)), kCodes + kScales + kTokens * kIn * 4) << "and the input in f32";
+  const BitLinearOptions round_only = With(kernels::Ste::kRoundOnly, false);
+  const BitLinearOptions scaled = With(kernels::Ste::kRoundOnly, true);
   BitLinearOptions wide = identity;
   wide.activations.bits = 16;
-  EXPECT_EQ(kept(wide), 2 * kCodes + kScales);
-  // Behind a norm three linears share their rows; the norm keeps its own input, which is there anyway, and 1/rms of each row.
-  const std::int64_t shared = support::KeptBytes([&] {
-    const BitInput input = NormBitInput(x, norm, 1e-5, identity, context_);
-    std::vector<Tensor> out;
-    for (int i = 0; i < 3; ++i) out.push_back(ApplyBitLinear(input, weight, identity, context_));
-    return out;
-  });
-  EXPECT_EQ(shared, kCodes + 2 * kScales);
+
+  // A linear alone: integer rows and their scales; the packed weight by reference.
+  const auto alone = [&](const BitLinearOptions& options) {
+    return support::KeptBytes([&] { return ApplyBitLinear({x.clone(), nullptr}, weight, options, context_); });
+  };
+  EXPECT_EQ(alone(identity), kCodes + kScales);
+  EXPECT_EQ(alone(round_only), kCodes + kScales) << "the master is there anyway";
+  EXPECT_EQ(alone(scaled), kCodes + kScales + kInput) << "codes have lost what the gradient of their scale is made of";
+  EXPECT_EQ(alone(wide), 2 * kCodes + kScales);
+
+  // Behind a norm three linears share their rows. The norm keeps 1/rms of each row and its input: its gradient is made of
+  // x, of which the codes are too coarse a copy.
+  const auto normed = [&](const BitLinearOptions& options) {
+    return support::KeptBytes([&] {
+      const BitInput input = NormBitInput(x.clone(), norm, 1e-5, options, context_);
+      std::vector<Tensor> out;
+      for (int i = 0; i < 3; ++i) out.push_back(ApplyBitLinear(input, weight, options, context_));
+      return out;
+    });
+  };
+  EXPECT_EQ(normed(identity), kCodes + 2 * kScales + kInput);
+  EXPECT_EQ(normed(round_only), kCodes + 2 * kScales + kInput);
+  EXPECT_EQ(normed(scaled), kCodes + 2 * kScales + kInput) << "the norm has the linears' rows and its own input";
+  EXPECT_EQ(normed(wide), 2 * kCodes + 2 * kScales + kInput);
 }
 
 TEST_F(BitLinearTest, ThePackedWeightIsKeptByReference) {
@@ -393,7 +449,8 @@ TEST_F(BitLinearTest, ThePackedWeightIsKeptByReference) {
   EXPECT_EQ(weight.scale.use_count(), scale);
 }
 
-// With gradients a layer keeps integer rows and their scales, one byte an activation; its packed weight is there anyway.
+// With gradients a linear without a norm keeps integer rows and their scales, one byte an activation; its packed weight is
+// there anyway.
 TEST_F(BitLinearTest, GradientsKeepIntegerRowsAlone) {
   constexpr std::int64_t kSize = 256, kTokens = 64, kLayers = 32;
   BitWeight weight;

@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <numeric>
 
+#include "kernels/thread_pool.h"
 #include "server/convert/convert.h"
 #include "server/model/bitnet_shape.h"
 #include "server/model/forward.h"
@@ -46,7 +49,8 @@ class BitNetModelTest : public ::testing::Test {
     if (base_ == nullptr) base_ = Base(directory_, golden);
     config_ = model::BitNetShape(base_->config(), preset);
     options.max_positions = 64;
-    auto made = BitNetModel::Create(*base_, config_, options, stream_);
+    options_ = options;
+    auto made = BitNetModel::Create(*base_, config_, options_, stream_);
     ASSERT_TRUE(made.ok()) << made.status();
     model_ = *std::move(made);
   }
@@ -84,6 +88,20 @@ class BitNetModelTest : public ::testing::Test {
     return sum.ok() ? *sum / static_cast<double>(batch.num_trained) : NAN;
   }
 
+  // The loss of each token that has a target, one target at a time: a batch answers with their sum.
+  std::vector<double> TokenLosses(const data::MicroBatch& batch) {
+    std::vector<double> losses;
+    for (std::size_t i = 0; i < batch.targets.size(); ++i) {
+      if (batch.targets[i] < 0) continue;
+      data::MicroBatch one = batch;
+      std::fill(one.targets.begin(), one.targets.end(), -1);
+      one.targets[i] = batch.targets[i];
+      one.num_trained = 1;
+      losses.push_back(Loss(one));
+    }
+    return losses;
+  }
+
   double Step(const data::MicroBatch& batch, double lr) {
     const double loss = Loss(batch);
     auto& parameters = model_->parameters();
@@ -96,9 +114,9 @@ class BitNetModelTest : public ::testing::Test {
     return loss;
   }
 
-  std::vector<std::string> TrainingDigests(const std::vector<std::int32_t>& tokens) {
+  static std::vector<std::string> TrainingDigests(BitNetModel& trained, const std::vector<std::int32_t>& tokens) {
     std::vector<std::string> digests;
-    const absl::Status status = model_->ForEachTrainingLogits(tokens, [&](std::int64_t, const kernels::Matrix& logits) {
+    const absl::Status status = trained.ForEachTrainingLogits(tokens, [&](std::int64_t, const kernels::Matrix& logits) {
       for (std::int64_t r = 0; r < logits.rows; ++r) digests.push_back(model::RowDigest(logits.Row<float>(r), logits.cols));
       return absl::OkStatus();
     });
@@ -133,14 +151,44 @@ class BitNetModelTest : public ::testing::Test {
   kernels::Stream stream_ = {.isa = kernels::DetectIsa()};
   std::unique_ptr<model::Artifact> base_;
   model::ModelConfig config_;
+  BitNetOptions options_;
   std::unique_ptr<BitNetModel> model_;
   std::vector<Moments> moments_;
   std::int64_t step_ = 0;
 };
 
-// docs/numerics.md 10: the instantiation that trains and the one that serves, bit for bit, before and after steps; for any
-// chunking and on every instruction set.
-class TrainIsServeTest : public BitNetModelTest, public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {};
+// docs/numerics.md 10: the instantiation that trains and the one that serves, bit for bit, before and after steps; each on
+// every instruction set, with and without threads, and serving for any chunking.
+class TrainIsServeTest : public BitNetModelTest, public ::testing::WithParamInterface<std::tuple<const char*, const char*, int>> {
+ protected:
+  // The model with its weights as they are now, as a trainer on `stream` has it: what is derived from them is made there
+  // too.
+  std::unique_ptr<BitNetModel> OnStream(const kernels::Stream& stream) {
+    auto made = BitNetModel::Create(*base_, config_, options_, stream);
+    EXPECT_TRUE(made.ok()) << made.status();
+    for (std::size_t i = 0; i < model_->parameters().size(); ++i) {
+      const Parameter& from = model_->parameters()[i];
+      std::copy(from.value.begin(), from.value.end(), (*made)->parameters()[i].value.begin());
+    }
+    EXPECT_TRUE((*made)->Refresh().ok());
+    return *std::move(made);
+  }
+
+  // Every instruction set of this machine, on the calling thread alone and with a pool of two.
+  std::vector<kernels::Stream> Streams() {
+    std::vector<kernels::Stream> streams;
+    for (const Isa isa : support::Isas()) {
+      streams.push_back(support::CpuStream(isa));
+      streams.push_back(support::CpuStream(isa, &pool_));
+    }
+    return streams;
+  }
+  static std::string Name(const kernels::Stream& stream) {
+    return std::string(kernels::Name(stream.isa)) + (stream.pool == nullptr ? ", one thread" : ", two threads");
+  }
+
+  kernels::ThreadPool pool_{2};
+};
 
 TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
   const auto [golden, preset, bits] = GetParam();
@@ -150,16 +198,17 @@ TEST_P(TrainIsServeTest, EveryRowOfLogitsHasTheSameBits) {
   Make(golden, preset, options);
   const auto tokens = Tokens(5, 33);
   for (int round = 0; round < 2; ++round) {
-    const auto trained = TrainingDigests(tokens);
+    const auto trained = TrainingDigests(*model_, tokens);
     ASSERT_EQ(trained.size(), 33u);
-    for (const Isa isa : support::Isas()) {
+    for (const kernels::Stream& stream : Streams()) {
+      EXPECT_EQ(TrainingDigests(*OnStream(stream), tokens), trained) << "trained, " << Name(stream);
       for (const std::int64_t chunk : {33, 7, 1}) {
-        EXPECT_EQ(ServingDigests(tokens, chunk, {.isa = isa}), trained) << "isa " << kernels::Name(isa) << ", chunks of " << chunk;
+        EXPECT_EQ(ServingDigests(tokens, chunk, stream), trained) << "served, " << Name(stream) << ", chunks of " << chunk;
       }
     }
     const auto before = trained;
     for (int step = 0; step < 3; ++step) Step(Batch({Tokens(7, 20), Tokens(8, 31)}), 1e-3);
-    EXPECT_NE(TrainingDigests(tokens), before);  // and it did learn something
+    EXPECT_NE(TrainingDigests(*model_, tokens), before);  // and it did learn something
   }
 }
 
@@ -169,16 +218,22 @@ INSTANTIATE_TEST_SUITE_P(Models, TrainIsServeTest,
                                            std::tuple("hf_sharded_f32", "bitnet-tips", 16), std::tuple("families/qwen2", "native", 8),
                                            std::tuple("families/qwen3", "native", 8), std::tuple("families/bitnet", "native", 8)));
 
-TEST_F(BitNetModelTest, PackingChangesNoLoss) {
+// docs/numerics.md 9: a token's loss has the same bits whatever lies beside it and before it in its row.
+TEST_F(BitNetModelTest, PackingChangesNoBitOfALoss) {
   Make("hf_sharded_f32", "native");
-  const auto a = Tokens(1, 9), b = Tokens(2, 17), c = Tokens(3, 5);
-  const auto together = Batch({a, b, c}, 2);
-  double apart = 0;
-  for (const auto& one : {a, b, c}) {
-    const auto batch = Batch({one});
-    apart += Loss(batch) * static_cast<double>(batch.num_trained);
+  const std::vector<std::vector<std::int32_t>> examples = {Tokens(1, 9), Tokens(2, 17), Tokens(3, 5)};
+  std::vector<double> alone;
+  for (const auto& example : examples) {
+    const auto losses = TokenLosses(Batch({example}));
+    alone.insert(alone.end(), losses.begin(), losses.end());
   }
-  EXPECT_NEAR(Loss(together) * static_cast<double>(together.num_trained), apart, 1e-5 * apart);
+  ASSERT_EQ(alone.size(), 8u + 16u + 4u);
+  for (const std::size_t per_row : {1u, 2u, 3u}) {
+    const auto packed = Batch(examples, per_row);
+    EXPECT_EQ(TokenLosses(packed), alone) << per_row << " examples in a row";
+    // Summed in the order of the tokens, as the model sums them.
+    EXPECT_EQ(Loss(packed), std::accumulate(alone.begin(), alone.end(), 0.0) / static_cast<double>(alone.size()));
+  }
 }
 
 TEST_F(BitNetModelTest, RecomputedLayersHaveTheSameGradients) {
@@ -283,7 +338,7 @@ TEST_F(BitNetModelTest, ConvertedMastersAnswerAsTheTrainingInstantiation) {
   const auto tokens = Tokens(5, 33);
   const auto record = model::MakeRecord(**loaded, {tokens}, stream_);
   ASSERT_TRUE(record.ok()) << record.status();
-  EXPECT_EQ(record->sequences[0].row_digests, TrainingDigests(tokens));
+  EXPECT_EQ(record->sequences[0].row_digests, TrainingDigests(*model_, tokens));
 }
 
 }  // namespace
