@@ -27,8 +27,8 @@ enum class HfBitNetClass {
 
 // config.json, model.safetensors or its shards (hf_shards.h), tokenizer and generation files, as transformers saves them. A
 // ternary model becomes a "bitnet" checkpoint of the class named; master weights one of autobitlinear, online. Where a model has
-// a norm before every linear and none before the blocks, transformers' block norms are written as ones: they differ by a factor
-// of 1 + eps / (2 mean(x^2)).
+// a norm before every linear and none before the blocks, transformers' block norms are written so that a ternary model computes the
+// same with them; those of masters are ones, with which a row is sqrt(1 + eps / mean(x^2)) times what it was.
 // Errors: InvalidArgument (int8, nf4, lora; rows that are no multiple of 4), Unimplemented (norms that transformers has no
 // place for), AlreadyExists. On any error nothing is left at target.
 absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, const std::string& target,

@@ -1,5 +1,7 @@
 #include "server/convert/hf_form.h"
 
+#include <cmath>
+#include <set>
 #include <vector>
 
 #include "kernels/formats/ternary.h"
@@ -26,6 +28,28 @@ absl::Status NoPlace(const model::ModelConfig& config, std::string_view what) {
   return base::WithReason(
       absl::UnimplementedError(StrCat("transformers' ", config.architecture, " has no place for ", what)),
       "UNSUPPORTED_MODEL");
+}
+
+// transformers has a norm before each block, where a model with one before every linear has none. The two on end make of a row x
+//   y = c x / sqrt(mean(x^2) + eps), z = h y / sqrt(mean(y^2) + eps).
+// With c^2 = eps / (4^k - 1) and h = 2^k g that is z = g x / sqrt(mean(x^2) + (1 - 4^-k) eps): at k = 12 what the norm with g makes
+// alone, within 2^-25 for every row, which f32 does not see. h is g exactly, but for its exponent.
+constexpr float kBehindBlockNorm = 4096.0f;  // 2^k
+
+float BlockNormOf(double eps) {
+  return static_cast<float>(std::sqrt(eps / (double{kBehindBlockNorm} * double{kBehindBlockNorm} - 1.0)));
+}
+
+// Norms before linears that a block's norm stands before in transformers: all but those of o_proj and down_proj.
+std::set<std::string> NormsBehindBlockNorms(const model::ModelConfig& config) {
+  std::set<std::string> names;
+  for (std::int64_t layer = 0; layer < config.num_layers; ++layer) {
+    for (const auto kind : {model::LinearKind::kQ, model::LinearKind::kK, model::LinearKind::kV, model::LinearKind::kGate,
+                            model::LinearKind::kUp}) {
+      names.insert(model::NormName(layer, model::NormBefore(kind)));
+    }
+  }
+  return names;
 }
 
 // The linears of a ternary model: bytes as transformers packs them, and its weight_scale.
@@ -105,6 +129,9 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
   model::ModelConfig& config = form.config;
   if (config.norms == NormPlacement::kLinear || config.norms == NormPlacement::kBlockAndLinear) {
     if (!form.bitnet.has_value()) return NoPlace(config, "norms before every linear, unless it is a BitNet model");
+    if (config.norms == NormPlacement::kLinear && config.linear_norm_eps != config.rms_norm_eps) {
+      return NoPlace(config, "norms before every linear alone, of another eps than the last norm's");
+    }
     form.bitnet->use_rms_norm = true;
     form.bitnet->rms_norm_eps = config.linear_norm_eps;
     config.norms = NormPlacement::kBlock;
@@ -139,7 +166,10 @@ base::Json HfConfigOf(const model::Artifact& source, const HfForm& form) {
 
 absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& source, const HfForm& form,
                             const std::string& directory, std::uint64_t max_shard_bytes) {
-  // What the form has and the source has not: norms of ones.
+  // What the form has and the source has not: norms before blocks. Masters get ones, from which they can be trained on.
+  const bool has_linear_norms_alone = source.info().format == Format::kTernary && source.config().norms == NormPlacement::kLinear;
+  const float block_norm = has_linear_norms_alone ? BlockNormOf(source.config().linear_norm_eps) : 1.0f;
+  const std::set<std::string> behind = has_linear_norms_alone ? NormsBehindBlockNorms(source.config()) : std::set<std::string>();
   std::vector<TensorSpec> specs = model::RequiredTensors(source.config());
   const auto is_stored = [&](const TensorSpec& spec) { return source.tensors().contains(spec.name); };
   for (TensorSpec& spec : model::RequiredTensors(form.config)) {
@@ -164,8 +194,13 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
   return WriteHfShards(
       files, directory, weights, max_shard_bytes, [&](const TensorSpec& spec, model::SafetensorsWriter& writer) -> absl::Status {
         if (!is_stored(spec)) {
-          const std::vector<float> ones(static_cast<std::size_t>(model::NumElements(spec.shape).value_or(0)), 1.0f);
-          return writer.Put(spec.name, model::FromFloats(ones, DType::kF32));
+          const std::vector<float> norm(static_cast<std::size_t>(model::NumElements(spec.shape).value_or(0)), block_norm);
+          return writer.Put(spec.name, model::FromFloats(norm, DType::kF32));
+        }
+        if (behind.contains(spec.name)) {
+          NIBBLE_ASSIGN_OR_RETURN(std::vector<float> norm, source.FloatTensor(spec.name));
+          for (float& weight : norm) weight *= kBehindBlockNorm;
+          return writer.Put(spec.name, model::FromFloats(norm, DType::kF32));
         }
         if (format == Format::kTernary && spec.role == TensorRole::kLinear) {
           return PutTernary(source, spec, form.bitnet->linear_class == model::HfLinearClass::kBitLinear, writer);

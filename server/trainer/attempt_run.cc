@@ -368,10 +368,12 @@ class AttemptRun {
       sequences.emplace_back(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(tokens.size(), 64)));
     }
     NIBBLE_RETURN_IF_ERROR(recipe_->WriteLogprobs(sequences, trained_directory));
-    NIBBLE_ASSIGN_OR_RETURN(const model::Record record, recipe_->MakeRecord(*served, sequences));
-    NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
-        context_.files, base::JoinPath(trained_directory, model::ForetoldRecordFile(recipe_->served_format())),
-        model::SerializeRecord(record)));
+    if (recipe_->foretells()) {
+      NIBBLE_ASSIGN_OR_RETURN(const model::Record record, recipe_->MakeRecord(*served, sequences));
+      NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(
+          context_.files, base::JoinPath(trained_directory, model::ForetoldRecordFile(recipe_->served_format())),
+          model::SerializeRecord(record)));
+    }
     info.provenance[base::StrCat(name, "_digest")] = report.info.weights_digest;
     NIBBLE_RETURN_IF_ERROR(model::WriteArtifactInfo(context_.files, trained_directory, info));
     NIBBLE_RETURN_IF_ERROR(Write("log", {{"message", base::StrCat("made the ", name, " form: weights ", report.info.weights_digest)},

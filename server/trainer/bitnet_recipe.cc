@@ -2,7 +2,6 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/bitnet_shape.h"
-#include "server/model/replay.h"
 #include "server/trainer/bitnet_model.h"
 #include "server/trainer/recipe.h"
 
@@ -38,7 +37,7 @@ class BitNetRecipe : public Recipe {
     if (options.act_per_tensor) {
       return context_.warn("PER_TENSOR_ACTIVATIONS",
                            "bitnet_qat.act_scale per_tensor: rows share a scale in training; what is served has one a token, and "
-                           "evaluations show that");
+                           "evaluations show that; its record is made when it is converted");
     }
     return absl::OkStatus();
   }
@@ -55,11 +54,12 @@ class BitNetRecipe : public Recipe {
 
   model::Format served_format() const override { return model::Format::kTernary; }
 
-  // What the instantiation that trains answers, autograd on: nibbled has to give these bits (docs/numerics.md 10). Rows that
-  // shared a scale in training answer otherwise than alone, so then it is the serving instantiation that is asked.
+  // Rows that share a scale in training answer otherwise than those that are served, each with its own.
+  bool foretells() const override { return spec_.bitnet_qat.act_scale != "per_tensor"; }
+
+  // What the instantiation that trains answers, autograd on: nibbled has to give these bits (docs/numerics.md 10).
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
-    if (spec_.bitnet_qat.act_scale == "per_tensor") return model::MakeRecord(served, sequences, context_.stream);
     model::Record record;
     record.device = context_.stream.device;
     record.weights_digest = served.info().weights_digest;

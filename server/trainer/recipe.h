@@ -40,8 +40,10 @@ class Recipe {
 
   // The trained model as an artifact in `directory`.
   virtual absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) = 0;
-  // What `models convert` will make of it to be served, and what the record of that says.
+  // What `models convert` will make of it to be served, and what the record of that says: where training can foretell it, else
+  // `models convert` makes the record itself.
   virtual model::Format served_format() const = 0;
+  virtual bool foretells() const { return true; }
   virtual absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                                    const std::vector<std::vector<std::int32_t>>& sequences) = 0;
   // Of methods whose model is served by library products: what the instantiation that trains answers, beside the model in

@@ -2,8 +2,32 @@
 import pathlib
 import sys
 
+import torch
+import transformers
+
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "golden/model"))
 import make_family_golden as golden  # noqa: E402
+
+TOP = 20  # what the API gives of a position
+
+
+def straight(value, rounded):
+    return value + (rounded - value).detach()
+
+
+def to_bf16(value):
+    return straight(value, value.to(torch.bfloat16).float())
+
+
+def rounded_attention(module, query, key, value, mask, **_):
+    """Causal attention over keys and values rounded to bf16, as the cache of a model of a bitnet_qat job holds them."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (to_bf16(t).repeat_interleave(groups, 1) for t in (key, value))
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return out.transpose(1, 2).contiguous(), None
+
+
+transformers.AttentionInterface.register("rounded", rounded_attention)
 
 
 def worst_difference(answer, model):
@@ -13,8 +37,35 @@ def worst_difference(answer, model):
     return max(abs(got - wanted) for got, wanted in zip(answer["logprobs"][1:], want, strict=True))
 
 
-def compare(answer, model, tokens):
+@torch.no_grad()
+def worst_top_difference(answer, model, count=TOP):
+    """Of the `count` likeliest tokens at every position but the first to transformers': each by its token, and by its rank, so that
+    one that was left out is seen and equals may stand in any order."""
+    theirs = torch.log_softmax(model(torch.tensor([answer["token_ids"]])).logits[0].double(), -1)[:-1]
+    worst = 0.0
+    for ours, row in zip(answer["top_logprobs"][1:], theirs, strict=True):
+        assert len(ours) == len({one["token_id"] for one in ours}) == count
+        for one, ranked in zip(ours, row.topk(count).values.tolist(), strict=True):
+            worst = max(worst, abs(one["logprob"] - row[one["token_id"]].item()), abs(one["logprob"] - ranked))
+    return worst
+
+
+def compare(answer, model, tokens, top=0):
+    """Each token's logprob, and at each position the `top` likeliest tokens'."""
     assert len(answer["token_ids"]) == tokens
     worst = worst_difference(answer, model)
     print(f"worst difference of {tokens - 1} logprobs: {worst:.2e}")
     assert worst <= 1e-3
+    if top:
+        worst = worst_top_difference(answer, model, top)
+        print(f"and of the {top} likeliest tokens' at each position: {worst:.2e}")
+        assert worst <= 1e-3
+
+
+def compare_where_no_tie(answers, model):
+    """Short texts, each alone, the TOP likeliest tokens of each position. One activation that two sums round to different codes
+    changes every later logit of its text, by up to 0.1, so that a third of the texts must meet no such tie: a wrong formula, a wrong
+    order or a token left out would fail them all."""
+    worst = [worst_top_difference(answer, model) for answer in answers]
+    print(f"worst differences of {TOP} logprobs a position, {len(worst)} texts: " + " ".join(f"{value:.1e}" for value in worst))
+    assert len(worst) >= 16 and 3 * sum(value <= 1e-3 for value in worst) >= len(worst)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.full
 torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 gguf = pytest.importorskip("gguf", exc_type=ImportError)
-from logprobs import compare, golden  # noqa: E402
+from logprobs import TOP, compare, golden  # noqa: E402
 
 TEXT = (PAGE * 2)[:256]  # one token a byte
 SHAPE = dict(vocab_size=320, hidden_size=64, intermediate_size=176, num_hidden_layers=3, bos_token_id=256, eos_token_id=257,
@@ -32,17 +32,18 @@ def save(model, directory, **options):
 
 
 def score(server, name):
-    return server.json("score", name, "--text", TEXT)
+    return server.json("score", name, "--text", TEXT, "--top", TOP)
 
 
 @pytest.mark.parametrize("shards", ["10GB", "100KB"])
 @pytest.mark.parametrize("family", golden.FAMILIES)
 def test_every_logprob_is_transformers(server, tmp_path, family, shards):
+    """Of 256 tokens, and of the 20 likeliest at each position."""
     changes = {"sliding_window": 256} if family == "mistral" else {}
     model = golden.make(family, seed=7, **SHAPE, **changes)
     name = f"{family}-{shards}".lower()
     server.run("models", "import", save(model, tmp_path / "hf", max_shard_size=shards), "--name", name, "--dtype", "f32")
-    compare(score(server, name), model, len(TEXT))
+    compare(score(server, name), model, len(TEXT), TOP)
 
 
 @pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary"), ("bitnet-2b4t", "ternary")])
@@ -128,7 +129,7 @@ def write_gguf(model, architecture, path, label=None):
 def test_a_gguf_file_gives_transformers_logprobs(server, tmp_path, family):
     model = golden.make(family, seed=9, **SHAPE)
     server.run("models", "import", write_gguf(model, family, tmp_path / "model.gguf"), "--name", f"gguf-{family}", "--dtype", "f32")
-    compare(score(server, f"gguf-{family}"), model, len(TEXT))
+    compare(score(server, f"gguf-{family}"), model, len(TEXT), TOP)
 
 
 def test_other_gguf_architectures_are_refused_by_name(server, tmp_path):

@@ -92,7 +92,8 @@ BITNET = [
 
 @pytest.mark.parametrize("changes", QLORA + [{"bitnet_qat": method} for method in BITNET], ids=json.dumps)
 def test_what_every_option_trains_is_converted_and_served(train, changes):
-    """Two steps of each: no option that a user may choose ends anywhere but in a model that gives the recorded bits."""
+    """Two steps of each: no option that a user may choose ends anywhere but in a model that gives the recorded bits. They are those
+    that training foretold, but where rows share a scale in training: what such a model answers, conversion alone can record."""
     spec = {"base_model": "small", "train_dataset": "ragged", "data": {"max_seq_len": 160}, "optim": {"lr": 1e-3},
             "run": {"micro_batch": 2}}
     if "bitnet_qat" not in changes:
@@ -108,6 +109,10 @@ def test_what_every_option_trains_is_converted_and_served(train, changes):
     train.server.run("models", "convert", name, "--to", served, "--name", f"{name}-{served}")
     verdict = train.server.json("models", "verify", f"{name}-{served}")
     assert verdict["equal"] is True and verdict["rows"] > 0
+    shares_scales = changes.get("bitnet_qat", {}).get("act_scale") == "ACTIVATION_SCALE_PER_TENSOR"
+    assert verdict["recorded_by"] == ("convert" if shares_scales else "trainer")
+    foretold = train.server.state / f"models/{name}/{served}_record.bin"
+    assert foretold.exists() is not shares_scales
     answer = train.server.json("generate", f"{name}-{served}", "--prompt", PAGE[:20], "--max-tokens", 3, "--ignore-eos")
     assert len(answer["token_ids"]) == 3
 

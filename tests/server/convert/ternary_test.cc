@@ -13,6 +13,7 @@
 #include "server/convert/checkpoint_model.h"
 #include "server/convert/convert.h"
 #include "server/convert/export.h"
+#include "server/model/float_convert.h"
 #include "server/model/forward.h"
 #include "server/model/layout.h"
 #include "server/model/record.h"
@@ -300,6 +301,106 @@ TEST_F(TernaryTest, WhatTransformersHasNoPlaceForIsRefusedByName) {
     EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(bits == 8 ? "qwen3" : "these have 4"));
   }
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("export")));
+}
+
+// transformers' LlamaRMSNorm in f32, but for the order of its sum.
+std::vector<float> LlamaRmsNorm(std::vector<float> x, const std::vector<float>& weight, double eps) {
+  double sum = 0;
+  for (const float v : x) sum += double{v} * double{v};
+  const float variance = static_cast<float>(sum / static_cast<double>(x.size()));
+  const float factor = 1.0f / std::sqrt(variance + static_cast<float>(eps));
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = weight[i] * (x[i] * factor);
+  return x;
+}
+
+// Of the bitnet-tips preset: a norm before every linear and none before the blocks.
+class LinearNormsTest : public TernaryTest {
+ protected:
+  std::unique_ptr<Artifact> Masters(const std::string& name, double eps, double linear_eps) {
+    const auto source = Import("families", "llama");
+    model::ModelConfig config = source->config();
+    config.norms = model::NormPlacement::kLinear;
+    config.rms_norm_eps = eps;
+    config.linear_norm_eps = linear_eps;
+    std::vector<std::vector<float>> values;
+    for (const auto& spec : model::RequiredTensors(config)) {
+      values.push_back(support::NormalVector(values.size() + 1, *model::NumElements(spec.shape), 0.1f));
+    }
+    const std::vector<std::span<const float>> spans(values.begin(), values.end());
+    EXPECT_TRUE(MakeMasterModel(files_, config, {.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16, spans, source->directory(),
+                                base::Json::object(), directory_.Path(name))
+                    .ok());
+    return Open(name);
+  }
+  std::vector<float> Exported(const model::SafetensorsFiles& file, const std::string& name) {
+    const model::SafetensorsTensor& tensor = file.tensors.at(name);
+    return *model::ToFloats(tensor.bytes, *tensor.dtype, *model::NumElements(tensor.shape));
+  }
+};
+
+// Rows from far below eps to far above it: norms of ones would make some 700 times the first.
+TEST_F(LinearNormsTest, TransformersNormsBeforeTheBlocksChangeNoRow) {
+  constexpr double kEps = 1e-6;
+  const auto masters = Masters("masters", kEps, kEps);
+  ASSERT_TRUE(ToTernary(*masters, "ternary").ok());
+  const auto ternary = Open("ternary");
+  for (const auto bitnet_class : {HfBitNetClass::kBitLinear, HfBitNetClass::kAutoBitLinear}) {
+    const std::string out = directory_.Path("export");
+    ASSERT_TRUE(ExportHf(files_, *ternary, out, bitnet_class).ok());
+    const auto config = *base::ParseJson(model::ReadBytes(out + "/config.json"));
+    EXPECT_EQ(config["rms_norm_eps"], kEps);
+    EXPECT_EQ(config["quantization_config"]["rms_norm_eps"], kEps);
+    const auto file = model::OpenSafetensors(out + "/model.safetensors");
+    ASSERT_TRUE(file.ok()) << file.status();
+    double worst = 0;
+    for (int kind = 0; kind < model::kNumLinearKinds; ++kind) {
+      const auto linear = static_cast<model::LinearKind>(kind);
+      const std::string name = model::NormName(1, model::NormBefore(linear));
+      const std::vector<float> trained = *ternary->FloatTensor(name);
+      if (linear == model::LinearKind::kO || linear == model::LinearKind::kDown) {  // transformers has no other norm there
+        EXPECT_EQ(Exported(*file, name), trained) << name;
+        continue;
+      }
+      const bool attends = linear == model::LinearKind::kQ || linear == model::LinearKind::kK || linear == model::LinearKind::kV;
+      const std::vector<float> block =
+          Exported(*file, model::NormName(1, attends ? model::Norm::kInput : model::Norm::kPostAttention));
+      for (const float deviation : {1e-6f, 1e-3f, 0.02f, 1.0f, 1e3f}) {
+        const std::vector<float> x = support::NormalVector(77, static_cast<std::int64_t>(trained.size()), deviation);
+        const std::vector<float> got = LlamaRmsNorm(LlamaRmsNorm(x, block, kEps), Exported(*file, name), kEps);
+        double mean = 0;
+        for (const float v : x) mean += double{v} * double{v} / static_cast<double>(x.size());
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          const double want = double{trained[i]} * double{x[i]} / std::sqrt(mean + kEps);
+          worst = std::max(worst, std::fabs(static_cast<double>(got[i]) / want - 1.0));
+        }
+      }
+    }
+    EXPECT_LE(worst, 1e-6);
+    const auto again = model::ImportModel(files_, out, directory_.Path("again"), DType::kBF16);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(Open("again")->config().norms, model::NormPlacement::kBlockAndLinear);
+    std::filesystem::remove_all(out);
+    std::filesystem::remove_all(directory_.Path("again"));
+  }
+}
+
+TEST_F(LinearNormsTest, MastersGetBlockNormsToTrainOnFrom) {
+  const auto masters = Masters("masters", 1e-6, 1e-6);
+  ASSERT_TRUE(ExportHf(files_, *masters, directory_.Path("export")).ok());
+  const auto file = model::OpenSafetensors(directory_.Path("export/model.safetensors"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  for (const float w : Exported(*file, model::NormName(0, model::Norm::kInput))) EXPECT_EQ(w, 1.0f);
+  const std::string before_q = model::NormName(0, model::Norm::kBeforeQ);
+  EXPECT_EQ(Exported(*file, before_q), *masters->FloatTensor(before_q));
+}
+
+TEST_F(LinearNormsTest, AnEpsThatTransformersCannotSayIsRefused) {
+  const auto masters = Masters("masters", 1e-6, 1e-3);
+  ASSERT_TRUE(ToTernary(*masters, "ternary").ok());
+  const auto status = ExportHf(files_, *Open("ternary"), directory_.Path("export"));
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("another eps"));
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("export")));
 }
 
