@@ -27,6 +27,7 @@ class Server:
         self.flags = [str(flag) for flag in flags]
         if "--min_free_bytes" not in self.flags:
             self.flags += ["--min_free_bytes", str(1 << 20)]  # whatever disk the tests run on
+        self.program = [BIN / "nibbled"]
         self.environment = {}
         self.client_flags = []  # what every call of `run` says first: --tls-ca, --token-file ...
         self.process = None
@@ -38,7 +39,7 @@ class Server:
         address_file.unlink(missing_ok=True)
         self.log = open(self.state.parent / (self.state.name + ".log"), "ab")
         self.process = subprocess.Popen(
-            [BIN / "nibbled", "--state_dir", self.state, "--grpc_address", self.grpc or "127.0.0.1:0", "--http_address",
+            [*self.program, "--state_dir", self.state, "--grpc_address", self.grpc or "127.0.0.1:0", "--http_address",
              self.http or "127.0.0.1:0", *self.flags], env=self.environment, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
@@ -57,6 +58,12 @@ class Server:
 
     def read_log(self):
         return (self.state.parent / (self.state.name + ".log")).read_text(errors="replace")[-4000:]
+
+    def logged(self, message):
+        """The entries of the log with this message, of every start."""
+        with open(self.state.parent / (self.state.name + ".log"), errors="replace") as log:
+            entries = [json.loads(line) for line in log if line.startswith("{") and message in line]
+        return [entry for entry in entries if entry["message"] == message]
 
     def run(self, *arguments, check=True, timeout=300):
         result = subprocess.run([BIN / "nibble", "--server", self.grpc, *map(str, [*self.client_flags, *arguments])], env={}, capture_output=True,

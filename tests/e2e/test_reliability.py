@@ -1,5 +1,6 @@
 """Faults of docs/faults.md against the real programs. Each test names its row."""
 import concurrent.futures
+import datetime
 import errno
 import json
 import os
@@ -8,6 +9,7 @@ import random
 import signal
 import sqlite3
 import subprocess
+import sys
 import time
 
 import grpc
@@ -224,35 +226,164 @@ def test_R16_frozen_trainer_is_ended_and_the_job_goes_on(calm):
     assert any(e.get("reason") == "NO_PROGRESS" for e in server.lines("jobs", "watch", job))
 
 
+def children(pid):
+    """The children of a process, each with the letter of its state."""
+    found = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has ended
+            continue
+        if int(parent) == pid:
+            found[int(stat.parent.name)] = state
+    return found
+
+
+LEFT = 10  # processes that live on, and as many that end
+CARELESS = """#!{python}
+# Before it trains it leaves processes behind that are orphans at once, out of its group and without its attempt's lock.
+import os, sys, time
+def leave(*command):
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.closerange(3, 4096)
+        if os.fork() == 0:
+            os.execv(command[0], command)
+        os._exit(0)
+    os.waitpid(child, 0)
+for _ in range({left}):
+    leave("/bin/sleep", "1000")
+    leave("/bin/true")
+while not os.path.exists("{go}"):
+    time.sleep(0.02)
+os.execv("{trainer}", ["{trainer}", *sys.argv[1:]])
+"""
+
+
+def test_R17_as_the_first_process_of_a_container_nibbled_ends_and_reaps_orphans(tmp_path, model_directory, text_file):
+    first = ["/usr/bin/unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if os.geteuid() != 0 or subprocess.run([*first, "/bin/true"], capture_output=True).returncode:
+        pytest.skip("needs root, to make a namespace of processes")
+    go, careless = tmp_path / "go", tmp_path / "careless"
+    careless.write_text(CARELESS.format(python=sys.executable, left=LEFT, go=go, trainer=BIN / "nibble-trainer"))
+    careless.chmod(0o755)
+    server = Server(tmp_path / "state", "--trainer", careless)
+    server.program = [*first, *server.program]
+    try:
+        prepare(server.start(), model_directory, text_file)
+        assert json.loads((server.state / "server.json").read_text())["pid"] == 1
+        (nibbled,) = children(server.process.pid)
+        job = create(server, "out")
+
+        def planted():
+            states = list(children(nibbled).values())
+            return len(states) == 2 * LEFT + 1 and states.count("Z") == LEFT
+
+        wait_until(planted)  # they are its children now, and those that ended are nobody else's to reap
+        go.touch()
+        server.run("jobs", "watch", job)
+        assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
+        assert children(nibbled) == {}
+        os.kill(nibbled, signal.SIGTERM)
+        assert server.process.wait(timeout=30) == 0
+    finally:
+        server.kill()
+
+
+CANCEL_GRACE_S = 5  # --cancel_grace_s, where nobody says otherwise
+END_S = 2  # to notice that it has ended, and to write that down
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_cancel_takes_effect_within_its_bound(calm, deaf):
+    server = calm[0]
+    job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 5000, *TRAIN)["id"]
+    wait_for_step(server, job, 2)
+    (pid,) = trainers(server)
+    if deaf:
+        os.kill(pid, signal.SIGSTOP)
+    server.run("jobs", "cancel", job)
+    wait_until(lambda: server.json("jobs", "get", job)["state"] == "CANCELLED")
+    times = {e["state"]: datetime.datetime.fromisoformat(e["time"]) for e in server.lines("jobs", "watch", job, check=False)
+             if e.get("type") == "state"}
+    # The server's own clock at both: how fast this test asks does not count.
+    assert (times["CANCELLED"] - times["CANCELLING"]).total_seconds() <= CANCEL_GRACE_S + END_S
+    told = (server.state / "jobs" / job / "attempts/1/outcome.json").exists()
+    assert told != deaf, "one that listens ends by itself at its next micro-batch, one that does not is killed"
+    assert not pathlib.Path(f"/proc/{pid}").exists()
+
+
+def requests_running(server):
+    return sum(value for name, value in server.metrics().items() if name.startswith("nibble_requests_running"))
+
+
+def says_draining(error):
+    details = dict(error.trailing_metadata() or ()).get("grpc-status-details-bin", b"")
+    return error.code() == grpc.StatusCode.UNAVAILABLE and b"DRAINING" in details
+
+
+def follow(api, job, seen):
+    """Adds the events that come after those in `seen`, to the end of the stream: None, or the error that it ended with."""
+    after = seen[-1].sequence if seen else 0
+    try:
+        for event in api.stream("FineTuneService", "WatchJob", timeout=300, name=job, after_sequence=after):
+            if event.sequence > 0:  # the snapshot has none
+                seen.append(event)
+    except grpc.RpcError as error:
+        return error
+    return None
+
+
 def test_R3_sigterm_under_load_finishes_what_runs(make_server, model_directory, text_file):
     server = make_server()
     prepare(server, model_directory, text_file)
     server.run("models", "load", "small")
     job = create(server, "later")
     wait_for_step(server, job, 2)
-    channel = grpc.insecure_channel(server.grpc)
-    health = channel.unary_unary(HEALTH)
-    models = channel.unary_unary("/nibble.v1.ModelService/ListModels")
-    create_job = channel.unary_unary("/nibble.v1.FineTuneService/CreateJob")
+    (pid,) = trainers(server)
+    os.kill(pid, signal.SIGSTOP)  # until the SIGTERM: it is then in the middle of its job, however long the clients take to start
+    api, seen = Api(server.grpc), []
+    health = api.channel.unary_unary(HEALTH)
+    models = api.channel.unary_unary("/nibble.v1.ModelService/ListModels")
     assert health(b"") == b"\x08\x01" and models(b"")
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+    long = {"model": "small", "text": "The boat", "stopping": {"max_tokens": 700, "ignore_eos": True}}
+    short = {"model": "small", "text": "The boat", "stopping": {"max_tokens": 1}}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        watch = pool.submit(follow, api, job, seen)
+        wait_until(lambda: seen)
+        stream = pool.submit(lambda: list(api.stream("InferenceService", "GenerateStream", timeout=120, request=long)))
         answers = [pool.submit(server.json, "generate", "small", "--prompt", f"The boat {i}", "--max-tokens", 700, "--ignore-eos")
                    for i in range(6)]
-        wait_until(lambda: sum(v for k, v in server.metrics().items() if k.startswith("nibble_requests_running")) == 6)
+        wait_until(lambda: requests_running(server) == 7)
+        os.kill(pid, signal.SIGCONT)
         began = time.monotonic()
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: health(b"", timeout=5) == b"\x08\x02", 5)
-        with pytest.raises(grpc.RpcError) as refused:
-            create_job(b"", timeout=5)
-        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+        for refused in (lambda: api.call("FineTuneService", "CreateJob", timeout=5),
+                        lambda: api.call("InferenceService", "Generate", timeout=5, **short),
+                        lambda: list(api.stream("InferenceService", "GenerateStream", timeout=5, request=short))):
+            with pytest.raises(grpc.RpcError) as raised:
+                refused()
+            assert says_draining(raised.value), raised.value
         for answer in answers:
             assert len(answer.result()["token_ids"]) == 700
+        replies = stream.result()
+        assert sum(len(reply.delta.token_ids) for reply in replies) == 700
+        assert [reply.WhichOneof("event") for reply in replies if reply.WhichOneof("event") != "delta"] == ["start", "finish", "usage"]
+        ended = watch.result()
     assert server.process.wait(timeout=30) == 0
     assert time.monotonic() - began <= 30
     assert trainers(server) == []
+    # A watch is cut when its job has a checkpoint. It says that it is not the job's end, and goes on with the next server.
+    assert ended is not None and says_draining(ended), ended
+    api.close()
     server.start()
-    server.run("jobs", "watch", job)
-    assert server.json("jobs", "get", job)["retries"] == 0
+    assert follow(Api(server.grpc), job, seen) is None
+    assert [event.sequence for event in seen] == list(range(1, len(seen) + 1))
+    assert [event.step.step for event in seen if event.WhichOneof("event") == "step"] == list(range(1, STEPS + 1))
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "SUCCEEDED" and got["attempt"] == 2 and got["retries"] == 0
 
 
 def test_checkpoint_now_published_and_served_while_the_job_runs(calm):
@@ -305,7 +436,7 @@ def test_R3_drain_by_rpc_cuts_what_takes_too_long(make_server, model_directory, 
     api = Api(server.grpc)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         answer = pool.submit(server.run, "generate", "small", "--prompt", "The boat", "--max-tokens", 900, "--ignore-eos", check=False)
-        wait_until(lambda: sum(v for k, v in server.metrics().items() if k.startswith("nibble_requests_running")) >= 1)
+        wait_until(lambda: requests_running(server) >= 1)
         drain = message("DrainRequest")
         drain.deadline.nanos = 50_000_000
         api.call("ServerService", "Drain", drain)

@@ -1,6 +1,7 @@
 """From another network namespace, over mutual TLS with a token: the whole path by nibble and by grpcurl, and a watch whose
 connection is cut. Needs root and `ip`; grpcurl comes with deploy/setup.sh --full."""
 import base64
+import concurrent.futures
 import hashlib
 import json
 import os
@@ -150,25 +151,19 @@ def test_a_watch_that_loses_its_connection_loses_and_doubles_nothing(namespace, 
                      "--output", "watched", *TRAIN)[0]
     nibble(namespace, remote, "jobs", "get", created["id"], server=proxy.address)
     first_answer = proxy.bytes_back  # the handshake's bytes too: a watch that never gets further gives up
-    watched = {}
-
-    def watch():
-        watched["lines"] = nibble(namespace, remote, "jobs", "watch", created["id"], server=proxy.address)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    cuts = 0
-    while thread.is_alive():
-        seen = proxy.bytes_back
-        deadline = time.monotonic() + 5
-        while thread.is_alive() and proxy.bytes_back < seen + first_answer + 1000 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        if thread.is_alive() and cuts < 8:
-            proxy.cut()
-            cuts += 1
-    thread.join()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        watch = pool.submit(nibble, namespace, remote, "jobs", "watch", created["id"], server=proxy.address)
+        cuts = 0
+        while not watch.done():
+            seen = proxy.bytes_back
+            deadline = time.monotonic() + 5
+            while not watch.done() and proxy.bytes_back < seen + first_answer + 1000 and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if not watch.done() and cuts < 8:
+                proxy.cut()
+                cuts += 1
+    events = [line for line in watch.result() if "sequence" in line]
     assert proxy.accepted >= 3, "the connection was not cut often enough to show anything"
-    events = [line for line in watched["lines"] if "sequence" in line]
     assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
     again = [line for line in nibble(namespace, remote, "jobs", "watch", created["id"]) if "sequence" in line]
     assert events == again

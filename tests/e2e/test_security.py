@@ -1,5 +1,7 @@
 """Transport security with the real programs (rows S1, S2, S8, S9 of docs/faults.md): certificates, tokens, renewal."""
+import concurrent.futures
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -34,12 +36,20 @@ class Secure:
         self.folder = folder
         self.ca = pki.Authority(folder / "pki")
         self.served = pki.put_in_place(folder / "served", *self.ca.issue("server0", names))
+        self.client_ca = folder / "client_ca.crt"
+        self.trust(self.ca)
         self.client = self.ca.issue("client", "URI:spiffe://tests/client")
         self.tokens = {role: new_token(folder, role, role) for role in ("viewer", "infer", "train", "admin")}
         self.server = Server(folder / "state", "--tls_cert", self.served[0], "--tls_key", self.served[1], "--tls_client_ca",
-                             self.ca.certificate, "--tls_require_client_cert", "--token_file", folder / "tokens", *flags)
+                             self.client_ca, "--tls_require_client_cert", "--token_file", folder / "tokens", *flags)
         self.server.grpc = address
         self.server.start()
+
+    def trust(self, authority):
+        """Puts its certificate where the server looks for who signs those of clients."""
+        new = self.client_ca.with_suffix(".new")
+        new.write_bytes(authority.certificate.read_bytes())
+        os.replace(new, self.client_ca)
 
     def flags(self, role="admin", ca=None, client=None):
         certificate, key = client or self.client
@@ -194,28 +204,69 @@ def test_s8_a_new_certificate_is_served_under_load_without_a_dropped_call(secure
                 channel = secure.channel()
         channel.close()
 
-    threads = [threading.Thread(target=load, args=(keep,)) for keep in (0, 1, 0, 1)]
-    for thread in threads:
-        thread.start()
-    try:
-        for round_number in (1, 2):
-            certificate, key = secure.ca.issue(f"server{round_number}", "DNS:localhost,IP:127.0.0.1")
-            wanted = ssl.PEM_cert_to_DER_cert(certificate.read_text())
-            before = list(calls)
-            pki.put_in_place(secure.folder / "served", certificate, key)
-            began = time.monotonic()
-            while handshake(secure.server.grpc, *NEW, secure.ca.certificate, secure.client)[1] != wanted:
-                assert time.monotonic() - began < 60, "the new certificate is not served after 60 s"
-                time.sleep(0.2)
-            until = time.monotonic() + 60
-            while (calls[0] <= before[0] or calls[1] <= before[1]) and time.monotonic() < until:
-                time.sleep(0.05)
-            assert calls[0] > before[0] and calls[1] > before[1]
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(load, keep) for keep in (0, 1, 0, 1)]
+        try:
+            for round_number in (1, 2):
+                certificate, key = secure.ca.issue(f"server{round_number}", "DNS:localhost,IP:127.0.0.1")
+                wanted = ssl.PEM_cert_to_DER_cert(certificate.read_text())
+                before = list(calls)
+                pki.put_in_place(secure.folder / "served", certificate, key)
+                began = time.monotonic()
+                while handshake(secure.server.grpc, *NEW, secure.ca.certificate, secure.client)[1] != wanted:
+                    assert time.monotonic() - began < 60, "the new certificate is not served after 60 s"
+                    time.sleep(0.2)
+                until = time.monotonic() + 60
+                while (calls[0] <= before[0] or calls[1] <= before[1]) and time.monotonic() < until:
+                    time.sleep(0.05)
+                assert calls[0] > before[0] and calls[1] > before[1]
+        finally:
+            stop.set()
+        for client in clients:
+            client.result()  # or what it raised
     assert failures == []
+
+
+def test_s8_another_client_authority_is_trusted_without_a_restart(tmp_path):
+    """Its clients are let in, those of the one before get no new connection; one that is open goes on."""
+    secure = Secure(tmp_path)
+    other = pki.Authority(tmp_path / "other")
+    newcomer = other.issue("newcomer", "URI:spiffe://tests/newcomer")
+
+    def served(client):
+        try:
+            handshake(secure.server.grpc, *NEW, secure.ca.certificate, client)
+        except (ssl.SSLError, ConnectionError):
+            return False
+        return True
+
+    def check(client, let_in):
+        assert served(client) == let_in
+        assert secure.run("server", "info", client=client, check=False, timeout=60).returncode == (0 if let_in else 5)
+        with secure.channel(client) as channel:
+            try:
+                secure.info(channel)
+            except grpc.RpcError as error:
+                assert not let_in and error.code() == grpc.StatusCode.UNAVAILABLE, error
+            else:
+                assert let_in
+
+    try:
+        with secure.channel() as kept:
+            secure.info(kept)
+            check(secure.client, let_in=True)
+            check(newcomer, let_in=False)
+            secure.trust(other)
+            began = time.monotonic()
+            while not served(newcomer):
+                assert time.monotonic() - began < 60, "the new authority is not trusted after 60 s"
+                time.sleep(0.2)
+            check(newcomer, let_in=True)
+            check(secure.client, let_in=False)
+            secure.info(kept)  # not made anew: that would be refused
+        assert secure.server.stop() == 0
+    finally:
+        secure.server.stop()
 
 
 def test_s8_key_and_certificate_that_do_not_match_cut_nobody_off(secure):

@@ -37,14 +37,25 @@ class Api:
     """Api(address).call("FineTuneService", "GetJob", name=id)"""
 
     def __init__(self, address):
-        self.channel = grpc.insecure_channel(address)
+        # A connection of its own: not one that waits to try again a server that is gone.
+        self.channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
 
-    def call(self, service, method, request=None, /, timeout=30, **fields):
+    @staticmethod
+    def bind(kind, service, method):
+        """The method as something to call, and the class of its requests."""
         described = pool().FindServiceByName(f"nibble.v1.{service}").FindMethodByName(method)
         inputs = message_factory.GetMessageClass(described.input_type)
         outputs = message_factory.GetMessageClass(described.output_type)
-        invoke = self.channel.unary_unary(f"/nibble.v1.{service}/{method}", inputs.SerializeToString, outputs.FromString)
+        return kind(f"/nibble.v1.{service}/{method}", inputs.SerializeToString, outputs.FromString), inputs
+
+    def call(self, service, method, request=None, /, timeout=30, **fields):
+        invoke, inputs = self.bind(self.channel.unary_unary, service, method)
         return invoke(request if request is not None else inputs(**fields), timeout=timeout)
+
+    def stream(self, service, method, /, timeout=30, **fields):
+        """The answers, as they come."""
+        invoke, inputs = self.bind(self.channel.unary_stream, service, method)
+        return invoke(inputs(**fields), timeout=timeout)
 
     def close(self):
         self.channel.close()
