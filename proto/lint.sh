@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lints the protos (that every element has a comment: buf.yaml); with a second argument, also compares them with that commit's:
 # what a client was built with must go on working. Usage: proto/lint.sh GOOGLEAPIS_DIR [COMMIT]. Needs protoc and buf (PyPI:
-# buf-bin==1.75.0).
+# buf-bin==1.75.0). tests/run.sh always names a commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 googleapis=$1
@@ -30,4 +30,4 @@ if [[ $# -gt 1 ]]; then
   image "$work/then/proto" "$work/then.binpb"
   buf breaking "$work/now.binpb" --against "$work/then.binpb" --config proto/buf.yaml
 fi
-echo "protos: clean, compared with ${2:-nothing: a clone of one commit}"
+echo "protos: clean, compared with ${2:-nothing: no commit was named}"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need, builds everything (CUDA sources too) and passes all tests.
 #   tests/run.sh          unit tests against committed goldens, end-to-end tests on a small model
-#   tests/run.sh --full   also what takes long: live peers, the real model, the large counts, sanitizers, fuzzers, linters
+#   tests/run.sh --full   also what takes long: live peers, the real model, the large counts, the image, sanitizers, fuzzers, linters
 # Ends with a table of what ran, how long it took and what it said; exits non-zero when anything failed.
 # shellcheck disable=SC2317  # the sections are called by name
 set -euo pipefail
@@ -9,8 +9,11 @@ set -euo pipefail
 usage() {
   cat <<'END'
 usage: tests/run.sh [--full] [--only SECTION[,SECTION...]]
-  --full   what takes long too (some three hours on two cores, less with a warm ccache)
-  --only   these sections alone: setup build unit e2e deployment races long ci clang asan tsan fuzz lint (from races on they belong to --full)
+  --full   what takes long too (some five hours on two cores, less with a warm ccache), and a test that is skipped for want of
+           anything but hardware fails
+  --only   these sections alone; image needs root and a Debian mirror
+    always          setup build unit e2e deployment
+    with --full     races image long ci clang asan ubsan tsan fuzz lint
 END
 }
 
@@ -25,6 +28,11 @@ while (($#)); do
     *) usage >&2; exit 2 ;;
   esac
   shift
+done
+sections=" setup build unit e2e deployment "
+if $full; then sections+="races image long ci clang asan ubsan tsan fuzz lint "; fi
+for name in ${only//,/ }; do
+  [[ $sections == *" $name "* ]] || { echo "run.sh: no section $name here (some need --full)" >&2; usage >&2; exit 2; }
 done
 logs=build/test-logs
 mkdir -p "$logs"
@@ -67,6 +75,14 @@ setup() {
   if $full; then options+=(--full --peers); fi
   deploy/setup.sh "${options[@]}"
 }
+# cases PRESET ARGUMENT...: CTest. With --full a case that is skipped for want of anything but hardware is a failure.
+cases() {
+  local result=0
+  rm -f "build/$1/Testing/Temporary/LastTestsDisabled.log"
+  ctest --preset "$@" || result=1
+  if $full; then tests/ctest_skips.sh "build/$1" || result=1; fi
+  return "$result"
+}
 release() { configure release -DNIBBLE_CUDA=ON -DNIBBLE_TRAINER=ON -DNIBBLE_BENCH=ON && cmake --build --preset release; }
 e2e() {
   if $full; then
@@ -76,14 +92,19 @@ e2e() {
     "$python" -m pytest -q -ra tests/e2e -m "not full"
   fi
 }
-# Image, chart, dashboards, rules; what needs tools of --full is shown as skipped.
+# The Dockerfile's text, chart, dashboards, rules; what needs tools of --full is shown as skipped.
 deployment() {
   if $full; then
-    "$python" -m pytest -q -ra --full --no-skips --continue-on-collection-errors tests/deploy
+    "$python" -m pytest -q -ra --full --no-skips --continue-on-collection-errors -m "not image" tests/deploy
   else
     # The scrape by a real Prometheus and its minutes of mixed work belong to --full, which installs it.
     "$python" -m pytest -q -ra tests/deploy -m "not full" --ignore tests/deploy/test_scrape.py
   fi
+}
+# The images by every step of the Dockerfile, each run in a bare root: nothing of this machine's build is in them. What a cache mount
+# keeps (pip's, ccache's) lasts from run to run, as docker's does.
+image() {
+  NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image tests/deploy/test_image.py
 }
 # The kernels beside the machine's roofs (ternary beside a peer too), then both races of the whole program. Each fails when a result
 # is wrong, none when it is slow. JSON beside the logs.
@@ -104,34 +125,41 @@ races() {
 ci() { configure ci && cmake --build --preset ci; }
 # clang: -Wthread-safety and clang-tidy on what changed since they last passed; one finding does not hide the next.
 clang() { configure clang && cmake --build --preset clang -- -k 0; }
-# sanitizer PRESET: the unit tests; NIBBLE_TRAINER and NIBBLE_CUDA are off in these.
-sanitizer() { configure "$1" && cmake --build --preset "$1" && ctest --preset "$1" -j 2 -LE "full|slow"; }
+# sanitizer PRESET: the unit tests; NIBBLE_CUDA is off in these, and in tsan NIBBLE_TRAINER.
+sanitizer() { configure "$1" && cmake --build --preset "$1" && cases "$1" -j 2 -LE "full|slow"; }
 fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
 # Protos: linted, and a client of those that landed last can still talk to them: on a branch those of main where it began, on main
-# itself the ones before HEAD.
+# itself the ones before HEAD. A clone without a history has nothing to compare with, and that is no success.
 lint() {
   local before
   before=$(git merge-base HEAD main 2>/dev/null || true)
   if [[ -z $before || $before == "$(git rev-parse HEAD)" ]]; then
-    before=$(git log -1 --format=%H HEAD~1 -- proto 2>/dev/null || true)
+    before=$(git log -1 --format=%H HEAD~1 -- proto || true)
+  fi
+  if [[ -z $before ]]; then
+    echo "lint: FAILED: there is no commit to compare the protos with; a shallow clone gets its history by: git fetch --unshallow"
+    return 1
   fi
   shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" &&
-    PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis ${before:+"$before"}
+    PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis "$before"
 }
 
+said_by_ctest='tests passed|tests failed|must not be skipped'
 need setup '^setup: (done|error)' setup
 need build 'Linking|no work|error' release
-section unit 'tests passed|tests failed' ctest --preset release -j 2 -LE "full|slow"
+section unit "$said_by_ctest" cases release -j 2 -LE "full|slow"
 section e2e 'passed|failed' e2e
 section deployment 'passed|failed' deployment
 if $full; then
   section races 'x the tokens' races
-  section long 'tests passed|tests failed' ctest --preset release -L "full|slow"
+  section image 'passed|failed' image
+  section long "$said_by_ctest" cases release -L "full|slow"
   section ci 'Linking|Building|no work' ci
   section clang 'Linking|Building|no work' clang
-  section asan 'tests passed|tests failed' sanitizer asan
-  section tsan 'tests passed|tests failed' sanitizer tsan
+  section asan "$said_by_ctest" sanitizer asan
+  section ubsan "$said_by_ctest" sanitizer ubsan
+  section tsan "$said_by_ctest" sanitizer tsan
   section fuzz 'runs|FOUND' fuzzers
-  section lint 'clean|SC[0-9]' lint
+  section lint 'clean|SC[0-9]|FAILED' lint
 fi
 finish

@@ -27,7 +27,17 @@ from no_skips import pytest_make_collect_report, pytest_runtest_makereport  # no
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="a missing tool is a failure, not a skip")
+    parser.addoption("--build-tree", type=pathlib.Path, help="images are installed from this build, not built in a bare root")
     no_skips.pytest_addoption(parser)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """How long K1 of docs/faults.md took: wanted are less than 60 s, and nothing fails, because a busy machine takes longer."""
+    reports = [report for group in terminalreporter.stats.values() for report in group
+               if hasattr(report, "duration") and "::test_k1_" in report.nodeid]
+    if reports:
+        seconds = sum(report.duration for report in reports)
+        terminalreporter.write_line(f"K1: {len({report.nodeid for report in reports})} tests in {seconds:.1f} s, wanted in less than 60 s")
 
 
 @pytest.fixture(scope="session")

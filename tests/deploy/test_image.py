@@ -68,13 +68,12 @@ def test_versions_of_image_and_chart_are_one():
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory, need):
-    """{stage: root}; the build is that of build/release unless NIBBLE_IMAGE_BUILD says to make it in the root as well."""
+def images(request, tmp_path_factory, need):
+    """{stage: root}, by every step of the Dockerfile; with --build-tree DIR the build stage only installs from that build."""
     need(os.geteuid() == 0, "root (debootstrap, chroot)")
     need(pathlib.Path("/usr/sbin/debootstrap").exists(), "debootstrap")
     work = pathlib.Path(os.environ.get("NIBBLE_IMAGE_WORK") or tmp_path_factory.mktemp("images"))
-    tree = None if os.environ.get("NIBBLE_IMAGE_BUILD") else e2e.BIN.parent
-    image_root.make_image("trainer", work, tree)
+    image_root.make_image("trainer", work, request.config.getoption("--build-tree"))
     return {"server": work / "server", "trainer": work / "trainer"}
 
 
@@ -100,6 +99,13 @@ def start(images, tmp_path):
             container.process.kill()
 
 
+def test_what_needs_the_images_is_marked(request):
+    """Marked: only the section `image` of tests/run.sh builds them, and that runs whatever is marked so."""
+    for item in request.session.items:
+        if "images" in item.fixturenames:
+            assert item.get_closest_marker("image") and item.get_closest_marker("full"), item.nodeid
+
+
 def give(source, volume, name):
     """Puts a file or folder of the host on the volume, for the container's user."""
     subprocess.run(["cp", "-r", source, volume / name], check=True)
@@ -113,6 +119,7 @@ def missing_libraries(root, program):
 
 
 @pytest.mark.full
+@pytest.mark.image
 def test_every_library_is_there_and_the_server_has_no_torch(images):
     for stage, program in [("server", "nibbled"), ("server", "nibble"), ("trainer", "nibble-trainer")]:
         missing, listing = missing_libraries(images[stage], f"/usr/local/bin/{program}")
@@ -124,6 +131,7 @@ def test_every_library_is_there_and_the_server_has_no_torch(images):
 
 
 @pytest.mark.full
+@pytest.mark.image
 def test_server_runs_read_only_as_65532(start, model_directory, text_file):
     server = start("server")
     status = server.status()
@@ -147,6 +155,7 @@ def test_server_runs_read_only_as_65532(start, model_directory, text_file):
 
 
 @pytest.mark.full
+@pytest.mark.image
 def test_trainer_image_trains(start, model_directory, text_file):
     server = start("trainer")
     server.run("nibble", "models", "import", give(model_directory, server.volume, "model"), "--name", "small", "--dtype", "f32")
@@ -166,6 +175,7 @@ def write_certificate(folder, name):
 
 
 @pytest.mark.full
+@pytest.mark.image
 def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
     """What helm renders by default: all addresses, TLS, tokens, limits; called with and without a token."""
     (_, _, spec), *_ = charts.pods(charts.render(tool("helm"), None))

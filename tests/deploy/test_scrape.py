@@ -5,6 +5,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import threading
 import time
 import urllib.request
 
@@ -50,7 +51,26 @@ def runs_in_attempt(server, job, attempt):
     return got["state"] == "RUNNING" and got["attempt"] == attempt
 
 
-def mixed_run(server, model_directory, text_file):
+def meet_one_that_waits(prometheus, server):
+    """Three clients where one may run and one may wait, until a scrape has met the one that waits: each is there for a moment only."""
+    met = threading.Event()
+
+    def client():
+        while not met.is_set():
+            server.run("generate", "tuned-int8-0", "--prompt", "The boat", "--max-tokens", "900", "--ignore-eos", check=False)
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        clients = [pool.submit(client) for _ in range(3)]
+        try:
+            wait_for(lambda: any(float(value) > 0 for series in prometheus.range("nibble_requests_waiting")
+                                 for _, value in series["values"]))
+        finally:
+            met.set()
+    for one in clients:
+        one.result()
+
+
+def mixed_run(prometheus, server, model_directory, text_file):
     """Everything that a server does: import, upload, train, convert, verify, load, generate, score; refuse, cancel, and fail."""
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
@@ -82,6 +102,7 @@ def mixed_run(server, model_directory, text_file):
         assert any(one.result().returncode == 0 for one in ended)
 
     spread([crowd] * 2)
+    meet_one_that_waits(prometheus, server)
     server.run("score", "tuned-int8-0", "--text", "He counted the boats.")
     assert server.run("models", "get", "nothing", check=False).returncode != 0
     unknown = grpc.secure_channel(server.grpc, grpc.ssl_channel_credentials(pathlib.Path(server.client_flags[1]).read_bytes()))
@@ -121,7 +142,7 @@ def scraped(tmp_path_factory, tool, model_directory, text_file):
     server.start()
     prometheus = Prometheus(tool("prometheus"), tmp_path_factory.mktemp("prometheus"), server.http)
     try:
-        mixed_run(server, model_directory, text_file)
+        mixed_run(prometheus, server, model_directory, text_file)
         yield prometheus, server
     finally:
         prometheus.stop()

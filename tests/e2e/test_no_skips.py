@@ -1,7 +1,8 @@
-"""What `tests/run.sh --full` runs with --no-skips cannot pass by leaving something out."""
+"""What `tests/run.sh --full` runs cannot pass by leaving something out: pytest with --no-skips, CTest with tests/ctest_skips.sh."""
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -75,3 +76,78 @@ def test_the_full_run_forbids_skips(folder):
     assert len(lines) == 2 and len(full) == 1 and "--no-skips" in full[0]
     told = subprocess.run([sys.executable, "-m", "pytest", folder, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert told.returncode == 0 and "--no-skips" in told.stdout
+
+
+def ctest_left(build, *skipped):
+    """What ctest_skips.sh says of a build as CTest leaves it when these (case, output) were skipped: exit code, lines."""
+    folder = build / "Testing/Temporary"
+    folder.mkdir(parents=True)
+    log = "1/9 Test: JobTest.Runs\nOutput:\n[       OK ] JobTest.Runs (0 ms)\n<end of output>\n"
+    for number, (name, output) in enumerate(skipped, 2):
+        log += (f"{number}/9 Testing: {name}\n{number}/9 Test: {name}\nOutput:\n[ RUN      ] {name}\n{output}"
+                f"[  SKIPPED ] {name} (0 ms)\n<end of output>\n")
+    (folder / "LastTest.log").write_text(log)
+    if skipped:
+        (folder / "LastTestsDisabled.log").write_text("".join(f"{number}:{name}\n" for number, (name, _) in enumerate(skipped, 2)))
+    result = subprocess.run([ROOT / "tests/ctest_skips.sh", build], capture_output=True, text=True, timeout=60)
+    assert result.stderr == ""
+    return result.returncode, result.stdout.splitlines()
+
+
+FINE = [("CudaTest.Runs", "/src/cuda_fixture.h:22: Skipped\nno CUDA device: built without CUDA\n"),
+        ("Over/AuthTest.Role/Local  # GetParam() = 1", "/src/auth_test.cc:210: Skipped\ncertificates are TLS's\n")]
+
+
+def test_ctest_may_skip_what_hardware_and_parameters_leave_out(tmp_path):
+    assert ctest_left(tmp_path / "none") == (0, ["skipped: none"])
+    assert ctest_left(tmp_path / "fine", *FINE) == (0, [
+        "skipped: CudaTest.Runs: no CUDA device: built without CUDA",
+        "skipped: Over/AuthTest.Role/Local  # GetParam() = 1: certificates are TLS's"])
+
+
+@pytest.mark.parametrize(("output", "reason"), [
+    ("/src/metrics_test.cc:147: Skipped\npromtool is not installed\n", "promtool is not installed"),
+    ("/src/disk_test.cc:30: Skipped\nneeds root, not a test where there is no CUDA device: \n",
+     "needs root, not a test where there is no CUDA device: "),
+    ("/src/x_test.cc:1: Skipped\n\n", "no reason given"), ("", "no reason given")])
+def test_ctest_may_skip_nothing_else(tmp_path, output, reason):
+    code, lines = ctest_left(tmp_path, *FINE, ("SomeTest.Asks", output))
+    assert code == 1 and lines[2:] == [f"skipped: SomeTest.Asks: {reason}", "skipped: 1 of 3 must not be skipped here"]
+
+
+def test_a_run_that_left_no_log_is_a_failure(tmp_path):
+    assert subprocess.run([ROOT / "tests/ctest_skips.sh", tmp_path], capture_output=True, timeout=60).returncode == 1
+
+
+def test_the_full_run_looks_at_every_skip_of_ctest():
+    text = (ROOT / "tests/run.sh").read_text()
+    (cases,) = re.findall(r"^cases\(\) \{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    assert text.count("ctest --preset") == cases.count("ctest --preset") == 1
+    assert 'if $full; then tests/ctest_skips.sh "build/$1" || result=1; fi' in cases
+
+
+@pytest.mark.parametrize("flags", [["--only", "nothing"], ["--only", "image"], ["--full", "--only", "unit,asam"]])
+def test_a_section_that_does_not_run_is_refused(flags):
+    result = subprocess.run([ROOT / "tests/run.sh", *flags], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2 and f"no section {flags[-1].split(',')[-1]}" in result.stderr
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+def test_protos_that_are_compared_with_nothing_are_a_failure(tmp_path, commits):
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests/run.sh", tmp_path / "tests")
+
+    def git(*words):
+        subprocess.run(["git", "-c", "user.name=test", "-c", "user.email=test@localhost", *words], cwd=tmp_path, check=True,
+                       capture_output=True, timeout=60)
+
+    git("init")
+    (tmp_path / "proto").mkdir()
+    for number in range(commits):
+        (tmp_path / "proto/x.proto").write_text(f"// {number}\n")
+        git("add", "proto")
+        git("commit", "-m", "x")
+    result = subprocess.run([tmp_path / "tests/run.sh", "--full", "--only", "lint"], capture_output=True, text=True, timeout=60)
+    # With a history it goes on to the tools, which find nothing of the tree here.
+    assert result.returncode == 1
+    assert ("no commit to compare the protos with" in result.stdout) == (commits == 1), result.stdout
