@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "server/base/error.h"
 #include "server/base/files.h"
 #include "server/base/log.h"
+#include "server/base/memory_budget.h"
 #include "server/base/mutex.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -56,6 +58,9 @@ std::vector<std::string> Environment() {
   return jobs::AllowedEnvironment(all);
 }
 
+// A flag whose 0 says that there is no bound.
+absl::Duration OrNone(double seconds) { return seconds > 0 ? absl::Seconds(seconds) : absl::InfiniteDuration(); }
+
 }  // namespace
 
 // In the order in which things stand on each other: destruction goes the other way.
@@ -93,6 +98,7 @@ struct App::State {
   std::unique_ptr<rpc::Authority> authority;
   std::unique_ptr<rpc::WorkerPool> workers;
   std::unique_ptr<rpc::Edge> edge;
+  std::shared_ptr<base::MemoryBudget> serve_memory;  // of all loaded models
   std::unique_ptr<serve::ModelManager> manager;
   std::unique_ptr<rpc::ModelLibrary> model_library;
   std::unique_ptr<rpc::OperationTable> operations;
@@ -159,7 +165,13 @@ absl::Status App::State::OpenJobs() {
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
-  control.queue.memory_bytes = MemoryBytes(options.train_memory_bytes, base::RealFileSystem());
+  const std::int64_t train_bytes = MemoryBytes(options.train_memory_bytes, base::RealFileSystem());
+  control.queue.memory_bytes = train_bytes;
+  const std::int64_t serve_bytes = MemoryBytes(options.serve_memory_bytes, base::RealFileSystem());
+  // One machine has the memory of both; whoever gave a flag more than it has knows why.
+  const std::int64_t machine_bytes = MemoryBytes(0, base::RealFileSystem());
+  control.memory = base::MemoryBudget::Make(machine_bytes == 0 ? 0 : std::max({machine_bytes, train_bytes, serve_bytes}));
+  serve_memory = base::MemoryBudget::Make(serve_bytes, control.memory);
   control.retry.max_retries = static_cast<int>(options.max_retries);
   control.retry.scale = options.retry_backoff_scale;
   control.no_progress_timeout = absl::Seconds(options.no_progress_timeout_s);
@@ -193,6 +205,8 @@ absl::Status App::State::OpenServing() {
   edge->max_stream_messages = options.max_stream_messages;
   edge->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
   edge->slow_reader = absl::Seconds(options.slow_reader_s);
+  edge->generate_deadline = OrNone(options.generate_deadline_s);
+  edge->max_dataset_line_bytes = static_cast<std::size_t>(options.max_dataset_line_bytes);
   const SecurityOptions& security = options.security;
   NIBBLE_ASSIGN_OR_RETURN(authority, rpc::Authority::Open(base::RealFileSystem(), base::RealClock(), metrics,
                                                           {.token_file = security.token_file,
@@ -220,14 +234,14 @@ absl::Status App::State::OpenServing() {
     base::LogInfo("an adapter is served as near to what its trainer answered",
                   {{"model", resident.name}, {"max_logprob_difference", base::StrCat(*resident.trainer_difference)}});
   };
-  const std::int64_t memory_bytes = MemoryBytes(options.serve_memory_bytes, base::RealFileSystem());
-  manager = std::make_unique<serve::ModelManager>(locate, options.engine, memory_bytes, serve_stream, base::RealClock(), observe);
+  manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_memory, serve_stream, base::RealClock(), observe);
   rpc::ModelLibraryOptions library_options;
   library_options.import_root = options.import_root;
   library_options.upload_limits.max_files = 1000;
   library_options.upload_limits.max_file_bytes = static_cast<std::uint64_t>(options.max_model_bytes);
   library_options.upload_limits.max_total_bytes = static_cast<std::uint64_t>(options.max_model_bytes);
   library_options.upload_limits.min_free_bytes = state->min_free_bytes;
+  library_options.max_tokenizer_bytes = static_cast<std::uint64_t>(options.max_tokenizer_bytes);
   library_options.eval_dataset_of_job = [this](const std::string& job) {
     const auto record = controller->Get(job);
     return record.ok() ? record->spec.eval_dataset : std::string();
@@ -236,7 +250,8 @@ absl::Status App::State::OpenServing() {
   model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), convert_stream,
                                                       serve_stream, std::move(library_options));
   NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(files, base::RealClock(),
-                                                                base::JoinPath(state->layout.root(), "operations")));
+                                                                base::JoinPath(state->layout.root(), "operations"),
+                                                                OrNone(options.operation_deadline_s)));
   return absl::OkStatus();
 }
 

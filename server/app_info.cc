@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "absl/strings/ascii.h"
 #include "server/base/files.h"
 #include "server/base/process_memory.h"
 #include "server/build_info.h"
@@ -17,6 +18,8 @@
 namespace nibble {
 
 namespace {
+
+constexpr char kExportFormatPrefix[] = "EXPORT_FORMAT_";
 
 std::string CpuName() {
   std::ifstream file("/proc/cpuinfo");
@@ -49,7 +52,9 @@ v1::ServerInfo StaticInfo(kernels::Isa isa, int threads, absl::Time started) {
   for (const char* method : jobs::kMethods) info.add_job_methods(method);
   for (const char* format : {"f32", "bf16", "nf4", "int8", "ternary", "lora"}) info.add_serve_formats(format);
   for (const char* format : {"int8", "ternary", "nf4"}) info.add_convert_formats(format);
-  for (const char* format : {"peft", "hf", "hf_bitnet"}) info.add_export_formats(format);
+  for (const v1::ExportFormat format : rpc::kExportFormats) {
+    info.add_export_formats(absl::AsciiStrToLower(v1::ExportFormat_Name(format).substr(sizeof kExportFormatPrefix - 1)));
+  }
   for (const char* name : rpc::kUnbuilt) info.add_unimplemented(name);
   return info;
 }

@@ -1,9 +1,13 @@
 #include "server/job_planner.h"
 
+#include <vector>
+
+#include "absl/strings/str_join.h"
 #include "server/base/error.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/base/status_macros.h"
+#include "server/base/strings.h"
 #include "server/model/artifact.h"
 #include "server/plan/plan_job.h"
 
@@ -45,10 +49,12 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, cons
   return planned;
 }
 
-absl::StatusOr<std::int64_t> JobPlanner::Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
+absl::StatusOr<jobs::PlannedMemory> JobPlanner::Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, cancel));
   NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, plan::PlanJob(spec, inputs));
-  return plan.memory_bytes();
+  std::vector<std::string> pools;
+  for (const plan::MemoryItem& item : plan.memory) pools.push_back(base::StrCat(item.pool, " ", item.bytes));
+  return jobs::PlannedMemory{plan.memory_bytes(), absl::StrJoin(pools, ", ")};
 }
 
 }  // namespace nibble

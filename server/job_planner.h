@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/jobs/controller_options.h"
 #include "server/jobs/job_spec.h"
 #include "server/limits.h"
 #include "server/plan/check_job.h"
@@ -23,8 +24,8 @@ class JobPlanner {
 
   // Errors: those of a job that is refused; Unimplemented without a trainer.
   absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  // Of a resolved spec, in bytes. Checks the job as well.
-  absl::StatusOr<std::int64_t> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
+  // Of a resolved spec. Checks the job as well.
+  absl::StatusOr<jobs::PlannedMemory> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
 
  private:
   absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;

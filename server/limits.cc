@@ -53,7 +53,13 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--workers", l.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
   cli.add_option("--default_deadline_s", l.default_deadline_s,
                  "Longest wait for a worker of a unary call whose client gave no deadline; what has begun is not cut off, and "
-                 "CreateJob, PlanJob, Generate, Chat and Score wait as long as it takes")
+                 "CreateJob and PlanJob wait as long as it takes, Generate, Chat and Score as --generate_deadline_s allows")
+      ->check(seconds);
+  cli.add_option("--generate_deadline_s", l.generate_deadline_s,
+                 "Of Generate, Chat and Score, streams too, whose client gave no deadline, from their arrival to their end; 0: none")
+      ->check(seconds);
+  cli.add_option("--operation_deadline_s", l.operation_deadline_s,
+                 "Of an import, a conversion or an export, from its beginning: then it stops at its next write; 0: none")
       ->check(seconds);
   cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Of an upload")->check(seconds);
   cli.add_option("--max_stream_messages", l.max_stream_messages, "Of an upload, of less than 512 KiB each")->check(CLI::PositiveNumber);
@@ -61,7 +67,13 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--slow_reader_s", l.slow_reader_s, "A reader that takes nothing for so long loses its request")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_dataset_bytes", l.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);
+  cli.add_option("--max_dataset_line_bytes", l.max_dataset_line_bytes,
+                 "Of one line of an uploaded dataset; a plain text, which becomes one row, may have 64 MiB")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   cli.add_option("--max_model_bytes", l.max_model_bytes, "Of one uploaded model")->check(CLI::PositiveNumber);
+  cli.add_option("--max_tokenizer_bytes", l.max_tokenizer_bytes,
+                 "Of the tokenizer.json of a model that is imported; to load one takes about 15 times its bytes")
+      ->check(CLI::Range(std::int64_t{1}, Limits().max_tokenizer_bytes));
   cli.add_option("--min_free_bytes", l.min_free_bytes,
                  "With less free on the disk nothing new is taken in; -1: 5% of it, at least 1 GiB")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 60));
@@ -69,9 +81,9 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_running_jobs", l.max_running_jobs, "Trainers at a time")->check(CLI::Range(1, 64));
   cli.add_option("--max_jobs_per_principal", l.max_jobs_per_principal, "Not over yet, of one user who has a name; 0: no bound")
       ->check(CLI::NonNegativeNumber);
-  cli.add_option("--train_memory_bytes", l.train_memory_bytes, "Planned memory of all trainers; 0: all that there is")
+  cli.add_option("--train_memory_bytes", l.train_memory_bytes, "Planned memory of all trainers; 0: all that there is beside loaded models")
       ->check(CLI::NonNegativeNumber);
-  cli.add_option("--serve_memory_bytes", l.serve_memory_bytes, "Planned memory of all loaded models; 0: all that there is")
+  cli.add_option("--serve_memory_bytes", l.serve_memory_bytes, "Planned memory of all loaded models; 0: all that there is beside trainers")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_retries", l.max_retries, "Of a job whose trainer fails")->check(CLI::Range(0, 1000));
   cli.add_option("--retry_backoff_scale", l.retry_backoff_scale, "Of the waits before a job is tried again")

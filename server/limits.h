@@ -1,4 +1,4 @@
-// What the server bounds. Every one is a flag of nibbled of the same name.
+// What the server bounds. Every one is a flag of nibbled of the same name; bounds that are none: docs/adr/0008.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -36,6 +36,8 @@ struct Limits {
   // Calls.
   int workers = 4;               // threads for what waits for the disk or a load
   double default_deadline_s = 30;  // that a unary call whose client gave none waits for a worker; not those that may take long
+  double generate_deadline_s = 0;  // of Generate, Chat, Score and their streams, whose client gave none; 0: none
+  double operation_deadline_s = 0;  // of an import, conversion or export, from its beginning; 0: none
   double max_stream_age_s = 3600;  // of an upload
   std::int64_t max_stream_messages = 10'000;
   int stream_buffer = 256;         // messages that a slow reader may be behind
@@ -43,15 +45,18 @@ struct Limits {
 
   // The disk.
   std::int64_t max_dataset_bytes = std::int64_t{1} << 30;
+  std::int64_t max_dataset_line_bytes = 1 << 20;
   std::int64_t max_model_bytes = std::int64_t{64} << 30;
+  std::int64_t max_tokenizer_bytes = 64 << 20;  // of the tokenizer.json of a model that is imported; no more than this default
   std::int64_t min_free_bytes = -1;  // below, nothing new is taken in; -1: 5% of the file system, at least 1 GiB
 
   // Jobs.
   std::int64_t max_queued_jobs = 1000;
   std::int64_t max_running_jobs = 1;
   std::int64_t max_jobs_per_principal = 10;  // not over yet; 0: no bound
-  std::int64_t train_memory_bytes = 0;  // of all trainers together, as planned; 0: what the machine (or its cgroup) has
-  std::int64_t serve_memory_bytes = 0;  // of all models in memory together, as planned; 0: as above
+  // Of all trainers together, as planned; 0: what the machine (or its cgroup) has, less what loaded models take.
+  std::int64_t train_memory_bytes = 0;
+  std::int64_t serve_memory_bytes = 0;  // of all models in memory together, as planned; 0: as above, less trainers
   std::int64_t max_retries = 5;         // exits that count, of one job
   double retry_backoff_scale = 1.0;     // of the waits of 10 s, 20 s ... 360 s before a retry
   double no_progress_timeout_s = 30 * 60;  // a trainer that tells of nothing for so long is ended; 0: never

@@ -197,7 +197,9 @@ void AddPublish(CLI::App& group, Session& session) {
       NIBBLE_ASSIGN_OR_RETURN(const v1::Model model,
                               session.client().LongCall(&v1::ModelService::Stub::PublishCheckpoint, *request));
       if (session.json) {
-        session.Print(ModelJson(model));
+        base::Json json = ModelJson(model);
+        json["residents"] = ResidentsJson(model.residents());
+        session.Print(json);
       } else {
         session.out() << "published " << model.name() << '\n';
       }

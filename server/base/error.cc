@@ -32,6 +32,12 @@ std::map<std::string, std::string> ReasonMetadata(const absl::Status& status) {
   return Info(status).value("metadata", std::map<std::string, std::string>());
 }
 
+absl::Status About(const absl::Status& status, std::string_view name) {
+  std::map<std::string, std::string> metadata = ReasonMetadata(status);
+  if (!absl::IsFailedPrecondition(status) || !metadata.emplace("name", name).second) return status;
+  return WithReason(status, Reason(status), metadata);
+}
+
 absl::Status FieldError(std::string_view field, std::string_view message) {
   return WithReason(absl::InvalidArgumentError(StrCat(field, ": ", message)), "FIELD_VIOLATION",
                     {{"field", std::string(field)}});

@@ -15,6 +15,9 @@ absl::Status WithReason(absl::Status status, std::string_view reason,
 std::string Reason(const absl::Status& status);
 std::map<std::string, std::string> ReasonMetadata(const absl::Status& status);
 
+// FailedPrecondition with metadata["name"], whose state is wrong, where the status does not name it; others as they are.
+absl::Status About(const absl::Status& status, std::string_view name);
+
 // The commonest: InvalidArgument about one field of a request; its path travels as metadata["field"].
 absl::Status FieldError(std::string_view field, std::string_view message);
 

@@ -133,7 +133,7 @@ void FileValidator::Feed(std::string_view chunk) {
   while (!chunk.empty()) {
     const std::size_t end = chunk.find('\n');
     const std::string_view piece = chunk.substr(0, end);
-    if (!skipping_ && partial_.size() + piece.size() > kMaxLineBytes) {
+    if (!skipping_ && partial_.size() + piece.size() > max_line_bytes_) {
       skipping_ = true;
       partial_.clear();
     }
@@ -142,7 +142,7 @@ void FileValidator::Feed(std::string_view chunk) {
     chunk.remove_prefix(end + 1);
     if (skipping_) {
       ++line_number_;
-      Complain(base::StrCat("is longer than ", kMaxLineBytes, " bytes"));
+      Complain(base::StrCat("is longer than ", max_line_bytes_, " bytes"));
       skipping_ = false;
     } else {
       Line(partial_);
@@ -154,7 +154,7 @@ void FileValidator::Feed(std::string_view chunk) {
 absl::StatusOr<FileSummary> FileValidator::Finish() {
   if (skipping_) {
     ++line_number_;
-    Complain(base::StrCat("is longer than ", kMaxLineBytes, " bytes"));
+    Complain(base::StrCat("is longer than ", max_line_bytes_, " bytes"));
   } else if (!partial_.empty()) {
     Line(partial_);
   }

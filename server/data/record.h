@@ -24,7 +24,7 @@ struct Record {
   std::vector<std::optional<bool>> train;  // kChat, one a message: its own "train", where it has one
 };
 
-inline constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;
+inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
 
 // InvalidArgument says what the line lacks; without format the keys decide.
 absl::StatusOr<Record> ParseRecord(std::string_view line, Format format);
@@ -39,8 +39,10 @@ struct FileSummary {
 // Reads a file as it arrives, in chunks of any size, with memory for one line. One thread.
 class FileValidator {
  public:
-  // Without a format the first row decides.
-  explicit FileValidator(std::optional<Format> format) : format_(format) {}
+  // Without a format the first row decides. The length of lines is judged here alone, when a file is taken in: whoever trains on
+  // it reads what was accepted, whatever the limit is by then.
+  explicit FileValidator(std::optional<Format> format, std::size_t max_line_bytes = kDefaultMaxLineBytes)
+      : format_(format), max_line_bytes_(max_line_bytes) {}
 
   // Never fails: what is wrong is reported by Finish, with the numbers of the first 20 bad lines.
   void Feed(std::string_view chunk);
@@ -52,6 +54,7 @@ class FileValidator {
   void Complain(std::string_view what);
 
   std::optional<Format> format_;
+  const std::size_t max_line_bytes_;
   std::string partial_;
   bool skipping_ = false;      // inside a line that is too long
   std::int64_t line_number_ = 0;

@@ -1,4 +1,5 @@
 // AttemptSupervisor: what the end of an attempt means for its job.
+#include <algorithm>
 #include <utility>
 
 #include "server/base/log.h"
@@ -21,6 +22,7 @@ namespace {
 constexpr int kMaxDecisions = 16;
 // An output is hashed for its settlement, and a full disk may stay full.
 constexpr absl::Duration kSettleAgain = absl::Seconds(1);
+constexpr char kRetryInField[] = "retry_in_s";  // of the event that puts a job back into the queue
 
 NewEvent StateEvent(const JobRecord& job, JobState to, const Verdict& verdict, absl::Time now) {
   Json fields = Json::object();
@@ -74,6 +76,19 @@ absl::Status AttemptSupervisor::DrainJournal(Live& live) {
     }
     NIBBLE_RETURN_IF_ERROR(status);
   }
+}
+
+absl::Status AttemptSupervisor::ResumeBackoff(const JobRecord& job) {
+  // The event that put it back says how long. A later one tells that the wait was over, or that a user queued it.
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Event> last, database_.Events(job.id, job.last_sequence - 1, 1));
+  if (last.empty() || last.front().type != "state") return absl::OkStatus();
+  const absl::Duration wait = absl::Seconds(base::GetNumber(last.front().body, kRetryInField, "event", 0.0).value_or(0.0));
+  // A clock that was set back makes no wait longer.
+  const absl::Duration left = std::min(last.front().time + wait - clock_.Now(), wait);
+  if (left <= absl::ZeroDuration()) return absl::OkStatus();
+  base::MutexLock lock(mutex_);
+  not_before_[job.id] = clock_.Monotonic() + left;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ended& ended) const {
@@ -180,7 +195,9 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& find
   // SUCCEEDED is told when the model is there: by the publisher.
   if (t.to != JobState::kSucceeded) {
     t.events.push_back(StateEvent(job, t.to, said, clock_.Now()));
-    if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) t.events.back().fields["retry_in_s"] = absl::ToDoubleSeconds(wait);
+    if (t.to == JobState::kQueued && wait > absl::ZeroDuration()) {
+      t.events.back().fields[kRetryInField] = absl::ToDoubleSeconds(wait);
+    }
   }
   NIBBLE_ASSIGN_OR_RETURN(const bool changed, database_.Apply(t));
   if (!changed || t.to == JobState::kRunning) return false;

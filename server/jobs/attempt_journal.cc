@@ -30,7 +30,7 @@ NewEvent FromLine(const JournalLine& line, std::int64_t attempt, base::Clock& cl
 absl::Status Fenced(const std::string& job_id, std::int64_t attempt) {
   return base::WithReason(
       absl::FailedPreconditionError(StrCat("attempt ", attempt, " of job ", job_id, " is over: end without writing")),
-      "FENCED", {{"job", job_id}});
+      "FENCED", {{"name", job_id}});
 }
 
 }  // namespace

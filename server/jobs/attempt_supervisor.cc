@@ -31,20 +31,22 @@ AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& dat
       observer_(observer),
       on_done_(std::move(on_done)) {}
 
-AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::int64_t attempt,
-                                                    const std::string& token) const {
+AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token,
+                                                    std::shared_ptr<const void> memory) const {
   Live live(state_.layout.attempt(job.id, attempt));
   live.job_id = job.id;
   live.attempt = attempt;
   live.token = token;
   live.memory_bytes = job.memory_bytes;
+  live.memory = std::move(memory);
+  if (live.memory == nullptr && options_.memory != nullptr) live.memory = options_.memory->TakeAnyway(job.memory_bytes);
   live.progress = job.progress;
   live.last_line = live.looked = clock_.Monotonic();
   live.keep_last = job.spec.run.keep_last;
   return live;
 }
 
-absl::Status AttemptSupervisor::Start(const JobRecord& job) {
+absl::Status AttemptSupervisor::Start(const JobRecord& job, std::shared_ptr<const void> memory) {
   // While the job is still in the queue, where its stop needs nobody here.
   const absl::StatusOr<Resume> resume = FindResume(job);
   Transition transition;
@@ -64,7 +66,7 @@ absl::Status AttemptSupervisor::Start(const JobRecord& job) {
     base::MutexLock lock(mutex_);
     NIBBLE_ASSIGN_OR_RETURN(const bool started, database_.Apply(transition));
     if (!started) return absl::OkStatus();  // Cancelled or paused meanwhile.
-    Live live = MakeLive(job, job.attempt + 1, transition.new_attempt_token);
+    Live live = MakeLive(job, job.attempt + 1, transition.new_attempt_token, std::move(memory));
     absl::Status launched = resume.ok() ? Launch(job, *resume, live) : resume.status();
     if (launched.ok()) {
       live_.emplace(job.id, std::move(live));
@@ -147,7 +149,7 @@ absl::Status AttemptSupervisor::TellDamaged(Live& live, const store::CheckpointI
 
 absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
   NIBBLE_ASSIGN_OR_RETURN(const AttemptRecord record, database_.GetAttempt(job.id, job.attempt));
-  Live live = MakeLive(job, job.attempt, record.token);
+  Live live = MakeLive(job, job.attempt, record.token, nullptr);
   live.adopted = true;
   NIBBLE_ASSIGN_OR_RETURN(live.last_sequence, database_.LastAttemptSequence(job.id, job.attempt));
   const auto process = runner_.Adopt(live.directory, record.process);

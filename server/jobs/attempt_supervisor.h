@@ -34,10 +34,13 @@ class AttemptSupervisor {
 
   void set_report_address(std::string address) { report_address_ = std::move(address); }
 
-  // QUEUED -> PREPARING with a new attempt, and its trainer. A start that fails ends like an attempt that failed.
-  absl::Status Start(const JobRecord& job);
+  // QUEUED -> PREPARING with a new attempt, and its trainer. A start that fails ends like an attempt that failed. `memory`: what
+  // the trainer has of ControllerOptions::memory; null: its plan, whether it is left or not.
+  absl::Status Start(const JobRecord& job, std::shared_ptr<const void> memory);
   // After a restart, for a job with HasTrainer(state).
   absl::Status Adopt(const JobRecord& job);
+  // After a restart, for a job in the queue: waits out what is left of its backoff.
+  absl::Status ResumeBackoff(const JobRecord& job);
   // Follows journals, sends signals that are due, takes in what has ended.
   void Tick();
   // SIGTERM to all, SIGKILL after `grace` (real time), until all ends are recorded.
@@ -62,6 +65,7 @@ class AttemptSupervisor {
     std::string directory;
     std::string token;
     std::int64_t memory_bytes = 0;  // as planned
+    std::shared_ptr<const void> memory;  // taken of ControllerOptions::memory
     JournalReader journal;
     std::int64_t last_sequence = 0;
     base::Json progress;
@@ -86,7 +90,7 @@ class AttemptSupervisor {
     absl::Duration try_at = -absl::InfiniteDuration();  // after a failure: not at every tick
   };
 
-  Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token) const;
+  Live MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token, std::shared_ptr<const void> memory) const;
   // What an attempt goes on from: the newest good checkpoint, if there is one, and those that were passed over for it.
   struct Resume {
     std::optional<store::CheckpointInfo> checkpoint;

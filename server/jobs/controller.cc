@@ -68,12 +68,12 @@ absl::Status JobController::CheckCapacity(const std::string& owner) {
 
 absl::StatusOr<std::int64_t> JobController::PlanMemory(const JobSpec& spec, const base::CancelToken& cancel) {
   if (!options_.plan_memory) return 0;
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t need, options_.plan_memory(spec, cancel));
+  NIBBLE_ASSIGN_OR_RETURN(const PlannedMemory need, options_.plan_memory(spec, cancel));
+  if (!NeedsMoreThanThereIs(need.bytes, options_.queue)) return need.bytes;
   const std::int64_t have = options_.queue.memory_bytes;
-  if (have == 0 || need <= have) return need;
   return base::WithReason(
-      absl::ResourceExhaustedError(StrCat("the job needs ", need, " bytes of memory, trainers may take ", have)),
-      "OUT_OF_DEVICE_MEMORY", {{"need", std::to_string(need)}, {"have", std::to_string(have)}});
+      absl::ResourceExhaustedError(StrCat("the job needs ", need.bytes, " bytes of memory, trainers may take ", have)),
+      "OUT_OF_DEVICE_MEMORY", {{"need", std::to_string(need.bytes)}, {"have", std::to_string(have)}, {"plan", need.pools}});
 }
 
 absl::StatusOr<std::optional<JobRecord>> JobController::FindOrAdmit(const std::string& request_id, const std::string& body_digest,

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -91,7 +92,9 @@ class JobController {
   JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                 ControllerOptions options, JobObserver* observer);
   absl::Status Recover();
-  void Admit();
+  void Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
+  void TellWaiting(const std::vector<QueuedJob>& queue, const std::vector<JobRecord>& jobs, std::int64_t left)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   void Wake();
   // Moves a job by a trigger, against whatever else moves it; `to` is where it ended up.
   absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
@@ -127,6 +130,7 @@ class JobController {
 
   std::atomic<bool> draining_{false};
   base::Mutex tick_mutex_;  // one round at a time
+  std::set<std::string> told_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // jobs that wait for memory and were told
   std::atomic<std::int64_t> ticked_ns_;  // on the monotonic clock
   base::Mutex wake_mutex_;
   base::Condition wake_;

@@ -30,7 +30,9 @@ absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger 
   for (int i = 0; i < kMaxMoves; ++i) {
     NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
     NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
-    NIBBLE_ASSIGN_OR_RETURN(const JobState to, Next(job.state, trigger));
+    const absl::StatusOr<JobState> next = Next(job.state, trigger);
+    if (!next.ok()) return base::About(next.status(), id);
+    const JobState to = *next;
     Transition t;
     t.job_id = id;
     t.from = job.state;
@@ -100,7 +102,7 @@ absl::StatusOr<JobRecord> JobController::Checkpoint(const std::string& id, const
     if (job.state != JobState::kRunning && job.state != JobState::kPreparing) {
       return base::WithReason(
           absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " has no trainer to write a checkpoint")),
-          "ILLEGAL_STATE", {{"state", Name(job.state)}});
+          "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
     }
     NIBBLE_ASSIGN_OR_RETURN(const bool asked, supervisor_.RequestCheckpoint(id, job.attempt));
     if (asked) return Present(std::move(job));

@@ -1,12 +1,14 @@
 #pragma once
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/base/cancel_token.h"
+#include "server/base/memory_budget.h"
 #include "server/jobs/attempt.h"
 #include "server/jobs/policy.h"
 #include "server/jobs/records.h"
@@ -14,8 +16,16 @@
 
 namespace nibble::jobs {
 
+// The peak memory of a job's trainer.
+struct PlannedMemory {
+  std::int64_t bytes = 0;
+  std::string pools;  // for people: what it consists of
+};
+
 struct ControllerOptions {
   QueueLimits queue;
+  // What trainers share with loaded models; null: nothing. A trainer has its planned part of it as long as it lives.
+  std::shared_ptr<base::MemoryBudget> memory;
   std::int64_t max_queued = 1000;
   std::int64_t max_open_per_owner = 10;  // jobs that are not final; 0: no bound. Of those that have an owner
   RetryOptions retry;
@@ -33,9 +43,8 @@ struct ControllerOptions {
   absl::Duration request_id_kept = absl::Hours(24);
   // What jobs/ cannot know (does the model take such sequences, is there such a device). Called with the resolved spec.
   std::function<absl::Status(const JobSpec&)> check_spec;
-  // The peak memory of the job's trainer, in bytes; for admission. Without it jobs are admitted by number alone. May take
-  // minutes, and be called by many at a time.
-  std::function<absl::StatusOr<std::int64_t>(const JobSpec&, const base::CancelToken&)> plan_memory;
+  // For admission. Without it jobs are admitted by number alone. May take minutes, and be called by many at a time.
+  std::function<absl::StatusOr<PlannedMemory>(const JobSpec&, const base::CancelToken&)> plan_memory;
 };
 
 // Told what happens, on the thread where it does. Must be quick and may not call the controller. Each thing is told once.

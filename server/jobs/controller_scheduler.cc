@@ -68,6 +68,7 @@ absl::Status JobController::Recover() {
       base::LogWarning("a job's input is gone", {{"job", job.id}, {"why", std::string(held.message())}});
     }
     if (HasTrainer(job.state)) NIBBLE_RETURN_IF_ERROR(supervisor_.Adopt(job));
+    if (job.state == JobState::kQueued) NIBBLE_RETURN_IF_ERROR(supervisor_.ResumeBackoff(job));
   }
   CollectDeleted();
   return absl::OkStatus();
@@ -140,12 +141,40 @@ void JobController::Admit() {
   for (const JobRecord& job : *queued) {
     queue.push_back({job.id, job.spec.run.priority, job.number, supervisor_.not_before(job.id), job.memory_bytes});
   }
-  for (const std::string& id : PickNext(queue, load, options_.queue, clock_.Monotonic())) {
+  QueueLimits limits = options_.queue;
+  if (options_.memory != nullptr) limits.left_bytes = options_.memory->left();
+  const std::vector<std::string> picked = PickNext(queue, load, limits, clock_.Monotonic());
+  if (picked.empty() && load.jobs == 0) TellWaiting(queue, *queued, limits.left_bytes);
+  for (const std::string& id : picked) {
     const auto job = std::find_if(queued->begin(), queued->end(), [&](const JobRecord& one) { return one.id == id; });
-    if (absl::Status started = supervisor_.Start(*job); !started.ok()) {
+    std::shared_ptr<const void> memory;
+    if (options_.memory != nullptr && !NeedsMoreThanThereIs(job->memory_bytes, options_.queue)) {
+      memory = options_.memory->TryTake(job->memory_bytes);
+      if (memory == nullptr) break;  // A model was loaded since then.
+    }
+    told_waiting_.erase(id);
+    if (absl::Status started = supervisor_.Start(*job, std::move(memory)); !started.ok()) {
       base::LogError("a job is not started", {{"job", id}, {"why", std::string(started.message())}});
     }
   }
+}
+
+// Nothing runs, and who is next could, but for the memory of loaded models: only their user can give it back.
+void JobController::TellWaiting(const std::vector<QueuedJob>& queue, const std::vector<JobRecord>& jobs, std::int64_t left) {
+  const std::vector<QueuedJob> order = Order(queue);
+  const auto next = std::find_if(order.begin(), order.end(), [&](const QueuedJob& one) { return one.not_before <= clock_.Monotonic(); });
+  if (next == order.end() || !told_waiting_.insert(next->id).second) return;
+  const auto job = std::find_if(jobs.begin(), jobs.end(), [&](const JobRecord& one) { return one.id == next->id; });
+  base::Json fields = base::Json::object();
+  fields["reason"] = "WAITING_FOR_MEMORY";
+  fields["message"] = base::StrCat("the job needs ", next->memory_bytes, " bytes of memory, loaded models leave ", left,
+                             ": it starts when enough of them are unloaded");
+  const auto told = database_.Append(job->id, {{job->attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}}, nullptr);
+  if (!told.ok()) {
+    base::LogError("a job that waits cannot be told so", {{"job", job->id}, {"why", std::string(told.status().message())}});
+    return;
+  }
+  hub_.Notify(job->id);
 }
 
 void JobController::Shutdown(absl::Duration grace) {

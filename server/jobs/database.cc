@@ -134,7 +134,7 @@ class SqliteDatabase : public Database {
       if (!IsFinal(job.state) || (job.state == JobState::kSucceeded && !job.published)) {
         return base::WithReason(
             absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " cannot be deleted: cancel it first")),
-            "ILLEGAL_STATE", {{"state", Name(job.state)}});
+            "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
       }
       // Its request_id stays until it is old: a late repetition must not make the job anew.
       for (const char* table : {"events", "attempts"}) {
@@ -302,7 +302,7 @@ class SqliteDatabase : public Database {
     if (digest != body_digest) {
       return base::WithReason(
           absl::AlreadyExistsError(StrCat("the request_id was used for another request, which made ", id)),
-          "IDEMPOTENCY_CONFLICT", {{"job", id}});
+          "IDEMPOTENCY_CONFLICT", {{"kind", "job"}, {"name", id}});
     }
     NIBBLE_ASSIGN_OR_RETURN(JobRecord job, Find(id));
     return std::optional<JobRecord>(std::move(job));

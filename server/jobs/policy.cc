@@ -12,18 +12,25 @@ std::vector<QueuedJob> Order(std::vector<QueuedJob> queue) {
   return queue;
 }
 
+bool NeedsMoreThanThereIs(std::int64_t bytes, const QueueLimits& limits) {
+  return limits.memory_bytes > 0 && bytes > limits.memory_bytes;
+}
+
 std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
                                   absl::Duration now) {
   std::vector<std::string> picked;
   RunningLoad load = running;
+  std::int64_t left = limits.left_bytes;
   for (const QueuedJob& job : Order(queue)) {
     if (load.jobs >= limits.max_running) break;
     if (job.not_before > now) continue;
-    const bool fits = limits.memory_bytes == 0 || job.memory_bytes <= limits.memory_bytes - load.memory_bytes;
-    if (!fits && load.jobs > 0) break;
+    const bool fits = job.memory_bytes <= left &&
+                      (limits.memory_bytes == 0 || job.memory_bytes <= limits.memory_bytes - load.memory_bytes);
+    if (!fits && (load.jobs > 0 || !NeedsMoreThanThereIs(job.memory_bytes, limits))) break;
     picked.push_back(job.id);
     ++load.jobs;
     load.memory_bytes += job.memory_bytes;
+    left -= std::min(left, job.memory_bytes);
   }
   return picked;
 }

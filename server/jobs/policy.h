@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ struct QueuedJob {
 struct QueueLimits {
   int max_running = 1;
   std::int64_t memory_bytes = 0;  // of all trainers together; 0: not bounded
+  // For more trainers: what they share with others has so much left.
+  std::int64_t left_bytes = std::numeric_limits<std::int64_t>::max();
 };
 
 // What runs already.
@@ -27,12 +30,15 @@ struct RunningLoad {
   std::int64_t memory_bytes = 0;
 };
 
+// More than trainers may take, were it the only one.
+bool NeedsMoreThanThereIs(std::int64_t bytes, const QueueLimits& limits);
+
 // The queue in the order in which it will be served (backoff not looked at): its index is the queue position.
 std::vector<QueuedJob> Order(std::vector<QueuedJob> queue);
 
 // Ids to start now, at most as many as there is room for. A job that waits out its backoff does not hold up those behind it; one
 // for which there is no memory yet does, or small jobs would keep a large one waiting for ever. A job that alone needs more
-// than there is starts when nothing else runs.
+// than trainers may take starts when no other job runs; one that waits for others than trainers does not.
 std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
                                   absl::Duration now);
 

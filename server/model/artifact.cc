@@ -178,7 +178,7 @@ absl::StatusOr<std::unique_ptr<Artifact>> Artifact::Open(const std::string& dire
   artifact->directory_ = directory;
   NIBBLE_ASSIGN_OR_RETURN(const Json info, ReadJson(directory, kInfoFile, kMaxInfoBytes));
   NIBBLE_ASSIGN_OR_RETURN(artifact->info_, ParseArtifactInfo(info));
-  NIBBLE_ASSIGN_OR_RETURN(const Json config, ReadJson(directory, "config.json", kMaxConfigBytes));
+  NIBBLE_ASSIGN_OR_RETURN(const Json config, ReadJson(directory, "config.json", kMaxConfigJsonBytes));
   NIBBLE_ASSIGN_OR_RETURN(artifact->config_, ParseHfConfig(config));
   if (!base::RealFileSystem().Exists(base::JoinPath(directory, "tokenizer.json"))) {
     return Corrupt("the artifact has no tokenizer.json");

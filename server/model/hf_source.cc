@@ -18,12 +18,10 @@ namespace {
 using base::StrCat;
 using kernels::DType;
 
-constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
-
 absl::StatusOr<base::Json> ReadJson(base::FileSystem& files, const std::string& directory, const char* name) {
   const std::string path = base::JoinPath(directory, name);
   if (!files.Exists(path)) return absl::NotFoundError(StrCat(name, " is not there"));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxConfigBytes));
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxConfigJsonBytes));
   auto json = base::ParseJson(text);
   if (!json.ok()) return absl::InvalidArgumentError(StrCat(name, ": ", base::ToStd(json.status().message())));
   return json;

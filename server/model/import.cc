@@ -59,8 +59,14 @@ absl::Status PutTernary(const WeightSource& source, const TensorSpec& spec, Safe
   return writer.Put(spec.name + kTernaryScaleSuffix, {reinterpret_cast<const char*>(&values.scale), sizeof values.scale});
 }
 
-absl::Status CheckTokenizer(const WeightSource& source) {
-  const auto tokenizer = text::Tokenizer::FromJson(source.files().at("tokenizer.json"));
+absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes) {
+  const std::string& json = source.files().at("tokenizer.json");
+  if (json.size() > max_bytes) {
+    return base::WithReason(
+        absl::ResourceExhaustedError(StrCat("tokenizer.json has ", json.size(), " bytes, the limit is ", max_bytes)),
+        "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(max_bytes)}});
+  }
+  const auto tokenizer = text::Tokenizer::FromJson(json);
   if (!tokenizer.ok()) {
     return absl::InvalidArgumentError(StrCat("tokenizer.json: ", base::ToStd(tokenizer.status().message())));
   }
@@ -81,12 +87,12 @@ absl::Status CheckTokenizer(const WeightSource& source) {
 }  // namespace
 
 absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::string& source, const std::string& target,
-                                         DType dtype) {
+                                         DType dtype, std::uint64_t max_tokenizer_bytes) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     return base::FieldError("dtype", StrCat(kernels::Name(dtype), ", wanted f32 or bf16"));
   }
   NIBBLE_ASSIGN_OR_RETURN(const std::unique_ptr<WeightSource> weights, OpenSource(files, source));
-  NIBBLE_RETURN_IF_ERROR(CheckTokenizer(*weights));
+  NIBBLE_RETURN_IF_ERROR(CheckTokenizer(*weights, max_tokenizer_bytes));
   ImportReport report;
   report.config = weights->config();
   report.ignored_tensors = weights->ignored_tensors();

@@ -8,6 +8,7 @@
 #include "kernels/dtype.h"
 #include "server/base/files.h"
 #include "server/model/artifact.h"
+#include "server/model/text_assets.h"
 
 namespace nibble::model {
 
@@ -23,10 +24,12 @@ struct ImportReport {
 // f32 or bf16, each value rounded once; those of transformers' "bitnet" (hf_bitnet.h) a ternary artifact, or master weights;
 // GGUF's quantised blocks are dequantised as the format says. generation_config.json's eos_token_id, where given, is the
 // model's. K and V are cached in `dtype`.
-// On any error nothing is left at `target`.
+// On any error nothing is left at `target`. A tokenizer.json, or a GGUF's vocabulary made into one, of more than
+// max_tokenizer_bytes is refused before it is parsed.
 // Errors: NotFound (a file that must be there), InvalidArgument (config, shapes, values that are not finite; named), DataLoss
-// (truncated or contradictory files), Unimplemented (what is not supported, by name), AlreadyExists (target).
+// (truncated or contradictory files), Unimplemented (what is not supported, by name), AlreadyExists (target), ResourceExhausted
+// (UPLOAD_TOO_LARGE: tokenizer.json).
 absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::string& source, const std::string& target,
-                                         kernels::DType dtype);
+                                         kernels::DType dtype, std::uint64_t max_tokenizer_bytes = kMaxTokenizerBytes);
 
 }  // namespace nibble::model

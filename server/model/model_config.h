@@ -11,6 +11,9 @@
 
 namespace nibble::model {
 
+// Of a config.json that is read, whoever wrote it.
+inline constexpr std::uint64_t kMaxConfigJsonBytes = 1 << 20;
+
 // Rotary embedding. kLlama3 stretches low frequencies as Llama 3.1 does; kLinear divides positions.
 struct RopeConfig {
   enum class Scaling { kNone, kLinear, kLlama3 };

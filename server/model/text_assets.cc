@@ -10,7 +10,6 @@
 namespace nibble::model {
 namespace {
 
-constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{64} << 20;
 constexpr std::uint64_t kMaxConfigBytes = std::uint64_t{4} << 20;
 
 // tokenizer_config.json writes a special token as a string or as {"content": ...}.

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -14,6 +15,9 @@ struct TextAssets {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;
 };
+
+// Of a tokenizer.json. The Rust library's own bound (server/text/rust/src/tokenizer.rs): it lets a load take 256 times as much.
+inline constexpr std::uint64_t kMaxTokenizerBytes = std::uint64_t{64} << 20;
 
 // Errors: NotFound (no tokenizer.json), InvalidArgument (a file that is not what it should be; named).
 absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory);

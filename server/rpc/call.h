@@ -54,10 +54,12 @@ struct Edge {
   std::atomic<int> live_answers{0};                     // requests that an engine may still call back about
   absl::Duration default_deadline = absl::Seconds(30);  // of a unary call whose client gave none
   std::size_t stream_buffer = 256;                      // messages a slow reader may be behind
+  absl::Duration generate_deadline = absl::InfiniteDuration();  // of a Generate, Chat or Score whose client gave none
   absl::Duration slow_reader = absl::Seconds(30);       // a reader that takes nothing for so long loses its request
   absl::Duration max_stream_age = absl::Hours(1);       // of an upload
   std::int64_t max_stream_messages = 10'000;
   std::size_t max_chunk_bytes = 1u << 20;
+  std::size_t max_dataset_line_bytes = 1u << 20;
 };
 
 enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };
@@ -78,6 +80,10 @@ class Call {
   const base::CancelToken& cancel() const { return cancel_; }
   // Of the client, on the monotonic clock; InfiniteDuration when it gave none.
   absl::Duration deadline() const { return deadline_; }
+  // The same, or where there is none that of the server, `patience` after the call came.
+  absl::Duration DeadlineOr(absl::Duration patience) const {
+    return deadline_ == absl::InfiniteDuration() ? began_ + patience : deadline_;
+  }
   absl::Duration began() const { return began_; }
   // Asked when its turn has come, before what is long is begun: DeadlineExceeded from `limit` on, Cancelled where the client has
   // gone or the request was aborted; stage QUEUE.

@@ -11,8 +11,8 @@ namespace nibble::rpc {
 
 grpc::ServerReadReactor<v1::UploadDatasetRequest>* DatasetService::UploadDataset(grpc::CallbackServerContext* context,
                                                                                  v1::Dataset* response) {
-  return new UploadReactor<v1::UploadDatasetRequest>(edge_, context, "nibble.v1.DatasetService/UploadDataset",
-                                                     MakeDatasetUpload(edge_, *state_.datasets, import_root_, response));
+  return UploadReactor<v1::UploadDatasetRequest>::Make(edge_, context, "nibble.v1.DatasetService/UploadDataset",
+                                                       MakeDatasetUpload(edge_, *state_.datasets, import_root_, response));
 }
 
 grpc::ServerUnaryReactor* DatasetService::GetDataset(grpc::CallbackServerContext* context,

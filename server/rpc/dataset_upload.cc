@@ -58,7 +58,8 @@ bool IsPlainText(std::string_view text, std::optional<data::Format> format) {
   return first != std::string_view::npos && text[first] != '{';
 }
 
-absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data::Format> format, const std::string& sha256) {
+absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data::Format> format, const std::string& sha256,
+                                    std::size_t max_line_bytes) {
   NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t size, base::RealFileSystem().Size(path));
   const auto empty = base::WithReason(absl::InvalidArgumentError("the dataset has no rows"), "DATASET_EMPTY");
   if (size == 0) return empty;
@@ -66,7 +67,7 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
     NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
     if (file->text().find_first_not_of(" \t\r\n") == std::string_view::npos) return empty;
     if (!IsPlainText(file->text(), format)) {
-      data::FileValidator validator(format);
+      data::FileValidator validator(format, max_line_bytes);
       for (std::string_view rest = file->text(); !rest.empty(); rest.remove_prefix(std::min(rest.size(), kReadBytes))) {
         validator.Feed(rest.substr(0, kReadBytes));
       }
@@ -83,7 +84,11 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
 class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
  public:
   DatasetUpload(const Edge& edge, store::DatasetStore& datasets, const std::string& import_root, v1::Dataset* response)
-      : max_chunk_bytes_(edge.max_chunk_bytes), datasets_(datasets), import_root_(import_root), response_(response) {}
+      : max_chunk_bytes_(edge.max_chunk_bytes),
+        max_line_bytes_(edge.max_dataset_line_bytes),
+        datasets_(datasets),
+        import_root_(import_root),
+        response_(response) {}
 
   absl::StatusOr<bool> Take(const v1::UploadDatasetRequest& message) override {
     switch (message.message_case()) {
@@ -162,16 +167,17 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
       NIBBLE_ASSIGN_OR_RETURN(*response_, ToProto(*existing_));
       if (response_->sha256() == digest) return true;
       return base::WithReason(absl::AlreadyExistsError(StrCat("there is a dataset named \"", existing_->name, "\" with other content")),
-                              "NAME_TAKEN", {{"name", existing_->name}});
+                              "NAME_TAKEN", {{"kind", "dataset"}, {"name", existing_->name}});
     }
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, pending_->Finish(digest, [&](const std::string& path) {
-      return Validate(path, format_, digest);
+      return Validate(path, format_, digest, max_line_bytes_);
     }));
     NIBBLE_ASSIGN_OR_RETURN(*response_, ToProto(stored));
     return true;
   }
 
   const std::size_t max_chunk_bytes_;
+  const std::size_t max_line_bytes_;
   store::DatasetStore& datasets_;
   const std::string& import_root_;
   v1::Dataset* const response_;

@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<BeneathPath>> BeneathPath::Open(const std::string
   }
   if (path.empty() || path.find('\0') != std::string::npos) return base::FieldError("server_path", "is empty or holds a zero byte");
   const int root_fd = open(root.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC);
-  if (root_fd < 0) return absl::FailedPreconditionError("--import_root cannot be opened");
+  if (root_fd < 0) return base::About(absl::FailedPreconditionError("--import_root cannot be opened"), "--import_root");
   auto result = Open(root_fd, path);
   close(root_fd);
   return result;

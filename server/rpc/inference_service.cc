@@ -29,14 +29,16 @@ absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, co
   const std::string id = proto.request_id().empty() ? call.request_id() : proto.request_id();
   // Before the load, which may take long: Abort finds the request there too, and it ends when the load has.
   auto entry = std::make_unique<RequestIds::Entry>(ids, id, call.cancel());
+  const absl::Duration deadline = call.DeadlineOr(edge.generate_deadline);
+  NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));
   NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(proto.model()));
-  NIBBLE_RETURN_IF_ERROR(call.StillWanted(call.deadline()));
+  NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));
   std::string echo;
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text, options.echo ? &echo : nullptr));
   serve::Request request = options.request;
   request.prompt = prompt;
   request.cancel = call.cancel();
-  request.deadline = call.deadline();
+  request.deadline = deadline;
   request.arrived = call.began();
   // Of the wait for a slot: the load is none.
   if (options.queue_timeout.has_value()) request.queue_deadline = edge.clock.Monotonic() + *options.queue_timeout;
@@ -128,12 +130,13 @@ class StreamSink final : public AnswerSink {
 grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerContext* context, const char* method,
                                                           const v1::GenerateRequest* request, bool chat,
                                                           v1::GenerateResponse* response) {
-  return UnaryAsync(edge_, edge_.workers, context, method, [this, request, chat, response](UnaryCall* call) {
+  const auto start = [this, request, chat, response](UnaryCall* call) {
     const absl::Status status = Submit(edge_, models_, ids_, call->call(), *request, chat, [&](AnswerContext answer) {
       return std::make_shared<UnarySink>(std::move(answer), call, response);
     });
     if (!status.ok()) call->Done(status);
-  });
+  };
+  return UnaryAsync(edge_, edge_.workers, context, method, start, edge_.generate_deadline);
 }
 
 grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::CallbackServerContext* context,
@@ -176,10 +179,11 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::ChatStream(grpc::
 
 grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context, const v1::ScoreRequest* request,
                                                   v1::ScoreResponse* response) {
-  return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.InferenceService/Score", [this, request, response](UnaryCall* call) {
+  const auto start = [this, request, response](UnaryCall* call) {
     const absl::Status status = SubmitScore(edge_, models_, *request, call, response);
     if (!status.ok()) call->Done(status);
-  });
+  };
+  return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.InferenceService/Score", start, edge_.generate_deadline);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,

@@ -164,7 +164,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   if (job.best_checkpoint.has_value()) *out.mutable_best_checkpoint() = ToProto(job, *job.best_checkpoint);
   out.set_output_model(job.spec.output_model);
   if (job.error.has_value()) {
-    *out.mutable_error() = ToRpcStatus(StatusOf(*job.error));
+    *out.mutable_error() = ToRpcStatus(base::About(StatusOf(*job.error), job.id));
     out.mutable_state_reason()->set_reason(job.error->reason);
     out.mutable_state_reason()->set_message(ToUtf8(job.error->message, 1024));
   }

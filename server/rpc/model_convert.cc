@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "server/base/error.h"
@@ -130,7 +131,7 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
   if (state_.models->Get(request.name()).ok()) {
     return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),
-                            "NAME_TAKEN", {{"name", request.name()}});
+                            "NAME_TAKEN", {{"kind", "model"}, {"name", request.name()}});
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
@@ -272,8 +273,7 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   if (request.format() == v1::EXPORT_FORMAT_GGUF) {
     return NotBuilt(StrCat("ExportModelRequest.format ", v1::ExportFormat_Name(request.format())));
   }
-  if (request.format() != v1::EXPORT_FORMAT_PEFT && request.format() != v1::EXPORT_FORMAT_HF &&
-      request.format() != v1::EXPORT_FORMAT_HF_BITNET && request.format() != v1::EXPORT_FORMAT_COMPRESSED_TENSORS) {
+  if (std::find(std::begin(kExportFormats), std::end(kExportFormats), request.format()) == std::end(kExportFormats)) {
     return FieldError("format", "wanted PEFT, HF, HF_BITNET or COMPRESSED_TENSORS");
   }
   if (request.has_max_shard_bytes() && request.format() == v1::EXPORT_FORMAT_PEFT) {

@@ -86,11 +86,11 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request) {
     if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED) return FieldError("dtype", "is not for adapters, which are kept in f32");
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(request.base_model()));
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
-    NIBBLE_RETURN_IF_ERROR(convert::CheckAdapterBase(info));
+    NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), request.base_model()));
   }
   if (state_.models->Get(request.name()).ok()) {
     return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),
-                            "NAME_TAKEN", {{"name", request.name()}});
+                            "NAME_TAKEN", {{"kind", "model"}, {"name", request.name()}});
   }
   if (request.source_case() == v1::ImportModelRequest::SOURCE_NOT_SET) {
     return FieldError("source", "is not set, wanted upload_id or server_path");
@@ -114,7 +114,10 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   } else {
     base::MutexLock lock(mutex_);
     const auto it = uploads_.find(request.upload_id());
-    if (it == uploads_.end()) return base::WithReason(absl::NotFoundError("upload_id: the upload has expired"), "UPLOAD");
+    if (it == uploads_.end()) {
+      return base::WithReason(absl::NotFoundError("upload_id: the upload has expired"), "UPLOAD",
+                              {{"name", request.upload_id().substr(0, 64)}});
+    }
     upload = std::move(it->second.upload);
     uploads_.erase(it);
     source = upload->directory();
@@ -129,8 +132,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     }
     const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
     OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-    const auto report = model::ImportModel(files, source, pending->directory(), dtype);
-    if (!report.ok()) return OfTheFiles(report.status());
+    const auto report = model::ImportModel(files, source, pending->directory(), dtype, options_.max_tokenizer_bytes);
+    if (!report.ok()) return base::About(OfTheFiles(report.status()), request.name());
   }
   if (scope.cancelled()) return absl::CancelledError("cancelled");
   scope.Progress("write", 0, 1);
@@ -147,14 +150,15 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.base_model(), "an import of an adapter"));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
   auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config());
-  if (!adapter.ok()) return OfTheFiles(adapter.status());
+  if (!adapter.ok()) return base::About(OfTheFiles(adapter.status()), request.base_model());
   adapter->config.base_model_name_or_path = request.base_model();
   if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-  return convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
-                                   base::JoinPath(state_.layout.uploads(), base::NewId("import")), target, convert_stream_, "import")
-      .status();
+  const auto made = convert::MakeAdapterModel(files, *base_model, *std::move(adapter), provenance,
+                                              base::JoinPath(state_.layout.uploads(), base::NewId("import")), target, convert_stream_,
+                                              "import");
+  return base::About(made.status(), request.base_model());
 }
 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name) {

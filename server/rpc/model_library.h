@@ -31,6 +31,7 @@ struct CheckpointSource {
 struct ModelLibraryOptions {
   std::string import_root;            // "": no path of the server is taken
   store::UploadLimits upload_limits;  // of a model
+  std::uint64_t max_tokenizer_bytes = model::kMaxTokenizerBytes;  // of one that is imported
   absl::Duration kept = absl::Hours(1);  // uploads and exports
   std::int64_t max_eval_tokens = 16384;  // of a conversion's losses
   // The evaluation set of the job that made a model; "" for none.

@@ -15,6 +15,10 @@ namespace nibble::rpc {
 // Beside an artifact that was converted: the report, as JSON of v1::ConversionReport.
 inline constexpr char kConversionFile[] = "conversion.json";
 
+// What ExportModel writes.
+inline constexpr v1::ExportFormat kExportFormats[] = {v1::EXPORT_FORMAT_PEFT, v1::EXPORT_FORMAT_HF, v1::EXPORT_FORMAT_HF_BITNET,
+                                                      v1::EXPORT_FORMAT_COMPRESSED_TENSORS};
+
 v1::ModelFormat ToProto(model::Format format);
 // InvalidArgument (FIELD_VIOLATION) for UNSPECIFIED.
 absl::StatusOr<model::Format> FromProto(const char* field, v1::ModelFormat format);

@@ -51,7 +51,7 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
                                         convert_stream_);
   };
   const auto made = make();
-  if (!made.ok()) return missing() ? gone() : made.status();
+  if (!made.ok()) return missing() ? gone() : base::About(made.status(), request.checkpoint());
   NIBBLE_RETURN_IF_ERROR(pending->Commit().status());
   return Describe(request.name(), false);
 }

@@ -24,8 +24,8 @@ std::string DigestOf(Request request) {
 
 grpc::ServerReadReactor<v1::UploadModelRequest>* ModelService::UploadModel(grpc::CallbackServerContext* context,
                                                                            v1::UploadModelResponse* response) {
-  return new UploadReactor<v1::UploadModelRequest>(edge_, context, "nibble.v1.ModelService/UploadModel",
-                                                   MakeModelUpload(edge_, library_, response));
+  return UploadReactor<v1::UploadModelRequest>::Make(edge_, context, "nibble.v1.ModelService/UploadModel",
+                                                     MakeModelUpload(edge_, library_, response));
 }
 
 grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* context,
@@ -89,10 +89,13 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
                                                      google::longrunning::Operation* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call&) -> absl::Status {
     const std::string digest = DigestOf(*request);
-    if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckConvert(*request));
+    if (!operations_.Knows(request->request_id())) {
+      NIBBLE_RETURN_IF_ERROR(base::About(library_.CheckConvert(*request), request->model()));
+    }
     NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->name(), request->request_id(), digest,
                                                          [this, copy = *request](OperationScope& scope) {
-                                                           return library_.Convert(copy, scope);
+                                                           auto made = library_.Convert(copy, scope);
+                                                           return made.ok() ? made : base::About(made.status(), copy.model());
                                                          }));
     return absl::OkStatus();
   });
@@ -148,6 +151,7 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
                                                           v1::Model* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request, call.principal().tenant));
+    *response->mutable_residents() = ToProto(library_.manager());
     return absl::OkStatus();
   });
 }
@@ -156,7 +160,9 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
                                                     const v1::VerifyModelRequest* request,
                                                     v1::VerifyModelResponse* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(*response, library_.Verify(request->name()));
+    auto verified = library_.Verify(request->name());
+    if (!verified.ok()) return base::About(verified.status(), request->name());
+    *response = *std::move(verified);
     return absl::OkStatus();
   });
 }

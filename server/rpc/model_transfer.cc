@@ -37,7 +37,7 @@ class ModelUpload final : public UploadSink<v1::UploadModelRequest> {
     const auto limit = static_cast<std::int64_t>(library_.options().upload_limits.max_total_bytes);
     if (header.has_size_bytes() && header.size_bytes() > limit) {
       return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),
-                              "MODEL_TOO_LARGE");
+                              "MODEL_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
     }
     NIBBLE_ASSIGN_OR_RETURN(upload_, library_.BeginUpload());
     return false;
@@ -184,7 +184,7 @@ void SendArtifact(std::shared_ptr<StreamReactor<v1::DownloadArtifactResponse>> s
   }
   if (files.empty()) {
     return stream->End(base::WithReason(absl::NotFoundError(StrCat("path: the export has no file ", request.path().substr(0, 256))),
-                                        "ARTIFACT"));
+                                        "ARTIFACT", {{"name", request.path().substr(0, 64)}}));
   }
   std::make_shared<Download>(std::move(stream), *exported, std::move(files))->Begin();
 }

@@ -43,7 +43,7 @@ struct OperationTable::Entry {
 
 class OperationTable::Scope : public OperationScope {
  public:
-  Scope(OperationTable& table, Entry& entry) : table_(table), entry_(entry) {}
+  Scope(OperationTable& table, Entry& entry, absl::Duration until) : table_(table), entry_(entry), until_(until) {}
   void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
     base::MutexLock lock(table_.mutex_);
     entry_.metadata.set_stage(stage);
@@ -51,15 +51,17 @@ class OperationTable::Scope : public OperationScope {
     entry_.metadata.set_total(total);
     entry_.operation.mutable_metadata()->PackFrom(entry_.metadata);
   }
-  bool cancelled() const override { return entry_.cancel.cancelled(); }
+  bool cancelled() const override { return entry_.cancel.cancelled() || late(); }
+  bool late() const { return table_.clock_.Monotonic() >= until_; }
 
  private:
   OperationTable& table_;
   Entry& entry_;
+  const absl::Duration until_;  // monotonic
 };
 
-OperationTable::OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory)
-    : files_(files), clock_(clock), directory_(std::move(directory)), worker_(1, kMaxWaiting) {}
+OperationTable::OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline)
+    : files_(files), clock_(clock), directory_(std::move(directory)), deadline_(deadline), worker_(1, kMaxWaiting) {}
 
 OperationTable::~OperationTable() {
   base::MutexLock lock(mutex_);
@@ -67,9 +69,9 @@ OperationTable::~OperationTable() {
 }
 
 absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileSystem& files, base::Clock& clock,
-                                                                     const std::string& directory) {
+                                                                     const std::string& directory, absl::Duration deadline) {
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
-  std::unique_ptr<OperationTable> table(new OperationTable(files, clock, directory));
+  std::unique_ptr<OperationTable> table(new OperationTable(files, clock, directory, deadline));
   NIBBLE_RETURN_IF_ERROR(table->Load());
   return table;
 }
@@ -132,7 +134,8 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const std::string& 
       const Entry& old = *it->second;
       if (!request_id.empty() && old.request_id == request_id) {
         if (old.request_digest == request_digest) return old.operation;
-        return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT");
+        return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT",
+                                {{"kind", "operation"}, {"name", it->first}});
       }
       if (old.operation.done() && clock_.Now() - old.ended > kKept) {
         if (!files_.RemoveAll(base::JoinPath(directory_, it->first.substr(sizeof kPrefix - 1) + ".json")).ok()) {
@@ -179,10 +182,14 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
     base::MutexLock lock(mutex_);
     running_since_ = began;
   }
-  Scope scope(*this, *entry);
+  Scope scope(*this, *entry, began + deadline_);
   absl::StatusOr<google::protobuf::Any> result =
       entry->cancel.cancelled() ? absl::StatusOr<google::protobuf::Any>(absl::CancelledError("cancelled before it began"))
                                 : body(scope);
+  // One that came to its end is done, however late it was.
+  if (absl::IsCancelled(result.status()) && !entry->cancel.cancelled() && scope.late()) {
+    result = absl::DeadlineExceededError(base::StrCat("it ran for longer than ", absl::FormatDuration(deadline_)));
+  }
   const absl::Status status = result.status();
   std::map<std::uint64_t, Done> waiting;
   longrunning::Operation operation;
@@ -245,7 +252,7 @@ absl::Status OperationTable::Cancel(const std::string& name) {
 absl::Status OperationTable::Delete(const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(const longrunning::Operation operation, Get(name));
   if (!operation.done()) {
-    return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE");
+    return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE", {{"name", name}});
   }
   base::MutexLock lock(mutex_);
   entries_.erase(name);

@@ -32,12 +32,14 @@ class OperationScope {
 // is told as ABORTED. Those that ended more than a day ago are dropped. Thread-safe.
 class OperationTable {
  public:
-  // The message that the operation's response holds, or why there is none.
+  // The message that the operation's response holds, or why there is none; Cancelled once it has seen scope.cancelled().
   using Body = std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)>;
   using Done = std::function<void(const google::longrunning::Operation&)>;
 
+  // `deadline`: of each, from its beginning. One that is still running then is cancelled, and ends as DeadlineExceeded.
   static absl::StatusOr<std::unique_ptr<OperationTable>> Open(base::FileSystem& files, base::Clock& clock,
-                                                              const std::string& directory);
+                                                              const std::string& directory,
+                                                              absl::Duration deadline = absl::InfiniteDuration());
   // Cancels what runs and waits for it.
   ~OperationTable();
 
@@ -61,7 +63,7 @@ class OperationTable {
  private:
   struct Entry;
   class Scope;
-  OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory);
+  OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline);
   absl::Status Load();
   void Save(const Entry& entry);
   void Run(const std::shared_ptr<Entry>& entry, const Body& body);
@@ -70,6 +72,7 @@ class OperationTable {
   base::FileSystem& files_;
   base::Clock& clock_;
   const std::string directory_;
+  const absl::Duration deadline_;
   mutable base::Mutex mutex_;
   std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;

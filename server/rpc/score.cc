@@ -81,7 +81,8 @@ absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::Scor
     return base::FieldError("chunk_tokens", base::StrCat("is ", request.chunk_tokens(), ", wanted at least 1"));
   }
   NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(request.model()));
-  NIBBLE_RETURN_IF_ERROR(call->call().StillWanted(call->call().deadline()));  // a load may take long
+  const absl::Duration deadline = call->call().DeadlineOr(edge.generate_deadline);
+  NIBBLE_RETURN_IF_ERROR(call->call().StillWanted(deadline));  // a load may take long
   serve::Request score;
   NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident->text));
   if (score.prompt.empty()) return base::FieldError("input", "has no tokens, wanted at least one");
@@ -91,7 +92,7 @@ absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::Scor
   score.logits_digests = request.logits_digests();
   score.score_chunk = request.chunk_tokens();
   score.cancel = call->call().cancel();
-  score.deadline = call->call().deadline();
+  score.deadline = deadline;
   serve::Engine& engine = *resident->engine;
   return engine.Submit(std::move(score),
                        std::make_shared<ScoreSink>(edge, std::move(resident), request.top_n(), call, response));

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
@@ -80,8 +81,10 @@ void AddLines(const absl::Status& status, google::rpc::Status& out) {
 void AddResource(const std::string& reason, const std::map<std::string, std::string>& metadata, google::rpc::Status& out) {
   const auto name = metadata.find("name");
   if (name == metadata.end()) return;
+  // Who is not found is the reason itself.
+  const auto kind = metadata.find("kind");
   google::rpc::ResourceInfo resource;
-  resource.set_resource_type(reason);
+  resource.set_resource_type(kind != metadata.end() ? kind->second : absl::AsciiStrToLower(reason));
   resource.set_resource_name(Shown(name->second));
   out.add_details()->PackFrom(resource);
 }

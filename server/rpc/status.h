@@ -13,7 +13,8 @@ namespace nibble::rpc {
 
 inline constexpr char kErrorDomain[] = "nibble";
 
-// ErrorInfo always; BadRequest where fields are named; ResourceInfo for what is not found or taken; QuotaFailure for what is
+// ErrorInfo always; BadRequest where fields are named; ResourceInfo for what is not found or taken (metadata `kind`,
+// or the reason in lower case, and `name`); QuotaFailure for what is
 // exhausted; PreconditionFailure for a wrong state; RetryInfo where a retry helps. Texts are cut so that all fits the 8 KiB of
 // metadata that clients accept.
 google::rpc::Status ToRpcStatus(const absl::Status& status);

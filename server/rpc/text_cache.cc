@@ -6,10 +6,6 @@
 
 namespace nibble::rpc {
 
-namespace {
-constexpr std::uint64_t kMaxConfigBytes = 1u << 20;
-}
-
 absl::StatusOr<std::shared_ptr<const ModelText>> TextCache::Get(const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, models_.Get(name));
   {
@@ -23,7 +19,7 @@ absl::StatusOr<std::shared_ptr<const ModelText>> TextCache::Get(const std::strin
   auto text = std::make_shared<ModelText>();
   NIBBLE_ASSIGN_OR_RETURN(text->assets, model::LoadTextAssets(stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const std::string config_text,
-                          base::RealFileSystem().Read(base::JoinPath(stored.directory, "config.json"), kMaxConfigBytes));
+                          base::RealFileSystem().Read(base::JoinPath(stored.directory, "config.json"), model::kMaxConfigJsonBytes));
   NIBBLE_ASSIGN_OR_RETURN(const base::Json config, base::ParseJson(config_text));
   NIBBLE_ASSIGN_OR_RETURN(text->config, model::ParseHfConfig(config));
   base::MutexLock lock(mutex_);

@@ -79,9 +79,7 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::Call
   }
   const bool taken = workers.TryRun([&edge, &workers, call, patience, start = std::move(start)]() mutable {
     workers.NoteWait(edge.clock.Monotonic() - call->call().began());
-    const absl::Duration given = call->call().deadline();
-    const absl::Duration limit = given == absl::InfiniteDuration() ? call->call().began() + patience : given;
-    if (const absl::Status wanted = call->call().StillWanted(limit); !wanted.ok()) {
+    if (const absl::Status wanted = call->call().StillWanted(call->call().DeadlineOr(patience)); !wanted.ok()) {
       call->Done(wanted);
     } else {
       start(call);

@@ -1,9 +1,13 @@
 #pragma once
+#include <grpcpp/alarm.h>
+
+#include <chrono>
 #include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "server/base/error.h"
+#include "server/base/mutex.h"
 #include "server/base/strings.h"
 #include "server/rpc/call.h"
 #include "server/rpc/status.h"
@@ -19,30 +23,60 @@ class UploadSink {
   virtual absl::StatusOr<bool> Take(const Request& message) = 0;
 };
 
-// A client stream into a sink. Owned by gRPC.
+// A client stream into a sink. Lives until gRPC is done with it and nobody holds it: a worker, or the timer that ends one that is
+// older than max_stream_age, whether its client says anything or not.
 template <typename Request>
-class UploadReactor : public grpc::ServerReadReactor<Request> {
+class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enable_shared_from_this<UploadReactor<Request>> {
  public:
-  UploadReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method,
-                std::unique_ptr<UploadSink<Request>> sink)
-      : call_(edge, context, CallType::kClientStream, method), sink_(std::move(sink)) {
-    if (!call_.admitted().ok()) {
-      End(call_.admitted());
-    } else {
-      this->StartRead(&message_);
-    }
+  static UploadReactor* Make(Edge& edge, grpc::CallbackServerContext* context, const char* method,
+                             std::unique_ptr<UploadSink<Request>> sink) {
+    std::shared_ptr<UploadReactor> upload(new UploadReactor(edge, context, method, std::move(sink)));
+    upload->self_ = upload;
+    upload->Begin();
+    return upload.get();
   }
 
  private:
-  void OnReadDone(bool ok) override {
-    if (ok) {
-      call_.edge().workers.Run([this] { Process(); });
-      return;
-    }
-    End(call_.cancel().cancelled() ? absl::CancelledError("cancelled by the client, or its deadline passed")
-                                   : base::FieldError("message", "the stream ended before `finish`"));
+  // Who ends the stream: whoever has its turn.
+  enum class Turn { kClient, kWorker, kTimer };
+
+  UploadReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method, std::unique_ptr<UploadSink<Request>> sink)
+      : call_(edge, context, CallType::kClientStream, method), sink_(std::move(sink)) {}
+
+  void Begin() {
+    if (!call_.admitted().ok()) return End(call_.admitted());
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().max_stream_age),
+               [weak = this->weak_from_this()](bool passed) {
+                 const auto upload = weak.lock();
+                 if (passed && upload != nullptr) upload->GrowOld();
+               });
+    ReadNext();
   }
-  void Process() {
+  void ReadNext() {
+    {
+      base::MutexLock lock(mutex_);
+      if (!old_) {
+        turn_ = Turn::kClient;
+        // Under the lock: the timer must not end the stream between the two.
+        return this->StartRead(&message_);
+      }
+    }
+    End(TooOld());
+  }
+  // Nothing is locked here: gRPC may call it from within StartRead.
+  void OnReadDone(bool ok) override {
+    call_.edge().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); });
+  }
+  void Process(bool ok) {
+    {
+      base::MutexLock lock(mutex_);
+      if (turn_ == Turn::kTimer) return;
+      turn_ = Turn::kWorker;
+    }
+    if (!ok) {
+      return End(call_.cancel().cancelled() ? absl::CancelledError("cancelled by the client, or its deadline passed")
+                                            : base::FieldError("message", "the stream ended before `finish`"));
+    }
     const Edge& edge = call_.edge();
     // A large chunk is counted by the bytes of what is uploaded: their limit bounds the number of such messages.
     const std::size_t large = edge.max_chunk_bytes / 2;
@@ -50,13 +84,24 @@ class UploadReactor : public grpc::ServerReadReactor<Request> {
       const auto what = base::StrCat("more than ", edge.max_stream_messages, " messages of less than ", large, " bytes");
       return End(base::WithReason(absl::ResourceExhaustedError(what), "MESSAGE_TOO_LARGE"));
     }
-    if (call_.edge().clock.Monotonic() - call_.began() > edge.max_stream_age) {
-      return End(absl::DeadlineExceededError("the stream is too old"));
-    }
     const absl::StatusOr<bool> last = sink_->Take(message_);
     if (!last.ok()) return End(last.status());
     if (*last) return End(absl::OkStatus());
-    this->StartRead(&message_);
+    ReadNext();
+  }
+  void GrowOld() {
+    {
+      base::MutexLock lock(mutex_);
+      old_ = true;
+      if (turn_ != Turn::kClient) return;  // a worker has a message in hand and sees it then
+      turn_ = Turn::kTimer;
+    }
+    // What was written is removed on a worker, as everywhere.
+    call_.edge().workers.Run([self = this->shared_from_this()] { self->End(self->TooOld()); });
+  }
+  absl::Status TooOld() const {
+    return absl::DeadlineExceededError(
+        base::StrCat("the stream is older than ", absl::FormatDuration(call_.edge().max_stream_age)));
   }
   // What was written goes away before the answer: whoever sees it may try again at once.
   void End(const absl::Status& status) {
@@ -64,12 +109,19 @@ class UploadReactor : public grpc::ServerReadReactor<Request> {
     this->Finish(call_.End(status));
   }
   void OnCancel() override { call_.Cancel(); }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    const std::shared_ptr<UploadReactor> last = std::move(self_);  // with it may go this object
+  }
 
   Call call_;
   std::unique_ptr<UploadSink<Request>> sink_;
   Request message_;
   std::int64_t num_messages_ = 0;
+  base::Mutex mutex_;
+  Turn turn_ ABSL_GUARDED_BY(mutex_) = Turn::kWorker;
+  bool old_ ABSL_GUARDED_BY(mutex_) = false;
+  std::shared_ptr<UploadReactor> self_;
+  grpc::Alarm timer_;
 };
 
 // Methods that are not built, of every kind of stream.

@@ -134,7 +134,7 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
     return full(base::StrCat("prompts of ", queue.tokens, " tokens wait already, the limit is ", options_.max_waiting_tokens));
   }
   const absl::Duration limit = std::min(group->request.deadline, group->request.queue_deadline);
-  if (queue.requests > 0 && now + wait > limit) {
+  if (!queue.at_once && now + wait > limit) {
     return full(base::StrCat("the wait would be about ", absl::ToInt64Milliseconds(wait), " ms, longer than the request has"));
   }
   waiting_tokens_ += prompt;

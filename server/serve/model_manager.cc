@@ -12,11 +12,11 @@
 
 namespace nibble::serve {
 
-ModelManager::ModelManager(Locate locate, EngineOptions options, std::int64_t memory_bytes, kernels::Stream stream,
-                           base::Clock& clock, Observer observer)
+ModelManager::ModelManager(Locate locate, EngineOptions options, std::shared_ptr<base::MemoryBudget> memory,
+                           kernels::Stream stream, base::Clock& clock, Observer observer)
     : locate_(std::move(locate)),
       options_(std::move(options)),
-      memory_(MemoryBudget::Make(memory_bytes)),
+      memory_(std::move(memory)),
       stream_(stream),
       clock_(clock),
       observer_(std::move(observer)) {}
@@ -41,6 +41,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
     }
     const absl::StatusOr<Artifact> artifact = locate_(name);
     auto resident = artifact.ok() ? Load(name, artifact->directory) : artifact.status();
+    if (!resident.ok()) resident = base::About(resident.status(), name);
     base::MutexLock lock(mutex_);
     if (resident.ok()) {
       slot->resident = *resident;
@@ -54,17 +55,26 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
 }
 
 // Its tensors as they are stored, and its engine's cache.
-absl::StatusOr<std::int64_t> ModelManager::PlannedBytes(const std::string& directory) const {
+absl::StatusOr<std::shared_ptr<const void>> ModelManager::TakeMemory(const std::string& name, const std::string& directory) const {
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(directory));
-  std::int64_t bytes = 0;
-  for (const auto& [name, tensor] : artifact->tensors()) bytes += static_cast<std::int64_t>(tensor.bytes.size());
+  std::int64_t weights = 0;
+  for (const auto& entry : artifact->tensors()) weights += static_cast<std::int64_t>(entry.second.bytes.size());
   const std::int64_t pages = Engine::NumPages(options_, std::min(options_.max_context, artifact->config().context_limit()));
-  std::int64_t cache = 0;
+  std::int64_t cache = 0, bytes = 0;
   if (__builtin_mul_overflow(pages, model::KvPool::PageBytes(artifact->config(), artifact->info().kv_dtype), &cache) ||
-      __builtin_add_overflow(bytes, cache, &bytes)) {
-    return std::numeric_limits<std::int64_t>::max();
+      __builtin_add_overflow(weights, cache, &bytes)) {
+    cache = bytes = std::numeric_limits<std::int64_t>::max();
   }
-  return bytes;
+  if (auto memory = memory_->TryTake(bytes); memory != nullptr) return memory;
+  const std::int64_t have = memory_->left();
+  return base::WithReason(
+      absl::ResourceExhaustedError(base::StrCat("model ", name, " needs ", bytes, " bytes, ", have, " are left of what models and trainers may ",
+                                                "take: unload other models, wait for jobs to end, lower --kv_tokens, or raise ",
+                                                "--serve_memory_bytes if it is what bounds")),
+      "OUT_OF_DEVICE_MEMORY",
+      {{"need", std::to_string(bytes)},
+       {"have", std::to_string(have)},
+       {"plan", base::StrCat("weights ", weights, ", kv_cache ", cache)}});
 }
 
 absl::StatusOr<std::optional<double>> ModelManager::TrainerDifference(const model::LoadedModel& model,
@@ -80,8 +90,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::st
   const absl::Duration began = clock_.Monotonic();
   auto resident = std::make_shared<Resident>();
   resident->name = name;
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t bytes, PlannedBytes(directory));
-  NIBBLE_ASSIGN_OR_RETURN(resident->memory, memory_->Take(bytes, base::StrCat("model ", name)));
+  NIBBLE_ASSIGN_OR_RETURN(resident->memory, TakeMemory(name, directory));
   NIBBLE_ASSIGN_OR_RETURN(resident->text, model::LoadTextAssets(directory));
   NIBBLE_ASSIGN_OR_RETURN(
       auto loaded, model::LoadedModel::Load(directory, {.max_positions = options_.max_context}, stream_));
@@ -102,7 +111,7 @@ absl::Status ModelManager::Unload(const std::string& name) {
     const auto it = slots_.find(name);
     if (it == slots_.end() || it->second->resident == nullptr) {
       return base::WithReason(absl::FailedPreconditionError(base::StrCat("model ", name, " is not loaded")),
-                              "MODEL_NOT_LOADED");
+                              "MODEL_NOT_LOADED", {{"name", name}});
     }
     resident = std::exchange(it->second->resident, nullptr);
     it->second->pin.reset();

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/base/memory_budget.h"
 #include "server/base/mutex.h"
 #include "server/model/text_assets.h"
 #include "server/serve/engine.h"
-#include "server/serve/memory_budget.h"
 
 namespace nibble::serve {
 
@@ -38,12 +38,12 @@ class ModelManager {
   // Told when a model came or went, with its load time; for metrics.
   using Observer = std::function<void(const Resident& resident, bool loaded, absl::Duration took)>;
 
-  // memory_bytes: of all models together, 0: no limit is known.
-  ModelManager(Locate locate, EngineOptions options, std::int64_t memory_bytes, kernels::Stream stream, base::Clock& clock,
-               Observer observer);
+  // memory: of all models together.
+  ModelManager(Locate locate, EngineOptions options, std::shared_ptr<base::MemoryBudget> memory, kernels::Stream stream,
+               base::Clock& clock, Observer observer);
 
   // The resident of that name, loaded now if it is not there. Concurrent callers share one load, or its failure. What it is
-  // planned to take beside those that are there must fit: ResourceExhausted (OUT_OF_DEVICE_MEMORY).
+  // planned to take must be left of the memory: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan).
   absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name);
   // FailedPrecondition (MODEL_NOT_LOADED) when it is not there.
   absl::Status Unload(const std::string& name);
@@ -60,13 +60,13 @@ class ModelManager {
     absl::Status failed;
   };
 
-  absl::StatusOr<std::int64_t> PlannedBytes(const std::string& directory) const;
+  absl::StatusOr<std::shared_ptr<const void>> TakeMemory(const std::string& name, const std::string& directory) const;
   absl::StatusOr<std::optional<double>> TrainerDifference(const model::LoadedModel& model, const std::string& directory) const;
   absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name, const std::string& directory);
 
   const Locate locate_;
   const EngineOptions options_;
-  const std::shared_ptr<MemoryBudget> memory_;
+  const std::shared_ptr<base::MemoryBudget> memory_;
   const kernels::Stream stream_;
   base::Clock& clock_;
   const Observer observer_;

@@ -37,7 +37,8 @@ absl::Status Upload::BeginFile(std::string_view name) {
   if (file_ != nullptr) return absl::FailedPreconditionError(StrCat("the file ", file_name_, " is not finished"));
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   if (num_files_ >= limits_.max_files) {
-    return absl::ResourceExhaustedError(StrCat("more than ", limits_.max_files, " files in one upload"));
+    return base::WithReason(absl::ResourceExhaustedError(StrCat("more than ", limits_.max_files, " files in one upload")),
+                            "UPLOAD_TOO_LARGE");
   }
   const std::string path = base::JoinPath(directory_, name);
   if (files_.Exists(path)) return base::FieldError("name", StrCat("the file ", name, " was sent twice"));

@@ -8,6 +8,8 @@ import pytest
 
 import small_model
 from conftest import ROOT, Server
+from test_kill import wait_for_step
+from test_reliability import wait_until
 
 SEQ = 96
 TEXT = ("The keeper of the light walked down to the harbour every morning before the tide turned. He counted the boats, wrote "
@@ -84,6 +86,34 @@ def test_a_checkpoint_is_published_as_the_model_of_a_job_that_ends_there(shared,
     assert published["digest"] == shared.json("models", "get", "short")["digest"] != shared.json("models", "get", "long")["digest"]
     shared.run("models", "convert", "so-far", "--to", "ternary", "--name", "so-far-ternary")
     assert shared.json("models", "verify", "so-far-ternary")["equal"] is True
+
+
+def test_a_checkpoint_is_published_converted_and_served_while_the_job_runs(shared, tmp_path):
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"base_model": "small", "train_dataset": "page", "bitnet_qat": {"preset": "bitnet-tips"},
+                                "data": {"max_seq_len": SEQ}, "run": {"micro_batch": 2, "max_steps": 5000, "save_every": 0, "seed": 5},
+                                "publish": {"output_model": "never"}}))
+    shared.run("models", "load", "small")
+    job = shared.json("jobs", "create", "--spec", spec)["id"]
+    try:
+        wait_for_step(shared, job, 3)
+        shared.run("jobs", "checkpoint", job)
+        wait_until(lambda: shared.json("jobs", "checkpoints", job)["checkpoints"])
+        (checkpoint,) = shared.json("jobs", "checkpoints", job)["checkpoints"]
+        published = shared.json("jobs", "publish", checkpoint["name"], "--name", "running")
+        assert published["source"] == checkpoint["name"] and not published["loaded"]
+        # The answer tells what is in memory: the base, and of what was published nothing.
+        resident = {model["name"]: model["bytes"] for model in published["residents"]["models"]}
+        assert resident["small"] > 0 and "running" not in resident
+        assert published["residents"]["weights_bytes"] == sum(resident.values()) and published["residents"]["kv_bytes"] > 0
+        shared.run("models", "convert", "running", "--to", "ternary", "--name", "running-ternary")
+        answer = shared.json("generate", "running-ternary", "--prompt", "The keeper of", "--max-tokens", 8, "--ignore-eos")
+        assert len(answer["token_ids"]) == 8
+        assert shared.json("jobs", "get", job)["state"] == "RUNNING", "the job went on meanwhile"
+    finally:
+        shared.run("jobs", "cancel", job)
+        wait_until(lambda: shared.json("jobs", "get", job)["state"] == "CANCELLED")
+        shared.run("models", "unload", "small")
 
 
 def test_codes_are_made_once(trained):

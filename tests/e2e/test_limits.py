@@ -1,14 +1,22 @@
 """The limits of nibbled are flags: those of calls and models are set low and met (those of jobs: tests/server/jobs/admission_test.cc)."""
+import contextlib
 import os
+import pathlib
+import signal
 import struct
+import threading
+import time
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
-from conftest import TRAIN
+from conftest import TRAIN, trainers
 from http2 import GOAWAY, HEADERS, MAX_CONCURRENT_STREAMS, PING, SETTINGS, Connection, call_headers, frame
 from test_message_limits import code_of, field
+from test_kill import create, wait_for_step
 from test_reliability import prepare, wait_until
+from wire import Api, message
 
 CREATE = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN]
 
@@ -72,6 +80,107 @@ def test_messages_and_headers(make_server, text_file):
     assert code_of(lambda: upload(iter([header, field(2, b"x" * 101)]))) in (grpc.StatusCode.RESOURCE_EXHAUSTED,
                                                                              grpc.StatusCode.INVALID_ARGUMENT)
     assert server.run("datasets", "upload", text_file, "--name", "page", check=False).returncode != 0
+
+
+def test_answer_larger_than_may_be_sent(make_server, model_directory):
+    server = make_server("--max_send_bytes", 64 << 10)
+    server.run("models", "import", model_directory, "--name", "small")
+    api = Api(server.grpc)
+    assert len(api.call("InferenceService", "Tokenize", model="small", text="x" * 4000).token_ids) == 4000
+    # A token id and its text are 4 bytes of the answer.
+    code = code_of(lambda: api.call("InferenceService", "Tokenize", model="small", text="x" * 40_000))
+    assert code == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert server.json("models", "list")["models"], "it serves on"
+
+
+def stage_of(error):
+    """How far the call was that its deadline ended: metadata `stage` of its ErrorInfo."""
+    details = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    info = error_details_pb2.ErrorInfo()
+    assert any(detail.Unpack(info) for detail in details.details)
+    return info.metadata["stage"]
+
+
+def test_generate_whose_client_gave_no_deadline_has_the_servers(make_server, model_directory):
+    server = make_server("--generate_deadline_s", "0.05")
+    server.run("models", "import", model_directory, "--name", "small")
+    server.run("models", "load", "small")
+    api = Api(server.grpc)
+    request = message("GenerateRequest", model="small", text="The boat")
+    request.stopping.max_tokens, request.stopping.ignore_eos, request.sampling.n = 900, True, 16
+    stages = set()
+    for _ in range(10):
+        with pytest.raises(grpc.RpcError) as late:
+            api.call("InferenceService", "Generate", request, timeout=None)
+        assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+        stages.add(stage_of(late.value))
+    assert stages & {"PREFILL", "DECODE"}, f"it ends what runs, not only what waits: {stages}"
+    assert len(api.call("InferenceService", "Generate", request, timeout=120).outputs) == 16, "a client's own deadline stands"
+
+
+@contextlib.contextmanager
+def silent_upload(server):
+    """An upload whose client gives a name and falls silent."""
+    silence = threading.Event()
+
+    def messages():
+        yield field(1, field(1, b"silent"))
+        silence.wait(120)
+
+    with grpc.insecure_channel(server.grpc) as channel:
+        call = channel.stream_unary("/nibble.v1.DatasetService/UploadDataset").future(messages())
+        try:
+            wait_until(lambda: os.listdir(server.state / "uploads"))
+            yield call
+        finally:
+            silence.set()
+
+
+def test_upload_that_falls_silent_ends_at_its_age(make_server):
+    server = make_server("--max_stream_age_s", 2)
+    with silent_upload(server) as upload:
+        assert upload.exception(timeout=60).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert os.listdir(server.state / "uploads") == [] and server.json("datasets", "list")["datasets"] == []
+
+
+def test_drain_waits_for_a_call_so_long_and_no_longer(make_server):
+    server = make_server("--drain_s", 2)
+    with silent_upload(server) as upload:
+        began = time.monotonic()
+        assert server.stop() == 0
+        took = time.monotonic() - began
+        assert upload.exception(timeout=60).code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+    assert 2 <= took < 15, "20 s are the default"
+
+
+@pytest.mark.parametrize("command, state", [(["pause"], "PAUSED"), (["cancel", "--keep-checkpoint"], "CANCELLED")])
+def test_trainer_that_writes_no_checkpoint_is_killed_after_its_grace(make_server, model_directory, text_file, command, state):
+    server = prepare(make_server("--pause_grace_s", 1, "--cancel_grace_s", 100), model_directory, text_file)
+    job = create(server, "frozen")
+    wait_for_step(server, job, 2)
+    (pid,) = trainers(server)
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    server.run("jobs", *command, job)
+    wait_until(lambda: not pathlib.Path(f"/proc/{pid}").exists(), 30)
+    assert time.monotonic() - began >= 1
+    wait_until(lambda: server.json("jobs", "get", job)["state"] == state)
+
+
+def test_trainer_has_its_grace_at_shutdown_and_no_more(make_server, model_directory, text_file):
+    server = prepare(make_server("--job_grace_s", 1), model_directory, text_file)
+    job = create(server, "frozen")
+    wait_for_step(server, job, 2)
+    (pid,) = trainers(server)
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert 1 <= time.monotonic() - began < 15, "25 s are the default"
+    assert not trainers(server)
+    server.start()
+    server.run("jobs", "watch", job)
+    got = server.json("jobs", "get", job)
+    assert got["state"] == "SUCCEEDED" and got["retries"] == 0
 
 
 def test_queue_of_jobs(make_server, model_directory, text_file):

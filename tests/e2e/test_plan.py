@@ -69,9 +69,9 @@ def test_a_plan_refuses_what_a_job_would_be_refused_for(shared):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method", METHODS)
-def test_the_plan_of_a_real_model(tmp_path, method):
-    """SmolLM2-135M on ragged rows: short and long paragraphs, packed."""
+@pytest.mark.parametrize("method, preset", [("qlora", None), ("bitnet_qat", None), ("bitnet_qat", "bitnet-tips"), ("bitnet_qat", "bitnet-2b4t")])
+def test_the_plan_of_a_real_model(tmp_path, method, preset):
+    """SmolLM2-135M on ragged rows: short and long paragraphs, packed; and its shape from random weights."""
     text = (ROOT / "build/deps/paths.cmake").read_text()
     gguf = re.search(r'NIBBLE_SMOLLM2_GGUF\D*?"([^"]+)"', text).group(1).replace("${CMAKE_CURRENT_LIST_DIR}", str(ROOT / "build/deps"))
     server = Server(tmp_path / "state").start()
@@ -81,8 +81,11 @@ def test_the_plan_of_a_real_model(tmp_path, method):
         rows = [part.strip() for part in prose.split("\n\n") if len(part.strip()) > 40]
         (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
         server.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "rows")
-        plan, _, peak = plan_and_run(server, "planned", "smollm2", "rows", method, "--micro-batch", 4, "--seq-len", 256, "--max-steps", 8,
-                                     "--save-every", 0)
+        flags = ["--micro-batch", 4, "--seq-len", 256, "--max-steps", 8, "--save-every", 0]
+        if preset:
+            (tmp_path / "spec.json").write_text(json.dumps({"bitnet_qat": {"preset": preset, "init": "WEIGHT_INIT_RANDOM"}}))
+            flags += ["--spec", tmp_path / "spec.json"]
+        plan, _, peak = plan_and_run(server, "planned", "smollm2", "rows", method, *flags)
         assert abs(plan["memory_total_bytes"] - peak) <= 0.25 * peak
     finally:
         server.stop()

@@ -3,12 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "server/base/json.h"
+#include "server/data/record.h"
+#include "server/model/model_config.h"
+#include "server/model/safetensors.h"
+#include "server/model/text_assets.h"
+#include "server/rpc/call.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble {
@@ -36,7 +43,29 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(l.max_stream_age_s, 3600);
   EXPECT_EQ(l.max_stream_messages, 10'000);
   EXPECT_EQ(l.max_dataset_bytes, 1 << 30);
+  EXPECT_EQ(l.generate_deadline_s, 0) << "none";
+  EXPECT_EQ(l.operation_deadline_s, 0) << "none";
   EXPECT_EQ(l.max_queued_jobs, 1000);
+  EXPECT_EQ(l.max_running_jobs, 1);
+  EXPECT_EQ(l.max_jobs_per_principal, 10);
+  EXPECT_EQ(l.max_dataset_line_bytes, 1 << 20);
+  EXPECT_EQ(static_cast<std::size_t>(l.max_dataset_line_bytes), data::kDefaultMaxLineBytes);
+  EXPECT_EQ(l.max_tokenizer_bytes, 64 << 20);
+  EXPECT_EQ(static_cast<std::uint64_t>(l.max_tokenizer_bytes), model::kMaxTokenizerBytes) << "no flag can raise it (ADR 0008)";
+}
+
+// Why each of these is no flag: ADR 0008.
+TEST(LimitsTest, ConstantsOfTheTableThatAreNoFlags) {
+  EXPECT_EQ(base::kMaxJsonDepth, 64);
+  EXPECT_EQ(model::kMaxSafetensorsHeader, 100'000'000u);
+  EXPECT_EQ(model::kMaxTensors, 100'000u);
+  EXPECT_EQ(model::kMaxTensorRank, 8u);
+  EXPECT_EQ(model::kMaxTensorName, 512u);
+  EXPECT_EQ(model::kMaxConfigJsonBytes, 1u << 20);
+  std::atomic<bool> draining{false};
+  telemetry::Metrics metrics({}, {});
+  rpc::WorkerPool workers(1, 1);
+  EXPECT_EQ(rpc::Edge(metrics, workers, base::RealClock(), draining).max_chunk_bytes, 1u << 20);
 }
 
 // Every field, by the name of its flag.
@@ -59,11 +88,15 @@ const std::map<std::string, double (*)(const Limits&)>& Fields() {
       {"max_connection_idle_s", [](const Limits& l) { return static_cast<double>(l.max_connection_idle_s); }},
       {"workers", [](const Limits& l) { return static_cast<double>(l.workers); }},
       {"default_deadline_s", [](const Limits& l) { return static_cast<double>(l.default_deadline_s); }},
+      {"generate_deadline_s", [](const Limits& l) { return static_cast<double>(l.generate_deadline_s); }},
+      {"operation_deadline_s", [](const Limits& l) { return static_cast<double>(l.operation_deadline_s); }},
       {"max_stream_age_s", [](const Limits& l) { return static_cast<double>(l.max_stream_age_s); }},
       {"max_stream_messages", [](const Limits& l) { return static_cast<double>(l.max_stream_messages); }},
       {"stream_buffer", [](const Limits& l) { return static_cast<double>(l.stream_buffer); }},
       {"slow_reader_s", [](const Limits& l) { return static_cast<double>(l.slow_reader_s); }},
       {"max_dataset_bytes", [](const Limits& l) { return static_cast<double>(l.max_dataset_bytes); }},
+      {"max_dataset_line_bytes", [](const Limits& l) { return static_cast<double>(l.max_dataset_line_bytes); }},
+      {"max_tokenizer_bytes", [](const Limits& l) { return static_cast<double>(l.max_tokenizer_bytes); }},
       {"max_model_bytes", [](const Limits& l) { return static_cast<double>(l.max_model_bytes); }},
       {"min_free_bytes", [](const Limits& l) { return static_cast<double>(l.min_free_bytes); }},
       {"max_queued_jobs", [](const Limits& l) { return static_cast<double>(l.max_queued_jobs); }},
@@ -102,7 +135,8 @@ TEST(LimitsTest, EveryFlagSetsTheFieldOfItsNameAndNoOther) {
 
 TEST(LimitsTest, ValuesOutOfRangeAreRefused) {
   for (const char* wrong : {"--max_receive_bytes=0", "--workers=65", "--stream_buffer=127", "--handshake_timeout_s=-1",
-                            "--min_free_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1", "--max_retries=x"}) {
+                            "--min_free_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1", "--max_retries=x",
+                            "--max_dataset_line_bytes=0", "--max_tokenizer_bytes=67108865", "--generate_deadline_s=-1"}) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);

@@ -193,6 +193,24 @@ TEST_F(ExampleTest, AFileNamesItsLineAndSaysWhenNothingTrains) {
   EXPECT_EQ(base::Reason(nothing), "NO_TRAINABLE_TOKENS");
 }
 
+// The length of a line is judged when it is uploaded: the trainer knows no limit of its own, and no flag of the server.
+TEST_F(ExampleTest, ALineThatWasAcceptedIsReadHoweverLongItIs) {
+  const testing::TempDirectory directory;
+  std::string row = R"({"text": ")";
+  while (row.size() <= kDefaultMaxLineBytes) row += "the keeper of the light ";
+  row += "\"}\n";
+  FileValidator strict(Format::kText), wide(Format::kText, 2 * kDefaultMaxLineBytes);
+  strict.Feed(row);
+  wide.Feed(row);
+  EXPECT_FALSE(strict.Finish().ok());
+  EXPECT_TRUE(wide.Finish().ok());
+  std::ofstream(directory / "rows.jsonl") << row;
+  const auto dataset = LoadDataset(directory / "rows.jsonl", Format::kText, text_, config_, {.max_seq_len = 1000});
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  EXPECT_EQ(dataset->num_rows, 1);
+  EXPECT_GT(dataset->num_tokens, 100'000);
+}
+
 TEST_F(ExampleTest, RowsThatAreCutDroppedOrUntrainedAreNamedByTheirLines) {
   const testing::TempDirectory directory;
   const std::string row = R"({"prompt": "a", "completion": "b"})" "\n", empty = "\n";

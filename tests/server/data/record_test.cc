@@ -57,9 +57,21 @@ TEST(FileValidatorTest, EmptyFilesAndLinesWithoutEndAreRefused) {
   for (const char* text : {"", "\n \n\t\n"}) {
     EXPECT_THAT(std::string(Validate(text, 10).status().message()), HasSubstr("no rows"));
   }
-  const std::string endless = "{\"text\": \"" + std::string(kMaxLineBytes + 10, 'x') + "\"}";
+  const std::string endless = "{\"text\": \"" + std::string(kDefaultMaxLineBytes + 10, 'x') + "\"}";
   EXPECT_THAT(std::string(Validate(endless, 4096).status().message()), HasSubstr("line 1: is longer than"));
   EXPECT_THAT(std::string(Validate(endless + "\nbad\n", 4096, Format::kText).status().message()), HasSubstr("line 2"));
+}
+
+TEST(FileValidatorTest, TheLongestLineIsTheCallersToSay) {
+  const std::string line = "{\"text\": \"" + std::string(28, 'x') + "\"}";  // 40 bytes
+  const auto validate = [&](std::size_t limit) {
+    FileValidator validator(Format::kText, limit);
+    for (const char c : line + "\n" + line) validator.Feed({&c, 1});
+    return validator.Finish();
+  };
+  EXPECT_EQ(validate(line.size()).value_or(FileSummary()).num_rows, 2);
+  const std::string message(validate(line.size() - 1).status().message());
+  EXPECT_EQ(message, "line 1: is longer than 39 bytes; line 2: is longer than 39 bytes");
 }
 
 TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {

@@ -141,7 +141,9 @@ TEST_F(AdmissionTest, RequestIdIsKeptForADayEvenWhenItsJobIsDeleted) {
 TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   Kill();
   options_.queue = {.max_running = 4, .memory_bytes = 1000};
-  options_.plan_memory = [](const JobSpec& spec, const base::CancelToken&) -> absl::StatusOr<std::int64_t> { return spec.qlora.r * 100; };
+  options_.plan_memory = [](const JobSpec& spec, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> {
+    return PlannedMemory{spec.qlora.r * 100, "adapter " + std::to_string(spec.qlora.r * 100)};
+  };
   Open();
   const auto submit = [&](std::int64_t r) {
     JobSpec spec = Spec();
@@ -151,6 +153,8 @@ TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   const auto too_large = submit(11).status();
   EXPECT_EQ(base::Reason(too_large), "OUT_OF_DEVICE_MEMORY");
   EXPECT_EQ(base::ReasonMetadata(too_large).at("need"), "1100");
+  EXPECT_EQ(base::ReasonMetadata(too_large).at("have"), "1000");
+  EXPECT_EQ(base::ReasonMetadata(too_large).at("plan"), "adapter 1100");
   const std::string a = submit(6)->id, b = submit(5)->id, c = submit(1)->id;
   controller_->Tick();
   EXPECT_EQ(State(a), kPreparing);
@@ -166,6 +170,41 @@ TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   EXPECT_EQ(State(c), kPreparing);
 }
 
+// One machine has the memory of both.
+TEST_F(AdmissionTest, AJobWaitsForTheMemoryOfLoadedModelsAndSaysSo) {
+  Kill();
+  options_.queue = {.max_running = 4, .memory_bytes = 1000};
+  options_.memory = base::MemoryBudget::Make(1000);
+  options_.plan_memory = [](const JobSpec&, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> { return PlannedMemory{600, ""}; };
+  Open();
+  auto model = options_.memory->TryTake(500);
+  const std::string job = controller_->Submit(Spec(), "")->id;
+  for (int i = 0; i < 3; ++i) controller_->Tick();
+  EXPECT_EQ(State(job), kQueued);
+  std::vector<std::string> warnings;
+  for (const Event& event : Events(job)) {
+    if (event.type == "warning") warnings.push_back(base::Dump(event.body));
+  }
+  ASSERT_EQ(warnings.size(), 1u) << "once";
+  EXPECT_NE(warnings[0].find("WAITING_FOR_MEMORY"), std::string::npos) << warnings[0];
+  EXPECT_NE(warnings[0].find("needs 600 bytes of memory, loaded models leave 500"), std::string::npos) << warnings[0];
+
+  model.reset();
+  controller_->Tick();
+  EXPECT_EQ(State(job), kPreparing);
+  EXPECT_EQ(options_.memory->left(), 400);
+  EXPECT_EQ(options_.memory->TryTake(401), nullptr) << "nor does a model take the trainer's";
+  Kill();
+  EXPECT_EQ(options_.memory->left(), 1000);
+  model = options_.memory->TryTake(900);
+  Open();
+  EXPECT_EQ(options_.memory->left(), 0) << "the adopted trainer has its part, though it is not left";
+  Fail(Trainer(job), "NAN_LOSS", kExitBadInput);
+  machine_.Exit(Trainer(job), kExitBadInput);
+  controller_->Tick();
+  EXPECT_EQ(options_.memory->left(), 100);
+}
+
 // A plan reads all data: minutes for a GiB of it.
 TEST_F(AdmissionTest, NobodyWaitsForAnothersPlan) {
   Kill();
@@ -173,13 +212,13 @@ TEST_F(AdmissionTest, NobodyWaitsForAnothersPlan) {
   base::Condition changed;
   int planning = 0;
   bool go_on = false;
-  options_.plan_memory = [&](const JobSpec& spec, const base::CancelToken&) -> absl::StatusOr<std::int64_t> {
-    if (spec.train_dataset != "slow") return 100;
+  options_.plan_memory = [&](const JobSpec& spec, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> {
+    if (spec.train_dataset != "slow") return PlannedMemory{100, ""};
     base::MutexLock lock(mutex);
     ++planning;
     changed.NotifyAll();
     changed.Wait(lock, [&] { return go_on; });
-    return 200;
+    return PlannedMemory{200, ""};
   };
   Open();
   AddDataset("slow");
@@ -216,9 +255,9 @@ TEST_F(AdmissionTest, NobodyWaitsForAnothersPlan) {
 
 TEST_F(AdmissionTest, ACancelledPlanLeavesNothing) {
   Kill();
-  options_.plan_memory = [](const JobSpec&, const base::CancelToken& cancel) -> absl::StatusOr<std::int64_t> {
+  options_.plan_memory = [](const JobSpec&, const base::CancelToken& cancel) -> absl::StatusOr<PlannedMemory> {
     if (cancel.cancelled()) return absl::CancelledError("cancelled");
-    return 100;
+    return PlannedMemory{100, ""};
   };
   Open();
   JobController::Submission submission;

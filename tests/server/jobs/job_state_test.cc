@@ -96,6 +96,14 @@ TEST(PolicyTest, PlannedMemoryBoundsWhatRunsTogether) {
   EXPECT_EQ(PickNext(queue, {}, {.max_running = 8}, absl::ZeroDuration()), Ids({"a", "b", "c"})) << "no bound";
   EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, limits, absl::ZeroDuration()), Ids({"giant"})) << "alone, or never";
   EXPECT_EQ(PickNext({job("giant", 1, 500)}, {1, 1}, limits, absl::ZeroDuration()), Ids());
+
+  // Beside loaded models.
+  QueueLimits beside = limits;
+  beside.left_bytes = 60;
+  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 10), job("d", 4, 1)}, {}, beside, absl::ZeroDuration()), Ids({"b", "c"}));
+  beside.left_bytes = 59;
+  EXPECT_EQ(PickNext(queue, {}, beside, absl::ZeroDuration()), Ids()) << "alone, and yet it waits for the models; b does not pass it";
+  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, beside, absl::ZeroDuration()), Ids({"giant"})) << "it would wait for ever";
 }
 
 TEST(PolicyTest, BackoffDoublesFromTenSecondsToSixMinutes) {  // R2
@@ -130,6 +138,7 @@ TEST(VerdictTest, TableOfExitCodes) {
   EXPECT_EQ(judge(E::kExited, 0).kind, V::kRetry);
   EXPECT_EQ(judge(E::kExited, 0).reason, "NO_OUTCOME");
   EXPECT_EQ(judge(E::kExited, 42).kind, V::kFailed);
+  EXPECT_EQ(judge(E::kExited, 42).reason, "TRAINER_REFUSED");
   EXPECT_EQ(judge(E::kExited, 42, Made(O::kFailed, 42)).reason, "NO_TRAINABLE_TOKENS");
   EXPECT_EQ(judge(E::kExited, 74).kind, V::kRetry);
   EXPECT_EQ(judge(E::kExited, 74).reason, "DISK_FULL");  // R8: no room even for the outcome

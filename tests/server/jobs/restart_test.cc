@@ -72,6 +72,42 @@ TEST_F(RestartTest, TrainerThatDiedWithTheServerIsLostAndGoesOnAtOnceFromItsChec
   EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
 }
 
+TEST_F(RestartTest, ABackoffIsWaitedOutWhoeverWaits) {
+  const std::string id = Submit();
+  controller_->Tick();
+  Ready(Trainer(id));
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  ASSERT_EQ(State(id), kQueued);
+  EXPECT_EQ(Events(id).back().body["retry_in_s"], 10);
+  clock_.Advance(absl::Seconds(4));
+  for (const absl::Duration part : {absl::Seconds(5), absl::Milliseconds(999)}) {  // Two servers wait in turn.
+    KillAndReopen();
+    controller_->Tick();
+    EXPECT_EQ(State(id), kQueued);
+    clock_.Advance(part);
+    controller_->Tick();
+    EXPECT_EQ(State(id), kQueued);
+  }
+  clock_.Advance(absl::Milliseconds(1));
+  controller_->Tick();
+  EXPECT_EQ(State(id), kPreparing);
+  EXPECT_EQ(Trainer(id).order.attempt, 2);
+}
+
+TEST_F(RestartTest, ABackoffThatEndedWhileNoServerRanIsOver) {
+  const std::string id = Submit();
+  controller_->Tick();
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  ASSERT_EQ(State(id), kQueued);
+  Kill();
+  clock_.Advance(absl::Seconds(10));
+  Open();
+  controller_->Tick();
+  EXPECT_EQ(Trainer(id).order.attempt, 2);
+}
+
 TEST_F(RestartTest, AdoptedTrainerThatDiesWithoutAWordIsRetried) {
   const std::string id = Submit();
   controller_->Tick();
@@ -187,6 +223,7 @@ TEST_F(RestartTest, DamagedJournalIsToldAndDoesNotHoldUpTheEnd) {
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
+  EXPECT_EQ(Events(id)[3].body["reason"], "JOURNAL_DAMAGED");
 }
 
 // One job from submission to model, with one trainer death, played against a database that dies at write `fail_at`. Then
@@ -291,6 +328,26 @@ TEST_F(RestartTest, PublishThatFailsIsTriedAgainWithoutARestart) {
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_TRUE(state_->models->Verify("out").ok());
   EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
+}
+
+TEST_F(RestartTest, AnOutputThatIsLostBeforeItIsPublishedIsToldInAWarning) {
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  Finish(Trainer(id));
+  machine_.Exit(Trainer(id), 0);
+  const std::string models = state_->layout.models();
+  ASSERT_EQ(::rename(models.c_str(), (models + "-away").c_str()), 0);
+  controller_->Tick();
+  ASSERT_EQ(State(id), kRunning) << "it has succeeded, and its model is not there";
+  ASSERT_EQ(::rename((models + "-away").c_str(), models.c_str()), 0);
+  ASSERT_TRUE(base::RealFileSystem().RemoveAll(Trainer(id).order.output_directory).ok());
+  KillAndReopen();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning state:SUCCEEDED");
+  EXPECT_EQ(Events(id)[3].body["reason"], "PUBLISH_FAILED");
 }
 
 }  // namespace

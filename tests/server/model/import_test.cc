@@ -142,6 +142,24 @@ TEST_F(ImportTest, ADirectoryWithOneGgufFileIsThatFile) {
   ExpectRefused(source, absl::StatusCode::kInvalidArgument, "more than one .gguf");
 }
 
+// Of a directory's file and of a GGUF's vocabulary, which becomes one.
+TEST_F(ImportTest, ATokenizerOfTooManyBytesIsRefusedAndLeavesNothing) {
+  for (const char* name : {"hf_tied_bf16", "tiny.gguf"}) {
+    const auto import = [&](std::uint64_t limit) {
+      std::filesystem::remove_all(directory_.Path("model"));
+      return ImportModel(base::RealFileSystem(), Golden(name), directory_.Path("model"), DType::kBF16, limit).status();
+    };
+    ASSERT_TRUE(import(kMaxTokenizerBytes).ok()) << name;
+    const std::uint64_t size = std::filesystem::file_size(directory_.Path("model/tokenizer.json"));
+    EXPECT_TRUE(import(size).ok()) << name;
+    const absl::Status refused = import(size - 1);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+    EXPECT_EQ(base::Reason(refused), "UPLOAD_TOO_LARGE");
+    EXPECT_EQ(base::ReasonMetadata(refused)["max_bytes"], std::to_string(size - 1));
+    EXPECT_FALSE(std::filesystem::exists(directory_.Path("model"))) << name;
+  }
+}
+
 TEST_F(ImportTest, BadDirectoriesAreRefusedAndLeaveNothing) {
   using absl::StatusCode;
   ExpectRefused(directory_.Path("nowhere"), StatusCode::kNotFound, "nowhere");

@@ -1,8 +1,10 @@
-// docs/rpc_coverage.md and docs/faults.md are true: every method, command and fault has its row, every test that a row names is there.
+// docs/rpc_coverage.md, docs/faults.md and docs/errors.md are true: every method, command, fault and reason has its row, every test that
+// a row names is there.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -30,12 +32,15 @@ struct Citation {
   std::string file, test;
 };
 
-constexpr char kCoverage[] = "docs/rpc_coverage.md", kFaults[] = "docs/faults.md";
+constexpr char kCoverage[] = "docs/rpc_coverage.md", kFaults[] = "docs/faults.md", kErrors[] = "docs/errors.md";
+constexpr char kErrorTests[] = "## Tests of the others";  // of kErrors
 
-// First cell without quotes -> the tests of the last: "`file`: `test`, `test`; `file`: `test`".
-std::map<std::string, std::vector<Citation>> Rows(const char* document) {
+// First cell without quotes -> the tests of the last: "`file`: `test`, `test`; `file`: `test`". Of what follows `heading`.
+std::map<std::string, std::vector<Citation>> Rows(const char* document, const std::string& heading = "") {
   std::map<std::string, std::vector<Citation>> rows;
-  std::istringstream text(Read(document));
+  const std::string whole = Read(document);
+  EXPECT_NE(whole.find(heading), std::string::npos) << document << " has no " << heading;
+  std::istringstream text(whole.substr(std::min(whole.find(heading), whole.size())));
   const std::regex row("\\| `([^`]+)` \\| (.*) \\|"), quoted("`([^`]+)`");
   for (std::string line; std::getline(text, line);) {
     std::smatch cells;
@@ -92,6 +97,8 @@ TEST(CoverageTest, EveryTestThatARowNamesIsThere) {
   const auto faults = Rows(kFaults);
   EXPECT_GT(faults.size(), 25u);
   rows.insert(faults.begin(), faults.end());
+  const auto errors = Rows(kErrors, kErrorTests);
+  rows.insert(errors.begin(), errors.end());
   for (const auto& [name, citations] : rows) {
     for (const Citation& citation : citations) {
       if (!files.contains(citation.file)) files[citation.file] = Read(citation.file);
@@ -183,6 +190,32 @@ TEST(ErrorsDocumentTest, EveryReasonOfTheServerIsInDocsErrors) {
   }
   EXPECT_GT(reasons.size(), 30u);
   for (const std::string& reason : reasons) EXPECT_NE(document.find("`" + reason + "`"), std::string::npos) << reason;
+}
+
+// Those in the first cells of the tables before the one of the tests.
+std::set<std::string> ReasonsOfTheTables() {
+  const std::string document = Read(kErrors);
+  std::istringstream text(document.substr(0, document.find(kErrorTests)));
+  static const std::regex quoted("`([A-Z_]+)`");
+  std::set<std::string> reasons;
+  for (std::string line; std::getline(text, line);) {
+    if (!line.starts_with("| `")) continue;
+    const std::string cell = line.substr(0, line.find(" | "));
+    for (std::sregex_iterator it(cell.begin(), cell.end(), quoted), last; it != last; ++it) reasons.insert((*it)[1]);
+  }
+  return reasons;
+}
+
+TEST(ErrorsDocumentTest, EveryReasonHasACaseOverTheWireOrARowThatNamesItsTest) {
+  const std::string cases = Read("tests/server/rpc/error_details_test.cc");
+  const auto elsewhere = Rows(kErrors, kErrorTests);
+  const auto reasons = ReasonsOfTheTables();
+  EXPECT_GT(reasons.size(), 60u);
+  for (const std::string& reason : reasons) {
+    const bool here = cases.find("\"" + reason + "\"") != std::string::npos;
+    EXPECT_TRUE(here || elsewhere.contains(reason)) << reason << " has no case and no row";
+  }
+  for (const auto& [reason, citations] : elsewhere) EXPECT_TRUE(reasons.contains(reason)) << reason << " is in no table";
 }
 
 }  // namespace

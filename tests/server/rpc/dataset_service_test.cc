@@ -1,9 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <thread>
 
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -210,6 +212,75 @@ TEST_F(StreamMessagesTest, OnlySmallMessagesAreCounted) {
   EXPECT_EQ(ReasonOf(Chunks("many", 2, 100)), "MESSAGE_TOO_LARGE");
   const grpc::Status large = Chunks("large", 5, 1 << 19);
   EXPECT_TRUE(large.ok()) << large.error_message();
+}
+
+class LineLimitTest : public DatasetServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = DatasetServiceTest::Options();
+    options.max_dataset_line_bytes = 40;
+    return options;
+  }
+};
+
+TEST_F(LineLimitTest, LinesAreAsLongAsTheFlagSays) {
+  v1::Dataset dataset;
+  const std::string line = "{\"text\": \"" + std::string(28, 'x') + "\"}";
+  ASSERT_EQ(line.size(), 40u);
+  EXPECT_TRUE(Upload("whole", line + "\n" + line, v1::DATASET_FORMAT_TEXT, &dataset).ok());
+  const auto refused = Upload("long", line + "\n " + line + "\n", v1::DATASET_FORMAT_TEXT, &dataset);
+  EXPECT_EQ(ReasonOf(refused), "DATASET_FORMAT");
+  EXPECT_THAT(refused.error_message(), HasSubstr("line 2: is longer than 40 bytes"));
+}
+
+class OldStreamTest : public DatasetServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = DatasetServiceTest::Options();
+    options.max_stream_age_s = 1;
+    return options;
+  }
+};
+
+// A client that says nothing more, and one that has said nothing at all.
+TEST_F(OldStreamTest, AnUploadEndsAtItsAgeWhetherItsClientSpeaksOrNot) {
+  for (const bool header : {true, false}) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+    v1::Dataset dataset;
+    auto writer = datasets_->UploadDataset(&context, &dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name("silent");
+    if (header) {
+      ASSERT_TRUE(writer->Write(message));
+    }
+    const auto began = std::chrono::steady_clock::now();
+    const grpc::Status status = writer->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
+    EXPECT_EQ(status.error_message(), "the stream is older than 1s");
+    EXPECT_EQ(ReasonOf(status), "DEADLINE_EXCEEDED");
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30)) << "the server ended it, not the client's deadline";
+    EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
+  }
+  v1::UploadModelResponse uploaded;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+  auto writer = models_->UploadModel(&context, &uploaded);
+  EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s") << "models too";
+}
+
+// One that never falls silent is no younger for it.
+TEST_F(OldStreamTest, AnUploadThatGoesOnAndOnEndsAtItsAge) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+  v1::Dataset dataset;
+  auto writer = datasets_->UploadDataset(&context, &dataset);
+  v1::UploadDatasetRequest message;
+  message.mutable_header()->set_name("endless");
+  ASSERT_TRUE(writer->Write(message));
+  message.set_chunk("{\"text\": \"a\"}\n");
+  while (writer->Write(message)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s");
 }
 
 // A path of the server is taken only when it lies below --import_root.

@@ -89,8 +89,8 @@ class OperationsTest : public ::testing::Test {
     server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
   }
-  std::unique_ptr<OperationTable> Open(const std::string& name) {
-    auto table = OperationTable::Open(base::RealFileSystem(), clock_, directory_ / name);
+  std::unique_ptr<OperationTable> Open(const std::string& name, absl::Duration deadline = absl::InfiniteDuration()) {
+    auto table = OperationTable::Open(base::RealFileSystem(), clock_, directory_ / name, deadline);
     EXPECT_TRUE(table.ok()) << table.status();
     return *std::move(table);
   }
@@ -223,6 +223,41 @@ TEST_F(OperationsTest, CancelledIsCodeOneWhetherItRanOrNot) {
     EXPECT_EQ(Get(name).SerializeAsString(), done.SerializeAsString());
   }
   EXPECT_EQ(InfoOf(Cancel("operations/none")).reason(), "OPERATION");
+}
+
+// Counted from where it begins, not from where it was asked for; who cancels it is told so, however late that is.
+TEST_F(OperationsTest, OneThatRunsForLongerThanItsDeadlineIsEnded) {
+  const auto table = Open("bounded", absl::Seconds(10));
+  const auto start = [&](OperationTable::Body body) {
+    const auto operation = table->Start("m", "", "", std::move(body));
+    EXPECT_TRUE(operation.ok()) << operation.status();
+    return operation.ok() ? operation->name() : "";
+  };
+  const auto end = [&](const std::string& name) {
+    const auto ended = std::make_shared<std::promise<longrunning::Operation>>();
+    const auto handle = table->OnEnd(name, [ended](const longrunning::Operation& operation) { ended->set_value(operation); });
+    EXPECT_TRUE(handle.ok()) << handle.status();
+    return ended->get_future().get();
+  };
+  const std::string first = start(gate_.Body()), second = start(later_.Body());
+  gate_.AwaitBegun(1);
+  clock_.Advance(absl::Milliseconds(9'999));
+  EXPECT_FALSE(table->Get(first)->done());
+  clock_.Advance(absl::Milliseconds(1));
+  const auto late = end(first);
+  EXPECT_EQ(late.error().code(), static_cast<int>(grpc::StatusCode::DEADLINE_EXCEEDED));
+  EXPECT_EQ(late.error().message(), "it ran for longer than 10s");
+  EXPECT_EQ(InfoOf(late.error()).reason(), "DEADLINE_EXCEEDED");
+  later_.AwaitBegun(1);
+  ASSERT_TRUE(table->Cancel(second).ok());
+  clock_.Advance(absl::Seconds(11));
+  EXPECT_EQ(end(second).error().code(), static_cast<int>(grpc::StatusCode::CANCELLED));
+  // Done is done: it did not ask.
+  const std::string over = start([this](OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
+    clock_.Advance(absl::Seconds(11));
+    return google::protobuf::Any();
+  });
+  EXPECT_TRUE(end(over).has_response());
 }
 
 TEST_F(OperationsTest, OnlyWhatHasEndedIsDeleted) {

@@ -46,6 +46,7 @@ TEST_F(ServerServiceTest, InfoTellsWhatThereIs) {
   EXPECT_GT(info.unimplemented_size(), 5);
   EXPECT_THAT(info.serve_formats(), testing::Contains("ternary"));
   EXPECT_THAT(info.convert_formats(), testing::Contains("ternary"));
+  EXPECT_THAT(info.export_formats(), testing::ElementsAre("peft", "hf", "hf_bitnet", "compressed_tensors"));
   EXPECT_EQ(info.limits().max_chunk_bytes(), 1 << 20);
   EXPECT_THAT(info.code_digest(), testing::MatchesRegex("[0-9a-f]{64}"));
   EXPECT_THAT(info.cuda_version(), testing::MatchesRegex("none|[0-9.]+"));

@@ -68,8 +68,18 @@ TEST(StatusTest, LinesOfADatasetAreViolations) {
 TEST(StatusTest, WhatIsNotFoundIsNamed) {
   const auto status = base::WithReason(absl::NotFoundError("there is no model"), "MODEL", {{"name", "gpt"}});
   const auto details = Details(ToGrpcStatus(status));
+  EXPECT_EQ(Find<google::rpc::ResourceInfo>(details)->resource_type(), "model");
   EXPECT_EQ(Find<google::rpc::ResourceInfo>(details)->resource_name(), "gpt");
   EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->metadata().at("name"), "gpt");
+}
+
+TEST(StatusTest, WhatIsTakenIsNamedByItsKindAndNotByTheReason) {
+  const auto status =
+      base::WithReason(absl::AlreadyExistsError("taken"), "NAME_TAKEN", {{"kind", "dataset"}, {"name", "page"}});
+  const auto details = Details(ToGrpcStatus(status));
+  EXPECT_EQ(Find<google::rpc::ResourceInfo>(details)->resource_type(), "dataset");
+  EXPECT_EQ(Find<google::rpc::ResourceInfo>(details)->resource_name(), "page");
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->reason(), "NAME_TAKEN");
 }
 
 TEST(StatusTest, RetryInfoOnlyWhereARetryHelps) {
@@ -106,6 +116,24 @@ TEST(StatusTest, AWrongStateNamesItsPrecondition) {
   EXPECT_EQ(failure->violations(0).type(), "MODEL_IN_USE");
   EXPECT_EQ(failure->violations(0).subject(), "m");
   EXPECT_THAT(failure->violations(0).description(), HasSubstr("in use"));
+}
+
+TEST(StatusTest, AWrongStateIsThatOfTheOneItIsAboutUnlessItNamesAnother) {
+  const auto subject = [](const absl::Status& status) {
+    return Find<google::rpc::PreconditionFailure>(ToRpcStatus(base::About(status, "m")))->violations(0).subject();
+  };
+  absl::Status status = base::WithReason(absl::FailedPreconditionError("x"), "NO_RECORD", {{"tensor", "t"}});
+  status.SetPayload("type.googleapis.com/google.rpc.RequestInfo", absl::Cord(""));
+  EXPECT_EQ(subject(status), "m");
+  const google::rpc::Status details = ToRpcStatus(base::About(status, "m"));
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->reason(), "NO_RECORD");
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(details)->metadata().at("tensor"), "t");
+  EXPECT_TRUE(Find<google::rpc::RequestInfo>(details).has_value()) << "what else it carries stays";
+  EXPECT_EQ(subject(absl::FailedPreconditionError("x")), "m");
+  EXPECT_EQ(subject(base::WithReason(absl::FailedPreconditionError("x"), "MODEL_IN_USE", {{"name", "n"}})), "n");
+  // A field's error has a metadata entry for each field: none is added.
+  EXPECT_EQ(base::About(base::FieldError("r", "is 0"), "m"), base::FieldError("r", "is 0"));
+  EXPECT_TRUE(base::About(absl::OkStatus(), "m").ok());
 }
 
 TEST(StatusTest, LongTextsAndManyFieldsFitTheMetadataOfAnAnswer) {

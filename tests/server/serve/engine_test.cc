@@ -594,6 +594,39 @@ TEST_F(EngineTest, AWaitThatWouldBeTooLongIsRefusedAtOnceWithAnEstimate) {
   EXPECT_EQ(base::ReasonMetadata(refused)["retry_ms"], "20000");
 }
 
+// Nothing waits yet: the slots alone are full.
+TEST_F(EngineTest, TheFirstThatWouldWaitTooLongIsRefusedAtOnceByDeadlineAndByQueueTimeout) {
+  auto engine = Start({.max_running = 1});
+  auto slow = std::make_shared<Sink>();
+  slow->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(5)); };
+  ASSERT_TRUE(engine->Submit(Ask(3, 2), slow).ok());  // ten seconds of service
+  slow->Wait();
+  auto running = std::make_shared<Sink>();
+  auto patient = std::make_shared<Sink>();
+  std::vector<absl::Status> refused;
+  running->on_delta = [&](std::size_t tokens) {
+    if (tokens != 1) return;
+    for (const auto limit : {&Request::deadline, &Request::queue_deadline}) {
+      Request request = Ask(3, 2);
+      request.*limit = clock_.Monotonic() + absl::Seconds(9);
+      refused.push_back(engine->Submit(request, std::make_shared<Sink>()));
+    }
+    Request request = Ask(3, 2);
+    request.deadline = request.queue_deadline = clock_.Monotonic() + absl::Seconds(11);
+    ASSERT_TRUE(engine->Submit(request, patient).ok());
+  };
+  ASSERT_TRUE(engine->Submit(Ask(3, 2), running).ok());
+  EXPECT_TRUE(running->Wait().status.ok());
+  EXPECT_TRUE(patient->Wait().status.ok()) << patient->finish.status;
+  ASSERT_EQ(refused.size(), 2u);
+  for (const absl::Status& status : refused) {
+    EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+    EXPECT_EQ(base::Reason(status), "QUEUE_FULL") << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("longer than the request has"));
+    EXPECT_EQ(base::ReasonMetadata(status)["retry_ms"], "10000");
+  }
+}
+
 TEST_F(EngineTest, WaitingPromptsAreBoundedByTheirTokens) {
   auto engine = Start({.max_waiting_tokens = 100, .max_running = 1});
   auto first = std::make_shared<Sink>();

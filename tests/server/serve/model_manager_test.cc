@@ -30,6 +30,7 @@ class ModelManagerTest : public testing::Test {
   absl::Status damage_;
   std::function<void()> while_locating_ = [] {};
   std::weak_ptr<const int> last_pin_;
+  std::shared_ptr<base::MemoryBudget> machine_;  // what models share with trainers
   std::unique_ptr<ModelManager> Make(std::int64_t memory_bytes) {
     const auto locate = [this](const std::string& name) -> absl::StatusOr<ModelManager::Artifact> {
       ++located_;
@@ -41,7 +42,7 @@ class ModelManagerTest : public testing::Test {
       return ModelManager::Artifact{models_.int8(), pin};
     };
     const auto observe = [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? came_ : went_); };
-    return std::make_unique<ModelManager>(locate, Options(), memory_bytes, models_.stream(), clock_, observe);
+    return std::make_unique<ModelManager>(locate, Options(), base::MemoryBudget::Make(memory_bytes, machine_), models_.stream(), clock_, observe);
   }
   const std::unique_ptr<ModelManager> made_ = Make(0);
   ModelManager& manager_ = *made_;
@@ -150,18 +151,19 @@ TEST_F(ModelManagerTest, ModelsInMemoryFitTheLimitTogether) {
   EXPECT_TRUE(Make(2 * need)->Acquire("small").ok());
 }
 
-TEST(MemoryBudgetTest, GivesBackWhatItsHandlesHeld) {
-  auto budget = MemoryBudget::Make(100);
-  auto first = budget->Take(60, "a");
-  ASSERT_TRUE(first.ok()) << first.status();
-  EXPECT_EQ(base::ReasonMetadata(budget->Take(41, "b").status())["have"], "40");
-  auto second = budget->Take(40, "b");
-  EXPECT_TRUE(second.ok());
-  first->reset();
-  EXPECT_TRUE(budget->Take(60, "c").ok());
-  budget.reset();
-  second->reset();  // outlives its budget
-  EXPECT_TRUE(MemoryBudget::Make(0)->Take(std::int64_t{1} << 62, "d").ok());
+// Nor with what trainers have.
+TEST_F(ModelManagerTest, ModelsAndTrainersFitTheMachineTogether) {
+  const std::int64_t need = std::stoll(base::ReasonMetadata(Make(1)->Acquire("small").status())["need"]);
+  machine_ = base::MemoryBudget::Make(3 * need);
+  const auto manager = Make(0);
+  auto trainer = machine_->TryTake(2 * need + 1);
+  const absl::Status refused = manager->Acquire("small").status();
+  EXPECT_EQ(base::Reason(refused), "OUT_OF_DEVICE_MEMORY") << refused;
+  EXPECT_EQ(base::ReasonMetadata(refused)["have"], std::to_string(need - 1));
+  EXPECT_EQ(base::ReasonMetadata(refused)["plan"].substr(0, 8), "weights ");
+  trainer.reset();
+  EXPECT_TRUE(manager->Acquire("small").ok());
+  EXPECT_EQ(machine_->left(), 2 * need);
 }
 
 // Loads and unloads that overlap leave as many in memory as came and did not go.

@@ -72,7 +72,9 @@ TEST(PublishedDirectoryTest, ManifestThatLeadsOutOfTheDirectoryIsRefused) {
   for (const char* text : {"", "[]", "{", R"({"version":2,"files":[]})", R"({"version":1,"files":[{}]})",
                            R"({"version":1,"files":[{"name":"a","size":-1,"sha256":"x"}]})"}) {
     WriteFile(temp / "m/manifest.json", text);
-    EXPECT_EQ(ReadManifest(Files(), temp / "m").status().code(), absl::StatusCode::kDataLoss) << text;
+    const absl::Status status = ReadManifest(Files(), temp / "m").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << text;
+    EXPECT_EQ(base::Reason(status), "MANIFEST_INVALID") << text;
   }
 }
 

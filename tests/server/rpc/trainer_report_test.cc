@@ -1,0 +1,160 @@
+// What a trainer says over its stream is an event of its job when it is acknowledged. The "trainer" here writes no journal: the disk
+// cannot stand in for a stream that is dead.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "nibble/internal/v1/trainer_report.grpc.pb.h"
+#include "server/base/files.h"
+#include "server/base/strings.h"
+#include "server/jobs/attempt.h"
+#include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/status_details.h"
+#include "tests/server/rpc/tiny_job.h"
+
+namespace nibble {
+namespace {
+
+using base::StrCat;
+using ::testing::ElementsAre;
+using testing_support::AppTest;
+using testing_support::Find;
+using testing_support::ReasonOf;
+
+class TrainerReportTest : public AppTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = AppTest::Options();
+    options.trainer_path = directory_ + "/trainer";
+    std::ofstream(options.trainer_path) << "#!/bin/sh\nexec /bin/sleep 600\n";
+    std::filesystem::permissions(options.trainer_path, std::filesystem::perms::owner_all);
+    return options;
+  }
+  void SetUp() override {
+    AppTest::SetUp();
+    Import("tiny");
+    Upload("texts", testing_support::kTinyTexts);
+    const grpc::Status created = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, testing_support::TinyJob(), &job_);
+    ASSERT_TRUE(created.ok()) << created.error_message();
+    const std::string attempt = StrCat(directory_, "/state/jobs/", job_.name(), "/attempts/1");
+    for (int i = 0; i < 600 && order_.token.empty(); ++i) {
+      if (auto order = jobs::ReadAttemptOrder(base::RealFileSystem(), attempt); order.ok()) order_ = *std::move(order);
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    ASSERT_FALSE(order_.token.empty()) << "no attempt was begun";
+    trainers_ = internal::v1::TrainerReportService::NewStub(
+        grpc::CreateChannel(order_.report_address, grpc::InsecureChannelCredentials()));
+  }
+  void TearDown() override {
+    v1::CancelJobRequest cancel;
+    cancel.set_name(job_.name());
+    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job_).ok());
+    for (int i = 0; i < 600 && job_.state() != v1::JOB_STATE_CANCELLED; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      job_ = Get();
+    }
+    EXPECT_EQ(job_.state(), v1::JOB_STATE_CANCELLED);
+    AppTest::TearDown();
+  }
+  v1::Job Get() {
+    v1::GetJobRequest request;
+    request.set_name(job_.name());
+    v1::Job job;
+    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::GetJob, request, &job).ok());
+    return job;
+  }
+  std::vector<std::string> Logged() {
+    v1::ListJobEventsRequest request;
+    request.set_name(job_.name());
+    v1::ListJobEventsResponse page;
+    EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobEvents, request, &page).ok());
+    std::vector<std::string> texts;
+    for (const v1::JobEvent& event : page.events()) {
+      if (event.has_log()) texts.push_back(event.log().text());
+    }
+    return texts;
+  }
+
+  internal::v1::ReportRequest Hello(int attempt, const std::string& token) const {
+    internal::v1::ReportRequest request;
+    request.mutable_hello()->set_job_id(job_.name());
+    request.mutable_hello()->set_attempt(attempt);
+    request.mutable_hello()->set_token(token);
+    return request;
+  }
+  static internal::v1::ReportRequest Line(int sequence, const std::string& fields) {
+    internal::v1::ReportRequest request;
+    request.mutable_line()->set_sequence(sequence);
+    request.mutable_line()->set_json(StrCat(R"({"sequence":)", sequence, R"(,"time":"2026-01-02T03:04:05Z",)", fields, "}"));
+    return request;
+  }
+  static internal::v1::ReportRequest Log(int sequence, const std::string& text) {
+    return Line(sequence, StrCat(R"("type":"log","message":")", text, "\""));
+  }
+
+  // What was acknowledged after each message, until the stream ended; and how it ended.
+  struct Said {
+    std::vector<std::int64_t> acknowledged;
+    grpc::Status status;
+  };
+  Said Say(const std::vector<internal::v1::ReportRequest>& messages) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    const auto stream = trainers_->Report(&context);
+    Said said;
+    internal::v1::ReportResponse response;
+    for (const auto& message : messages) {
+      if (!stream->Write(message) || !stream->Read(&response)) break;
+      said.acknowledged.push_back(response.acknowledged_sequence());
+    }
+    stream->WritesDone();
+    said.status = stream->Finish();
+    return said;
+  }
+
+  v1::Job job_;
+  jobs::AttemptOrder order_;
+  std::unique_ptr<internal::v1::TrainerReportService::Stub> trainers_;
+};
+
+TEST_F(TrainerReportTest, AnAcknowledgedLineIsAnEventOfTheJob) {
+  const Said first = Say({Hello(1, order_.token), Line(1, R"("type":"state","state":"RUNNING","step":0,"max_steps":2)"), Log(2, "one")});
+  EXPECT_TRUE(first.status.ok()) << first.status.error_message();
+  EXPECT_THAT(first.acknowledged, ElementsAre(0, 1, 2));
+  EXPECT_THAT(Logged(), ElementsAre("one"));
+  EXPECT_EQ(Get().state(), v1::JOB_STATE_RUNNING);
+  // After a lost connection some come again.
+  const Said second = Say({Hello(1, order_.token), Log(2, "one"), Log(3, "two")});
+  EXPECT_TRUE(second.status.ok()) << second.status.error_message();
+  EXPECT_THAT(second.acknowledged, ElementsAre(2, 2, 3));
+  EXPECT_THAT(Logged(), ElementsAre("one", "two"));
+}
+
+TEST_F(TrainerReportTest, WhoIsNotTheAttemptsTrainerIsRefusedAndNothingIsTaken) {
+  const Said guess = Say({Hello(1, "guess"), Log(1, "x")});
+  EXPECT_EQ(guess.status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(ReasonOf(guess.status), "TOKEN_INVALID");
+  const Said fenced = Say({Hello(2, order_.token), Log(1, "x")});
+  EXPECT_EQ(fenced.status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_EQ(ReasonOf(fenced.status), "FENCED");
+  const auto failure = Find<google::rpc::PreconditionFailure>(testing_support::Details(fenced.status));
+  ASSERT_TRUE(failure.has_value());
+  EXPECT_EQ(failure->violations(0).subject(), job_.name());
+  const Said unnamed = Say({Log(1, "x")});
+  EXPECT_EQ(unnamed.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(testing_support::FieldOf(unnamed.status), "hello");
+  const Said gap = Say({Hello(1, order_.token), Log(2, "x")});
+  EXPECT_EQ(gap.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(testing_support::FieldOf(gap.status), "sequence");
+  EXPECT_THAT(Logged(), ElementsAre());
+}
+
+}  // namespace
+}  // namespace nibble
