@@ -56,8 +56,10 @@ def test_generation_is_the_same_bits_among_eight_requests(shared, model):
             most[0] = max(most[0], shared.json("server", "load")["requests_running"])
     with concurrent.futures.ThreadPoolExecutor(9) as pool:
         watching = pool.submit(watch)
-        together = list(pool.map(generate, TEXTS * 2))
-        stop.set()
+        try:
+            together = list(pool.map(generate, TEXTS * 2))
+        finally:
+            stop.set()
         watching.result()
     assert together == alone * 2
     assert most[0] >= 2, "the requests did not meet"
