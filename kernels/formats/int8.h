@@ -53,7 +53,8 @@ struct PackedInt8Weight {
 };
 
 inline constexpr std::int64_t kInt8TileRows = 16;
-inline constexpr std::int64_t kInt8MaxCols = 133144;  // * 127 * 127 < 2^31: what an int32 sum over K holds
+// * 127 * 128 < 2^31: what an int32 sum over K holds. We never quantise to -128; the weight of an artifact from elsewhere may hold it.
+inline constexpr std::int64_t kInt8MaxCols = 132104;
 constexpr std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }

@@ -125,11 +125,11 @@ TEST(MatmulInt8Test, EveryPathAndThreadCountGivesTheOraclesBits) {
 }
 
 TEST(MatmulInt8Test, ExtremesAreExact) {
-  // All 127 by all -127 is the largest sum: it would saturate in 16 bits, and its corrections wrap 32.
-  for (const std::int64_t k : {64, 2048, 133144}) {
+  // All 127 by all -128 is the largest sum: it would saturate in 16 bits, and its corrections wrap 32.
+  for (const std::int64_t k : {std::int64_t{64}, std::int64_t{2048}, kInt8MaxCols}) {
     Case c = MakeCase(1, 5, 20, k, 0);
     std::fill(c.x.begin(), c.x.end(), std::int8_t{127});
-    std::fill(c.w.begin(), c.w.end(), std::int8_t{-127});
+    std::fill(c.w.begin(), c.w.end(), std::int8_t{-128});
     std::fill(c.w.begin(), c.w.begin() + 3 * k, std::int8_t{127});
     std::fill(c.x.begin(), c.x.begin() + k, std::int8_t{-127});
     for (const Isa isa : support::Isas()) ExpectOracleBits(c, false, false, DType::kF32, CpuStream(isa));

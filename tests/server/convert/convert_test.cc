@@ -330,7 +330,7 @@ TEST_F(ConvertTest, MoreInputFeaturesThanAProductHoldsAreNeitherConvertedNorLoad
   model::ArtifactInfo bf16;
   bf16.format = Format::kBF16;
   const auto source = zeros(bf16, "source");
-  const std::string want = "model.layers.0.mlp.down_proj.weight has 133145 input features, wanted at most 133144 for int8";
+  const std::string want = "model.layers.0.mlp.down_proj.weight has 132105 input features, wanted at most 132104 for int8";
   absl::Status status = Convert(*source, "int8", {}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr(want));

@@ -76,7 +76,7 @@ TEST_F(PlanJobTest, WhatCouldNotBeServedIsRefusedBeforeItIsTrained) {
   const absl::Status status = plan(kernels::kInt8MaxCols + 1);
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION");
-  const std::string want = "base_model: model.layers.0.mlp.down_proj.weight has 133145 input features, wanted at most";
+  const std::string want = "base_model: model.layers.0.mlp.down_proj.weight has 132105 input features, wanted at most";
   EXPECT_NE(std::string(status.message()).find(want), std::string::npos) << status;
   spec_.method = jobs::kMethodBitNetQat;
   EXPECT_TRUE(plan(kernels::kInt8MaxCols + 1).ok());
