@@ -15,7 +15,25 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using enum JobState;
 
-class RestartTest : public ControllerFixture {};
+class RestartTest : public ControllerFixture {
+ protected:
+  // A job that has ended, and no model of it: the move of its output failed, and could be made now. Nobody was told SUCCEEDED.
+  std::string EndsAndFailsToPublish(const std::string& output) {
+    const std::string id = Submit(Spec(output));
+    controller_->Tick();
+    Ready(Trainer(id));
+    controller_->Tick();
+    Finish(Trainer(id));
+    machine_.Exit(Trainer(id), 0);
+    const std::string models = state_->layout.models();
+    EXPECT_EQ(::rename(models.c_str(), (models + "-away").c_str()), 0);
+    controller_->Tick();
+    EXPECT_EQ(State(id), kRunning) << "it has succeeded, and its model is not there";
+    EXPECT_FALSE(controller_->Events(id, 0, 100)->ended);
+    EXPECT_EQ(::rename((models + "-away").c_str(), models.c_str()), 0);
+    return id;
+  }
+};
 
 TEST_F(RestartTest, AcknowledgedJobsAreThere) {
   const std::string a = Submit(Spec("a")), b = Submit(Spec("b"));
@@ -311,19 +329,7 @@ TEST_F(CrashTest, DeathOfTheServerAtAnyWriteLosesAndDoublesNothing) {  // R1
 }
 
 TEST_F(RestartTest, PublishThatFailsIsTriedAgainWithoutARestart) {
-  const std::string id = Submit(Spec("out"));
-  controller_->Tick();
-  Ready(Trainer(id));
-  controller_->Tick();
-  Finish(Trainer(id));
-  machine_.Exit(Trainer(id), 0);
-  const std::string models = state_->layout.models();
-  // The move of the output fails: nobody is told SUCCEEDED until the model is there.
-  ASSERT_EQ(::rename(models.c_str(), (models + "-away").c_str()), 0);
-  controller_->Tick();
-  EXPECT_EQ(State(id), kRunning);
-  EXPECT_FALSE(controller_->Events(id, 0, 100)->ended);
-  ASSERT_EQ(::rename((models + "-away").c_str(), models.c_str()), 0);
+  const std::string id = EndsAndFailsToPublish("out");
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_TRUE(state_->models->Verify("out").ok());
@@ -331,17 +337,7 @@ TEST_F(RestartTest, PublishThatFailsIsTriedAgainWithoutARestart) {
 }
 
 TEST_F(RestartTest, AnOutputThatIsLostBeforeItIsPublishedIsToldInAWarning) {
-  const std::string id = Submit(Spec("out"));
-  controller_->Tick();
-  Ready(Trainer(id));
-  controller_->Tick();
-  Finish(Trainer(id));
-  machine_.Exit(Trainer(id), 0);
-  const std::string models = state_->layout.models();
-  ASSERT_EQ(::rename(models.c_str(), (models + "-away").c_str()), 0);
-  controller_->Tick();
-  ASSERT_EQ(State(id), kRunning) << "it has succeeded, and its model is not there";
-  ASSERT_EQ(::rename((models + "-away").c_str(), models.c_str()), 0);
+  const std::string id = EndsAndFailsToPublish("out");
   ASSERT_TRUE(base::RealFileSystem().RemoveAll(Trainer(id).order.output_directory).ok());
   KillAndReopen();
   EXPECT_EQ(State(id), kSucceeded);

@@ -117,20 +117,30 @@ class AppTest : public testing::Test {
     ASSERT_TRUE(done.has_response()) << done.error().message();
   }
 
+  // One upload: the header, one chunk where there are bytes, and unless told otherwise the message that finishes it.
+  grpc::Status Upload(const v1::UploadDatasetHeader& header, const std::string& bytes, v1::Dataset* dataset,
+                      bool finish = true) {
+    grpc::ClientContext context;
+    auto writer = datasets_->UploadDataset(&context, dataset);
+    v1::UploadDatasetRequest message;
+    *message.mutable_header() = header;
+    writer->Write(message);
+    if (!bytes.empty()) {
+      message.set_chunk(bytes);
+      writer->Write(message);
+    }
+    message.mutable_finish()->set_sha256(base::Sha256Hex(bytes));
+    if (finish) writer->Write(message);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+
   // JSON lines, whose format the server finds.
   v1::Dataset Upload(const std::string& name, const std::string& rows) {
-    grpc::ClientContext context;
+    v1::UploadDatasetHeader header;
+    header.set_name(name);
     v1::Dataset dataset;
-    auto writer = datasets_->UploadDataset(&context, &dataset);
-    v1::UploadDatasetRequest message;
-    message.mutable_header()->set_name(name);
-    writer->Write(message);
-    message.set_chunk(rows);
-    writer->Write(message);
-    message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
-    writer->Write(message);
-    writer->WritesDone();
-    const grpc::Status status = writer->Finish();
+    const grpc::Status status = Upload(header, rows, &dataset);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return dataset;
   }

@@ -22,23 +22,11 @@ class DatasetServiceTest : public AppTest {
  protected:
   grpc::Status Upload(const std::string& name, const std::string& bytes, v1::DatasetFormat format, v1::Dataset* dataset,
                       bool finish = true, std::optional<std::int64_t> size_bytes = std::nullopt) {
-    grpc::ClientContext context;
-    auto writer = datasets_->UploadDataset(&context, dataset);
-    v1::UploadDatasetRequest message;
-    message.mutable_header()->set_name(name);
-    if (format != v1::DATASET_FORMAT_UNSPECIFIED) message.mutable_header()->set_format(format);
-    if (size_bytes.has_value()) message.mutable_header()->set_size_bytes(*size_bytes);
-    writer->Write(message);
-    message.Clear();
-    if (!bytes.empty()) {
-      message.set_chunk(bytes);
-      writer->Write(message);
-      message.Clear();
-    }
-    message.mutable_finish()->set_sha256(base::Sha256Hex(bytes));
-    if (finish) writer->Write(message);
-    writer->WritesDone();
-    return writer->Finish();
+    v1::UploadDatasetHeader header;
+    header.set_name(name);
+    header.set_format(format);
+    if (size_bytes.has_value()) header.set_size_bytes(*size_bytes);
+    return AppTest::Upload(header, bytes, dataset, finish);
   }
 };
 

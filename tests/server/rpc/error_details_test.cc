@@ -160,19 +160,11 @@ TEST_F(ErrorDetailsTest, InvalidArgumentTooManyStops) {
 
 TEST_F(ErrorDetailsTest, InvalidArgumentDatasetFormat) {
   const std::string rows = "{\"text\": \"a\"}\n{\"text\": 5}\nno row\n";
-  grpc::ClientContext context;
+  v1::UploadDatasetHeader header;
+  header.set_name("bad");
+  header.set_format(v1::DATASET_FORMAT_TEXT);
   v1::Dataset dataset;
-  auto writer = datasets_->UploadDataset(&context, &dataset);
-  v1::UploadDatasetRequest message;
-  message.mutable_header()->set_name("bad");
-  message.mutable_header()->set_format(v1::DATASET_FORMAT_TEXT);
-  writer->Write(message);
-  message.set_chunk(rows);
-  writer->Write(message);
-  message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
-  writer->Write(message);
-  writer->WritesDone();
-  EXPECT_EQ(Fields(Check(writer->Finish(), grpc::StatusCode::INVALID_ARGUMENT, "DATASET_FORMAT")), "line 2 line 3");
+  EXPECT_EQ(Fields(Check(Upload(header, rows, &dataset), grpc::StatusCode::INVALID_ARGUMENT, "DATASET_FORMAT")), "line 2 line 3");
 }
 
 TEST_F(ErrorDetailsTest, InvalidArgumentNoTrainableTokens) {
@@ -309,19 +301,10 @@ TEST_F(ErrorDetailsTest, AlreadyExistsNameTakenAndIdempotencyConflict) {
   convert.set_target(v1::MODEL_FORMAT_INT8);
   check(Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation), "NAME_TAKEN", "model tiny");
 
-  const std::string rows = "{\"text\": \"another\"}\n";
-  grpc::ClientContext context;
+  v1::UploadDatasetHeader texts;
+  texts.set_name("texts");
   v1::Dataset dataset;
-  auto writer = datasets_->UploadDataset(&context, &dataset);
-  v1::UploadDatasetRequest message;
-  message.mutable_header()->set_name("texts");
-  writer->Write(message);
-  message.set_chunk(rows);
-  writer->Write(message);
-  message.mutable_finish()->set_sha256(base::Sha256Hex(rows));
-  writer->Write(message);
-  writer->WritesDone();
-  check(writer->Finish(), "NAME_TAKEN", "dataset texts");
+  check(Upload(texts, "{\"text\": \"another\"}\n", &dataset), "NAME_TAKEN", "dataset texts");
 }
 
 TEST_F(ErrorDetailsTest, FailedPrecondition) {

@@ -90,6 +90,14 @@ class EngineTest : public testing::Test {
     if (status.ok()) sink->Wait();
     return sink;
   }
+  // What an estimate of waiting goes by: one request, alone, of ten seconds.
+  void ServeForTenSeconds(Engine& engine) {
+    auto slow = std::make_shared<Sink>();
+    slow->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(5)); };
+    const absl::Status status = engine.Submit(Ask(3, 2), slow);
+    ASSERT_TRUE(status.ok()) << status;
+    slow->Wait();
+  }
 
   model::SmallModels models_;
   base::FakeClock clock_{absl::UnixEpoch()};

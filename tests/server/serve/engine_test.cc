@@ -574,10 +574,7 @@ TEST_F(EngineTest, AQueueTimeoutEndsTheWaitAndOnlyTheWait) {
 
 TEST_F(EngineTest, AWaitThatWouldBeTooLongIsRefusedAtOnceWithAnEstimate) {
   auto engine = Start({.max_running = 1});
-  auto slow = std::make_shared<Sink>();
-  slow->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(5)); };
-  ASSERT_TRUE(engine->Submit(Ask(3, 2), slow).ok());  // ten seconds of service
-  slow->Wait();
+  ServeForTenSeconds(*engine);
   auto running = std::make_shared<Sink>();
   auto waiting = std::make_shared<Sink>();
   absl::Status refused;
@@ -597,10 +594,7 @@ TEST_F(EngineTest, AWaitThatWouldBeTooLongIsRefusedAtOnceWithAnEstimate) {
 // Nothing waits yet: the slots alone are full.
 TEST_F(EngineTest, TheFirstThatWouldWaitTooLongIsRefusedAtOnceByDeadlineAndByQueueTimeout) {
   auto engine = Start({.max_running = 1});
-  auto slow = std::make_shared<Sink>();
-  slow->on_delta = [&](std::size_t) { clock_.Advance(absl::Seconds(5)); };
-  ASSERT_TRUE(engine->Submit(Ask(3, 2), slow).ok());  // ten seconds of service
-  slow->Wait();
+  ServeForTenSeconds(*engine);
   auto running = std::make_shared<Sink>();
   auto patient = std::make_shared<Sink>();
   std::vector<absl::Status> refused;

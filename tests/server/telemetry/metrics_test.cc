@@ -15,6 +15,7 @@
 
 #include "server/base/strings.h"
 #include "tests/support/exposition.h"
+#include "tests/support/metric_labels.h"
 
 namespace nibble::telemetry {
 namespace {
@@ -188,34 +189,7 @@ TEST(MetricsTest, PromtoolFindsNothingToSay) {
 TEST(MetricsTest, S11PromtoolFindsNothingToSayOfHostileLabels) {
   if (!HasPromtool()) GTEST_SKIP() << "promtool is not installed";
   Metrics metrics({"1", "c", "none"}, {.job_states = {"QUEUED"}});
-  for (const std::string& text : Hostile()) {
-    metrics.RpcKnown(text, text, text);
-    metrics.RpcStarted(text, text, text);
-    metrics.RpcHandled(text, text, text, text, 0.1);
-    metrics.Rejected(text);
-    metrics.AuthFailed(text);
-    metrics.SetKernelLaunches(text, text, {{text, 1}});
-    metrics.AddKernelLaunches(text, text, text, 1);
-    metrics.RaisePeakMemory(text, text, 1);
-    metrics.SetScheduler(text, {.waiting = 1});
-    metrics.TokensGenerated(text, 1);
-    metrics.GenerateEnded(text, text, {.ttft_seconds = 0.1, .decode_seconds = 1, .completion_tokens = 10});
-    metrics.ModelLoaded(text, 1);
-    metrics.SetTrainerDifference(text, 0.1);
-    metrics.SetJobs(text, text, 1);
-    metrics.JobCreated(text);
-    metrics.JobFinished(text, text, 1);
-    metrics.JobAttempt(text, text);
-    metrics.JobFailed(text, text);
-    metrics.TrainStep(text, {.tokens = 1, .seconds = 1, .loss = 1, .tokens_per_s = 1});
-    metrics.CheckpointFailed(text);
-    metrics.Converted(text, 1);
-    metrics.SetArtifactBytes(text, 1);
-    metrics.StoreOperation(text, 1);
-    metrics.StoreError(text);
-    metrics.SetDiskFree(text, 1);
-    metrics.SetDiskLimits(text, 2, 1);
-  }
+  for (const std::string& text : Hostile()) testing_support::TouchEveryLabel(metrics, text, text, text);
   const std::string exposition = metrics.Scrape();
   EXPECT_EQ(PromtoolSays(exposition), std::make_pair(0, std::string()));
   EXPECT_EQ(testing_support::ExpositionFault(exposition), "") << "promtool lets a NUL pass, Prometheus does not";

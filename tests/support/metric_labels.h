@@ -1,0 +1,40 @@
+// Every label of server/telemetry/metrics.h that takes a text from outside of that folder. A method that is new there is new here.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "server/telemetry/metrics.h"
+
+namespace nibble::testing_support {
+
+// One series at least of every method; a method of several labels takes several of the three texts, in changing order.
+inline void TouchEveryLabel(telemetry::Metrics& metrics, std::string_view a, std::string_view b, std::string_view c) {
+  metrics.RpcKnown(a, b, c);
+  metrics.RpcStarted(b, a, c);
+  metrics.RpcHandled(b, c, a, a, 0.1);
+  metrics.Rejected(a);
+  metrics.AuthFailed(b);
+  metrics.SetKernelLaunches(b, c, {{std::string(a), 1}});
+  metrics.AddKernelLaunches(c, b, a, 1);
+  metrics.RaisePeakMemory(b, c, 1);
+  metrics.SetScheduler(a, {.waiting = 1});
+  metrics.TokensGenerated(b, 1);
+  metrics.GenerateEnded(c, a, {.ttft_seconds = 0.1, .decode_seconds = 1, .completion_tokens = 10});
+  metrics.ModelLoaded(a, 1);
+  metrics.SetTrainerDifference(b, 0.1);
+  metrics.SetJobs(b, c, 1);
+  metrics.JobCreated(a);
+  metrics.JobFinished(b, c, 1);
+  metrics.JobAttempt(c, b);
+  metrics.JobFailed(a, a);
+  metrics.TrainStep(b, {.tokens = 1, .seconds = 1, .loss = 1, .tokens_per_s = 1});
+  metrics.CheckpointFailed(a);
+  metrics.Converted(b, 1);
+  metrics.SetArtifactBytes(c, 1);
+  metrics.StoreOperation(a, 1);
+  metrics.StoreError(b);
+  metrics.SetDiskFree(c, 1);
+  metrics.SetDiskLimits(a, 2, 1);
+}
+
+}  // namespace nibble::testing_support
