@@ -33,6 +33,7 @@
 #include "server/rpc/fine_tune_service.h"
 #include "server/rpc/inference_service.h"
 #include "server/rpc/methods.h"
+#include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_service.h"
 #include "server/rpc/operations_service.h"
@@ -216,14 +217,8 @@ absl::Status App::State::OpenServing() {
   const auto locate = [this](const std::string& name) -> absl::StatusOr<serve::ModelManager::Artifact> {
     NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: it is loaded"));
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state->models->Get(name));
-    // Every byte before it is served: seconds for a large model, against weights that are quietly wrong.
-    const auto verified = state->models->Verify(name);
-    if (verified.ok()) return serve::ModelManager::Artifact{stored.directory, pin};
-    if (!absl::IsDataLoss(verified.status())) return verified.status();
-    metrics.ArtifactVerifyFailed();
-    base::LogError("a model does not fit its manifest", {{"model", name}, {"why", std::string(verified.status().message())}});
-    return base::WithReason(absl::DataLossError(base::StrCat("model \"", name, "\" is damaged: its files do not fit its manifest")),
-                            "ARTIFACT_CORRUPT", {{"model", name}});
+    NIBBLE_RETURN_IF_ERROR(rpc::CheckModelFiles(*state->models, metrics, name));
+    return serve::ModelManager::Artifact{stored.directory, pin};
   };
   const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
     metrics.SetScheduler(resident.name, {});

@@ -123,7 +123,9 @@ class Converter {
   }
 
   absl::StatusOr<ConvertReport> Run(base::FileSystem& files, const std::string& target) {
-    NIBBLE_RETURN_IF_ERROR(model::CheckInFeatures(source_.config(), info_));
+    if (const absl::Status fits = model::CheckInFeatures(source_.config(), info_); !fits.ok()) {
+      return base::FieldError("target", base::ToStd(fits.message()));
+    }
     const std::vector<TensorSpec> specs = model::RequiredTensors(source_.config());
     NIBBLE_ASSIGN_OR_RETURN(auto plan, Plan());
     NIBBLE_ASSIGN_OR_RETURN(writer_, model::ArtifactWriter::Create(files, target, std::move(plan)));

@@ -63,7 +63,7 @@ absl::Status PutTernary(const model::Artifact& source, const TensorSpec& spec, b
     return absl::DataLossError(StrCat(spec.name, ": holds a code that is none of -1, 0, 1"));
   }
   const auto packed = model::PackHfBitNet(codes, n, k);
-  if (!packed.ok()) return absl::InvalidArgumentError(StrCat(spec.name, ": ", base::ToStd(packed.status().message())));
+  if (!packed.ok()) return base::FieldError("format", StrCat(spec.name, ": ", base::ToStd(packed.status().message())));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, source.FloatTensor(spec.name + model::kTernaryScaleSuffix));
   const float written = divides ? 1.0f / scale[0] : scale[0];
   NIBBLE_RETURN_IF_ERROR(writer.Put(spec.name, *packed));

@@ -16,6 +16,7 @@
 #include "server/data/example.h"
 #include "server/model/replay.h"
 #include "server/plan/record_tokens.h"
+#include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/operation_files.h"
@@ -135,6 +136,9 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
+  if (request.lora() == v1::LORA_HANDLING_MERGE && info.format != model::Format::kLora) {
+    return FieldError("lora", StrCat("MERGE is for lora models, \"", request.model(), "\" is ", Name(info.format)));
+  }
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   const bool bounded = request.tolerance().has_max_eval_loss_delta() || request.tolerance().has_min_top1_agreement();
   if (bounded && dataset.empty()) return FieldError("eval_dataset", "is not set, and the tolerance needs one");
@@ -237,6 +241,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "a conversion"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
+  scope.Progress("read", 0, 1);
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   scope.Progress("quantize", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
@@ -307,6 +313,8 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "an export"));
+  scope.Progress("read", 0, 1);
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   v1::ExportModelResponse response;
   response.set_artifact_id(base::NewId("export"));

@@ -11,6 +11,7 @@
 #include "server/model/peft_adapter.h"
 #include "server/model/replay.h"
 #include "server/rpc/import_root.h"
+#include "server/rpc/model_files.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/operation_files.h"
 #include "server/rpc/status.h"
@@ -25,8 +26,10 @@ namespace {
 
 // What a file lacks or lies about is the caller's fault, whatever the reader called it.
 absl::Status OfTheFiles(const absl::Status& status) {
+  // A full disk has its reason, a number in a file that is too large has none.
+  const bool too_large = absl::IsResourceExhausted(status) && base::Reason(status).empty();
   const bool file = absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
-                    absl::IsUnimplemented(status);
+                    absl::IsUnimplemented(status) || too_large;
   if (!file) return status;
   return base::WithReason(absl::InvalidArgumentError(status.message()), "MODEL_FORMAT", {{"kind", base::Reason(status)}});
 }
@@ -148,6 +151,7 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
                                          OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(request.base_model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.base_model(), "an import of an adapter"));
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.base_model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
   auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config());
   if (!adapter.ok()) return base::About(OfTheFiles(adapter.status()), request.base_model());
@@ -164,9 +168,12 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
+  // What a reader cannot make sense of may be a file that was altered: the manifest knows.
   const auto count = [&](absl::Status status) {
     if (absl::IsDataLoss(status)) metrics_.ArtifactVerifyFailed();
-    return status;
+    if (!absl::IsInvalidArgument(status)) return status;
+    const absl::Status altered = CheckModelFiles(*state_.models, metrics_, name);
+    return altered.ok() ? status : altered;
   };
   const auto record = model::ReadRecord(state_.files, stored.directory);
   if (!record.ok()) return count(record.status());

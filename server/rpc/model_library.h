@@ -73,7 +73,8 @@ class ModelLibrary {
   absl::StatusOr<std::shared_ptr<const ExportedFiles>> Exported(const std::string& artifact_id);
 
   absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name);
-  // Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), DataLoss (CHECKPOINT_CORRUPT).
+  // Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), DataLoss (CHECKPOINT_CORRUPT;
+  // of the base ARTIFACT_CORRUPT).
   absl::StatusOr<v1::Model> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant);
 
  private:

@@ -9,6 +9,7 @@
 #include "server/base/strings.h"
 #include "server/convert/checkpoint_model.h"
 #include "server/plan/check_job.h"
+#include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
 #include "server/store/published_directory.h"
 
@@ -36,6 +37,7 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
     metadata["checkpoint"] = request.checkpoint();
     return base::WithReason(absl::DataLossError(verified.status().message()), "CHECKPOINT_CORRUPT", metadata);
   }
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, source.spec.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
   const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.spec.base_model},
                                  {"step", source.step},           {"checkpoint", request.checkpoint()},

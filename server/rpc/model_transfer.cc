@@ -34,6 +34,7 @@ class ModelUpload final : public UploadSink<v1::UploadModelRequest> {
  private:
   absl::StatusOr<bool> TakeHeader(const v1::UploadModelHeader& header) {
     if (upload_ != nullptr) return FieldError("header", "came twice");
+    if (header.size_bytes() < 0) return FieldError("header.size_bytes", StrCat("is ", header.size_bytes(), ", wanted 0 or more"));
     const auto limit = static_cast<std::int64_t>(library_.options().upload_limits.max_total_bytes);
     if (header.has_size_bytes() && header.size_bytes() > limit) {
       return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),

@@ -333,7 +333,8 @@ TEST_F(ConvertTest, MoreInputFeaturesThanAProductHoldsAreNeitherConvertedNorLoad
   const std::string want = "model.layers.0.mlp.down_proj.weight has 132105 input features, wanted at most 132104 for int8";
   absl::Status status = Convert(*source, "int8", {}).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr(want));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("target: " + want));
+  EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION");
   EXPECT_FALSE(files_.Exists(directory_.Path("int8")));
   zeros(int8, "too_large");
   status = loaded("too_large");

@@ -114,6 +114,24 @@ class ErrorDetailsTest : public AppTest {
     const auto done = Wait(Begin(path, path));
     ASSERT_TRUE(done.has_response()) << done.error().message();
   }
+  google::longrunning::Operation ConvertTiny(const std::string& name) {
+    v1::ConvertModelRequest request;
+    request.set_model("tiny");
+    request.set_name(name);
+    request.set_target(v1::MODEL_FORMAT_INT8);
+    google::longrunning::Operation operation;
+    const grpc::Status status = Call(models_, &v1::ModelService::Stub::ConvertModel, request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return Wait(operation);
+  }
+  // Of a file below the folder of models.
+  void FlipLastByte(const std::string& file) {
+    const std::string path = directory_ + "/state/models/" + file;
+    std::string bytes = model::ReadBytes(path);
+    ASSERT_FALSE(bytes.empty());
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);
+    model::WriteBytes(path, bytes);
+  }
   // A checkpoint as its trainer would have written it; its directory.
   std::string WriteCheckpoint(const v1::Job& job, int step) {
     auto& files = base::RealFileSystem();
@@ -384,6 +402,10 @@ class ImportedErrorTest : public ErrorDetailsTest {
     }
     std::filesystem::remove(add("hf_tied_bf16", "mute") + "tokenizer.json");
     model::WriteBytes(add("hf_tied_bf16", "cut") + "model.safetensors", "no tensors");
+    const std::string header = StrCat(R"({")", std::string(600, 'a'), R"(": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})");
+    std::string named(8, '\0');
+    for (std::size_t i = 0; i < 2; ++i) named[i] = static_cast<char>(header.size() >> (8 * i));
+    model::WriteBytes(add("hf_tied_bf16", "long") + "model.safetensors", named + header);
     model::WriteBytes(add("hf_tied_bf16", "foreign") + "config.json",
                       R"({"architectures": ["OtherForCausalLM"], "model_type": "other"})");
     return options;
@@ -406,7 +428,7 @@ TEST_F(ImportedErrorTest, FailedPreconditionOfBitNetModels) {
 
 TEST_F(ImportedErrorTest, InvalidArgumentModelFormatSaysOfWhichKind) {
   const std::map<std::string, std::string> kinds = {
-      {"mute", "NO_TOKENIZER"}, {"cut", "MALFORMED_FILE"}, {"foreign", "UNSUPPORTED_MODEL"}};
+      {"mute", "NO_TOKENIZER"}, {"cut", "MALFORMED_FILE"}, {"foreign", "UNSUPPORTED_MODEL"}, {"long", ""}};
   for (const auto& [path, kind] : kinds) {
     const auto done = Wait(Begin(path, path));
     ASSERT_TRUE(done.has_error()) << path;
@@ -629,10 +651,7 @@ TEST_F(ErrorDetailsTest, UnavailableDraining) {
 }
 
 TEST_F(ErrorDetailsTest, DataLossOfAModelIsLoggedUnderTheRequestsId) {
-  const std::string path = directory_ + "/state/models/tiny/model.safetensors";
-  std::string bytes = model::ReadBytes(path);
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);
-  model::WriteBytes(path, bytes);
+  FlipLastByte("tiny/model.safetensors");
   grpc::ClientContext context;
   context.AddMetadata("x-request-id", "mine");
   v1::GenerateResponse response;
@@ -641,23 +660,56 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelIsLoggedUnderTheRequestsId) {
   EXPECT_EQ(Find<google::rpc::RequestInfo>(details)->request_id(), "mine");
 }
 
-TEST_F(ErrorDetailsTest, DataLossOfARecord) {
-  v1::ConvertModelRequest convert;
-  convert.set_model("tiny");
-  convert.set_name("eight");
-  convert.set_target(v1::MODEL_FORMAT_INT8);
+// What is made of a model has a manifest of its own: bytes that were altered must not find their way into it.
+TEST_F(ErrorDetailsTest, DataLossOfAModelBeforeAnythingIsMadeOfIt) {
+  UploadTexts();
+  v1::Job job;
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
+  ASSERT_FALSE(WriteCheckpoint(job, 7).empty());
+  FlipLastByte("tiny/model.safetensors");
+  const auto check = [&](const google::longrunning::Operation& done, const std::string& name) {
+    EXPECT_EQ(done.error().code(), static_cast<int>(grpc::StatusCode::DATA_LOSS)) << done.error().message();
+    EXPECT_EQ(Find<google::rpc::ErrorInfo>(done.error()).value_or(google::rpc::ErrorInfo()).reason(), "ARTIFACT_CORRUPT");
+    EXPECT_FALSE(base::RealFileSystem().Exists(directory_ + "/state/models/" + name));
+  };
+  check(ConvertTiny("eight"), "eight");
   google::longrunning::Operation operation;
-  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation).ok());
-  const auto done = Wait(operation);
-  ASSERT_TRUE(done.has_response()) << done.error().message();
-  const std::string path = directory_ + "/state/models/eight/record.bin";
-  std::string bytes = model::ReadBytes(path);
-  bytes.back() = static_cast<char>(bytes.back() ^ 1);
-  model::WriteBytes(path, bytes);
+  v1::ExportModelRequest exported;
+  exported.set_model("tiny");
+  exported.set_format(v1::EXPORT_FORMAT_HF);
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ExportModel, exported, &operation).ok());
+  check(Wait(operation), "export");
+  v1::ImportModelRequest adapter;
+  adapter.set_server_path("hf_tied_bf16");  // the base is looked at before it
+  adapter.set_base_model("tiny");
+  adapter.set_name("adapter");
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, adapter, &operation).ok());
+  check(Wait(operation), "adapter");
+  v1::PublishCheckpointRequest publish;
+  publish.set_checkpoint(StrCat(job.name(), "/7"));
+  publish.set_name("published");
+  v1::Model model;
+  const grpc::Status status = Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &model);
+  EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "model"), "tiny");
+}
+
+TEST_F(ErrorDetailsTest, DataLossOfARecord) {
+  ASSERT_TRUE(ConvertTiny("eight").has_response());
+  FlipLastByte("eight/record.bin");
   v1::VerifyModelRequest verify;
   verify.set_name("eight");
   v1::VerifyModelResponse verified;
   Check(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified), grpc::StatusCode::DATA_LOSS, "CORRUPT_ARTIFACT");
+}
+
+// No JSON any more, and the caller has not written it.
+TEST_F(ErrorDetailsTest, DataLossOfAConfigIsNoMistakeOfTheCaller) {
+  ASSERT_TRUE(ConvertTiny("eight").has_response());
+  model::WriteBytes(directory_ + "/state/models/eight/config.json", "{");
+  v1::VerifyModelRequest verify;
+  verify.set_name("eight");
+  v1::VerifyModelResponse verified;
+  Check(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified), grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT");
 }
 
 TEST_F(ErrorDetailsTest, DataLossCheckpointCorruptNamesBothDigests) {

@@ -176,6 +176,11 @@ TEST_F(ModelServiceTest, MalformedUploadsAreRefusedByField) {
     return [kind](v1::UploadModelRequest& m) { return m.message_case() != kind; };
   };
   EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kHeader))), "header");
+  EXPECT_EQ(FieldOf(Upload(files, &response, [](v1::UploadModelRequest& m) {
+              if (m.has_header()) m.mutable_header()->set_size_bytes(-1);
+              return true;
+            })),
+            "header.size_bytes");
   EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kFile))), "chunk");
   EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kChunk))), "file.size_bytes");
   EXPECT_EQ(FieldOf(Upload(files, &response, without(v1::UploadModelRequest::kFinish))), "message");
@@ -391,6 +396,7 @@ TEST_F(ModelServiceTest, AConversionThatCannotBeIsRefusedAtOnceByField) {
     EXPECT_EQ(refused([&](auto& r) { r.mutable_tolerance()->set_max_eval_loss_delta(delta); }), "tolerance.max_eval_loss_delta");
   }
   EXPECT_EQ(refused([](auto& r) { r.set_lora(static_cast<v1::LoraHandling>(99)); }), "lora");
+  EXPECT_EQ(refused([](auto& r) { r.set_lora(v1::LORA_HANDLING_MERGE); }), "lora") << "it has no adapter to merge";
   EXPECT_EQ(refused([](auto& r) { r.set_head(static_cast<v1::ModelFormat>(99)); }), "head");
   EXPECT_EQ(refused([](auto& r) {
               r.set_model("four");

@@ -1,0 +1,16 @@
+// The files of a stored model, compared with what was written.
+#pragma once
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/store/model_store.h"
+#include "server/telemetry/metrics.h"
+
+namespace nibble::rpc {
+
+// Every byte of a model against its manifest: before it is served, and before anything is made of it that would have a manifest of its
+// own. Seconds for a large model. Damage is counted and logged.
+// Errors: NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), what reading a file gives.
+absl::Status CheckModelFiles(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name);
+
+}  // namespace nibble::rpc
