@@ -43,6 +43,11 @@ absl::Status CheckName(std::string_view field, std::string_view name) {
   return absl::OkStatus();
 }
 
+absl::Status CheckRequestId(std::string_view id) {
+  if (id.size() <= 256) return absl::OkStatus();
+  return FieldError("request_id", StrCat("has ", id.size(), " bytes, wanted at most 256"));
+}
+
 std::string NewId(std::string_view prefix) { return StrCat(prefix, "-", RandomDigits()); }
 
 std::string TemporaryName(std::string_view name) { return StrCat(name, kTemporaryMark, RandomDigits()); }

@@ -10,6 +10,9 @@ namespace nibble::base {
 // IsTemporaryName. Safe as a file name. InvalidArgument (FIELD_VIOLATION) names the field otherwise.
 absl::Status CheckName(std::string_view field, std::string_view name);
 
+// The id that makes a repeated request the same one: at most 256 bytes, empty for none. InvalidArgument (FIELD_VIOLATION) otherwise.
+absl::Status CheckRequestId(std::string_view id);
+
 // A fresh id of the server's own making: "<prefix>-" and 16 characters of [0-9a-v] from the system's randomness.
 std::string NewId(std::string_view prefix);
 

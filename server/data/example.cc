@@ -164,14 +164,10 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
     ++line_number;
     if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const auto at_line = [&](const absl::Status& status) {
-      absl::Status named(status.code(), base::StrCat("line ", line_number, ": ", base::ToStd(status.message())));
-      return base::WithReason(named, base::Reason(status).empty() ? "DATASET_FORMAT" : base::Reason(status));
-    };
     auto record = ParseRecord(line, format);
-    if (!record.ok()) return at_line(record.status());
+    if (!record.ok()) return AtLine(line_number, record.status());
     auto pieces = Tokenise(*record, format, text, config, options);
-    if (!pieces.ok()) return at_line(pieces.status());
+    if (!pieces.ok()) return AtLine(line_number, pieces.status());
     ++dataset.num_rows;
     if (pieces->empty()) dataset.dropped.Add(line_number);
     if (!pieces->empty() && pieces->front().num_cut_off > 0) dataset.truncated.Add(line_number);

@@ -61,7 +61,7 @@ struct Dataset {
   std::int64_t num_trained = 0;
 };
 
-// A whole validated file. InvalidArgument names the line; NO_TRAINABLE_TOKENS when no token of it is trained; Cancelled once
+// A whole validated file. InvalidArgument names the line (AtLine); NO_TRAINABLE_TOKENS when no token of it is trained; Cancelled once
 // `cancelled`, which is asked at each line, says so.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,

@@ -105,6 +105,13 @@ absl::StatusOr<Record> ParseRecord(std::string_view line, Format format) {
   return record;
 }
 
+absl::Status AtLine(std::int64_t line_number, const absl::Status& status) {
+  absl::Status named(status.code(), base::StrCat("line ", line_number, ": ", base::ToStd(status.message())));
+  const std::string reason = base::Reason(status);
+  if (!reason.empty()) return base::WithReason(named, reason, base::ReasonMetadata(status));
+  return absl::IsInvalidArgument(status) ? base::WithReason(named, "DATASET_FORMAT") : named;
+}
+
 void FileValidator::Complain(std::string_view what) {
   ++num_errors_;
   if (errors_.size() < kMaxReported) errors_.push_back(base::StrCat("line ", line_number_, ": ", what));

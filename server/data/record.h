@@ -30,6 +30,10 @@ inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
 absl::StatusOr<Record> ParseRecord(std::string_view line, Format format);
 absl::StatusOr<Format> DetectFormat(std::string_view line);
 
+// What is wrong with one line of a file, with its number, from 1, before the text. InvalidArgument without a reason of its own
+// becomes DATASET_FORMAT.
+absl::Status AtLine(std::int64_t line_number, const absl::Status& status);
+
 struct FileSummary {
   Format format = Format::kText;
   std::int64_t num_rows = 0;

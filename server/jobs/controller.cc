@@ -90,9 +90,7 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
                                                 const Submission& submission) {
   if (draining_) return Draining();
   NIBBLE_RETURN_IF_ERROR(Validate(asked));
-  if (id_of_request.size() > 256) {
-    return base::FieldError("request_id", StrCat("has ", id_of_request.size(), " bytes, wanted at most 256"));
-  }
+  NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(id_of_request));
   const bool owned = !submission.owner.empty() && !id_of_request.empty();
   const std::string request_id = owned ? StrCat(submission.owner, "\n", id_of_request) : id_of_request;
   const std::string body_digest =

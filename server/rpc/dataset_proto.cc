@@ -160,10 +160,12 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
     ++line_number;
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    NIBBLE_ASSIGN_OR_RETURN(data::Record record, data::ParseRecord(line, shape.format));
-    if (record.text.size() > text_bytes) record.text = ToUtf8(record.text, text_bytes);
-    NIBBLE_ASSIGN_OR_RETURN(const auto pieces,
-                            data::Tokenise(record, shape.format, model.assets, model.config, shape.options));
+    auto record = data::ParseRecord(line, shape.format);
+    if (!record.ok()) return data::AtLine(line_number, record.status());
+    if (record->text.size() > text_bytes) record->text = ToUtf8(record->text, text_bytes);
+    const auto tokenised = data::Tokenise(*record, shape.format, model.assets, model.config, shape.options);
+    if (!tokenised.ok()) return data::AtLine(line_number, tokenised.status());
+    const std::vector<data::Example>& pieces = *tokenised;
     if (pieces.empty()) response->set_dropped_rows(response->dropped_rows() + 1);
     if (pieces.size() > 1) response->set_split_rows(response->split_rows() + 1);
     if (!pieces.empty() && pieces[0].num_cut_off > 0) response->set_truncated_rows(response->truncated_rows() + 1);

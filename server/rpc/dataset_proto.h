@@ -24,7 +24,8 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
                                                                         const std::string& import_root, v1::Dataset* response);
 
-// The first rows of the file as training would see them.
+// The first rows of the file as training would see them. InvalidArgument (DATASET_FORMAT) names the line of a row that is none of
+// its format, or that is too long where that is an error.
 absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
                      v1::PreviewDatasetResponse* response);
 

@@ -39,6 +39,12 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& re
                                                    std::string* text);
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets);
 
+// The member of `input` that was sent. Request: Generate or Score, with one of them.
+template <typename Request>
+const char* InputField(const Request& request) {
+  return request.has_text() ? "text" : request.has_token_ids() ? "token_ids" : "chat";
+}
+
 v1::FinishReason ToProto(serve::FinishReason reason);
 v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, bool has_logprob);
 v1::Usage ToProto(const serve::Usage& usage);

@@ -37,6 +37,7 @@ absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, co
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text, options.echo ? &echo : nullptr));
   serve::Request request = options.request;
   request.prompt = prompt;
+  request.prompt_field = InputField(proto);
   request.cancel = call.cancel();
   request.deadline = deadline;
   request.arrived = call.began();

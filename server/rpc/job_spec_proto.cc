@@ -88,6 +88,7 @@ void PutBitNet(const jobs::BitNetQatMethod& in, v1::BitNetQatMethod& out) {
 
 absl::Status TakeQLora(const v1::QLoraMethod& in, jobs::QLoraMethod& out) {
   if (in.has_nf4_block() && in.nf4_block() != 64) return NotBuilt("QLoraMethod.nf4_block");
+  if (in.has_double_quant() && !in.double_quant()) return NotBuilt("QLoraMethod.double_quant");
   if (in.has_merge_aware_int8() && in.merge_aware_int8()) return NotBuilt("QLoraMethod.merge_aware_int8");
   if (in.has_r()) out.r = in.r();
   if (in.has_alpha()) out.alpha = in.alpha();
@@ -95,7 +96,6 @@ absl::Status TakeQLora(const v1::QLoraMethod& in, jobs::QLoraMethod& out) {
   if (in.target_modules_size() > 0) out.target_modules.assign(in.target_modules().begin(), in.target_modules().end());
   if (in.has_use_rslora()) out.use_rslora = in.use_rslora();
   if (in.has_seed()) out.seed = in.seed();
-  if (in.has_double_quant()) out.double_quant = in.double_quant();
   return TakeDtype("qlora.compute_dtype", in.compute_dtype(), out.compute_dtype);
 }
 

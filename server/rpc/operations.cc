@@ -127,6 +127,7 @@ void OperationTable::Save(const Entry& entry) {
 
 absl::StatusOr<longrunning::Operation> OperationTable::Start(const std::string& model, const std::string& request_id,
                                                              const std::string& request_digest, Body body) {
+  NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(request_id));
   auto entry = std::make_shared<Entry>();
   {
     base::MutexLock lock(mutex_);

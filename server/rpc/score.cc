@@ -85,7 +85,8 @@ absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::Scor
   NIBBLE_RETURN_IF_ERROR(call->call().StillWanted(deadline));  // a load may take long
   serve::Request score;
   NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident->text));
-  if (score.prompt.empty()) return base::FieldError("input", "has no tokens, wanted at least one");
+  score.prompt_field = InputField(request);
+  if (score.prompt.empty()) return base::FieldError(score.prompt_field, "has no tokens, wanted at least one");
   response->add_tokens()->set_token_id(score.prompt.front());
   score.prompt_logprobs = true;
   score.top_logprobs = request.top_n();

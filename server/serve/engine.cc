@@ -79,10 +79,10 @@ Engine::~Engine() {
 
 absl::Status Engine::Check(const Request& request) const {
   const auto prompt = static_cast<std::int64_t>(request.prompt.size());
-  if (prompt == 0) return base::FieldError("prompt", "has no tokens, wanted at least one");
+  if (prompt == 0) return base::FieldError(request.prompt_field, "has no tokens, wanted at least one");
   if (prompt > max_context_ || (request.stopping.max_tokens > 0 && prompt >= max_context_)) {
     return base::WithReason(
-        absl::InvalidArgumentError(base::StrCat("prompt: has ", prompt, " tokens, the model takes ",
+        absl::InvalidArgumentError(base::StrCat(request.prompt_field, ": has ", prompt, " tokens, the model takes ",
                                                 model_->config().limit_text(max_context_))),
         "PROMPT_TOO_LONG", {{"tokens", std::to_string(prompt)}, {"max", std::to_string(max_context_)}});
   }
@@ -90,16 +90,16 @@ absl::Status Engine::Check(const Request& request) const {
     if (token >= 0 && token < model_->config().vocab_size) return absl::OkStatus();
     return base::FieldError(field, base::StrCat("token id ", token, " is not in the vocabulary of ", model_->config().vocab_size));
   };
-  for (const std::int32_t token : request.prompt) NIBBLE_RETURN_IF_ERROR(in_vocabulary("prompt", token));
-  for (const auto& [token, bias] : request.penalties.bias) NIBBLE_RETURN_IF_ERROR(in_vocabulary("logit_bias", token));
+  for (const std::int32_t token : request.prompt) NIBBLE_RETURN_IF_ERROR(in_vocabulary(request.prompt_field, token));
+  for (const auto& [token, bias] : request.penalties.bias) NIBBLE_RETURN_IF_ERROR(in_vocabulary("sampling.logit_bias", token));
   if (request.stopping.max_tokens < 0) {
-    return base::FieldError("max_tokens", base::StrCat("is ", request.stopping.max_tokens, ", wanted 0 or more"));
+    return base::FieldError("stopping.max_tokens", base::StrCat("is ", request.stopping.max_tokens, ", wanted 0 or more"));
   }
   for (const std::string& stop : request.stopping.strings) {
-    if (stop.empty()) return base::FieldError("stop", "holds an empty string");
+    if (stop.empty()) return base::FieldError("stopping.stop", "holds an empty string");
   }
   if (request.n < 1 || request.n > options_.max_running) {
-    return base::FieldError("n", base::StrCat("is ", request.n, ", wanted 1 to ", options_.max_running));
+    return base::FieldError("sampling.n", base::StrCat("is ", request.n, ", wanted 1 to ", options_.max_running));
   }
   return absl::OkStatus();
 }

@@ -55,8 +55,9 @@ class Engine {
                                                        base::Clock& clock);
   ~Engine();
 
-  // Takes the request or refuses it at once. Errors: InvalidArgument (PROMPT_TOO_LONG, FIELD_VIOLATION), ResourceExhausted
-  // (QUEUE_FULL, KV_FULL). The sink is called from the engine's thread until OnFinish.
+  // Takes the request or refuses it at once. Errors: InvalidArgument (PROMPT_TOO_LONG; FIELD_VIOLATION by the path
+  // in a GenerateRequest, of the prompt by Request::prompt_field), ResourceExhausted (QUEUE_FULL, KV_FULL). The sink is called
+  // from the engine's thread until OnFinish.
   absl::Status Submit(Request request, std::shared_ptr<ResponseSink> sink);
 
   EngineLoad load() const;

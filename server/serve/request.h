@@ -29,6 +29,7 @@ struct Stopping {
 
 struct Request {
   std::vector<std::int32_t> prompt;             // at least one token
+  const char* prompt_field = "prompt";          // the caller's own that it came of: what a refusal names; a literal
   int n = 1;                                    // outputs; they share the prompt's K and V and differ by their random numbers
   kernels::SampleParams sampling;
   Penalties penalties;

@@ -188,7 +188,9 @@ TEST_F(ExampleTest, AFileNamesItsLineAndSaysWhenNothingTrains) {
   EXPECT_EQ(both->truncated.count, 0);
   EXPECT_THAT(RowWarnings(*both, 64), ElementsAre());
   EXPECT_EQ(both->num_trained, 4);  // "b" and the end, twice
-  EXPECT_THAT(std::string(load(good + high, {.max_seq_len = 4, .overlong = Overlong::kError}).status().message()), HasSubstr("line 2"));
+  const absl::Status refused = load(good + high, {.max_seq_len = 4, .overlong = Overlong::kError}).status();
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("line 2: has "));
+  EXPECT_EQ(base::Reason(refused), "DATASET_FORMAT");
   const absl::Status nothing = load(high, {.max_seq_len = 4}).status();
   EXPECT_EQ(base::Reason(nothing), "NO_TRAINABLE_TOKENS");
 }

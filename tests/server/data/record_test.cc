@@ -45,6 +45,20 @@ TEST(FileValidatorTest, NamesTheLinesThatAreBad) {
   EXPECT_THAT(message, HasSubstr("line 4: no \"text\""));
 }
 
+TEST(AtLineTest, TheNumberIsBeforeTheTextAndAReasonOfItsOwnIsKept) {
+  const absl::Status plain = AtLine(7, absl::InvalidArgumentError("no \"text\""));
+  EXPECT_EQ(plain.message(), "line 7: no \"text\"");
+  EXPECT_EQ(base::Reason(plain), "DATASET_FORMAT");
+  const absl::Status refused = base::WithReason(absl::InvalidArgumentError("no template"), "TEMPLATE_ERROR", {{"field", "messages"}});
+  const absl::Status own = AtLine(7, refused);
+  EXPECT_EQ(own.message(), "line 7: no template");
+  EXPECT_EQ(base::Reason(own), "TEMPLATE_ERROR");
+  EXPECT_EQ(base::ReasonMetadata(own)["field"], "messages");
+  const absl::Status ours = AtLine(7, absl::InternalError("the tokenizer failed"));
+  EXPECT_TRUE(absl::IsInternal(ours));
+  EXPECT_EQ(base::Reason(ours), "") << "no fault of the file";
+}
+
 TEST(FileValidatorTest, ReportsTwentyLinesAndHowManyMore) {
   std::string text = "{\"text\": \"a\"}\n";
   for (int i = 0; i < 25; ++i) text += "bad\n";

@@ -9,6 +9,7 @@
 
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/tiny_job.h"
 
 namespace nibble {
 namespace {
@@ -17,6 +18,7 @@ using testing::HasSubstr;
 using testing_support::AppTest;
 using testing_support::FieldOf;
 using testing_support::ReasonOf;
+using testing_support::TinyJob;
 
 class DatasetServiceTest : public AppTest {
  protected:
@@ -157,6 +159,42 @@ TEST_F(DatasetServiceTest, PreviewCountsWhatIsCutOffDroppedAndSplit) {
   ASSERT_GT(split.rows_size(), 1);
   EXPECT_EQ(split.rows(1).part(), 1);
   EXPECT_EQ(split.rows(1).row(), 1);
+}
+
+// By its line, as an upload names it, and with the reason that a job on the same data is refused for.
+TEST_F(DatasetServiceTest, PreviewNamesTheRowThatNoTrainingWouldTake) {
+  Import("tiny");
+  const std::string short_row = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+  AppTest::Upload("pairs", short_row + "\n{\"prompt\": \"a b c d\", \"completion\": \" e f g h i j k l\"}\n");
+  v1::PreviewDatasetRequest request;
+  request.set_dataset("pairs");
+  request.set_model("tiny");
+  request.mutable_data()->set_max_seq_len(8);
+  request.mutable_data()->set_overlong(v1::OVERLONG_POLICY_ERROR);
+  const auto preview = [&] {
+    v1::PreviewDatasetResponse response;
+    return Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, request, &response);
+  };
+  const grpc::Status longer = preview();
+  EXPECT_EQ(longer.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(ReasonOf(longer), "DATASET_FORMAT");
+  EXPECT_EQ(FieldOf(longer), "line 3");
+  EXPECT_THAT(longer.error_message(), HasSubstr("max_seq_len is 8"));
+  v1::PlanJobRequest plan;
+  *plan.mutable_spec() = TinyJob().spec();
+  plan.mutable_spec()->set_train_dataset("pairs");
+  *plan.mutable_spec()->mutable_data() = request.data();
+  v1::PlanJobResponse planned;
+  const grpc::Status refused = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, plan, &planned);
+  EXPECT_EQ(ReasonOf(refused), "DATASET_FORMAT");
+  EXPECT_EQ(refused.error_message(), "train_dataset: " + longer.error_message());
+  request.mutable_data()->clear_overlong();
+  request.mutable_data()->set_format(v1::DATASET_FORMAT_TEXT);
+  const grpc::Status other = preview();
+  EXPECT_EQ(other.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(ReasonOf(other), "DATASET_FORMAT");
+  EXPECT_EQ(FieldOf(other), "line 1");
+  EXPECT_THAT(other.error_message(), HasSubstr("no \"text\""));
 }
 
 TEST_F(DatasetServiceTest, EveryChunkIsBounded) {

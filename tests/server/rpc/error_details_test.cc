@@ -741,6 +741,11 @@ TEST_F(ErrorDetailsTest, UnimplementedNamesWhatIsAbsent) {
   v1::GenerateRequest request = Prompt("tiny", "a", 1);
   request.set_regex("a*");
   EXPECT_EQ(Metadata(Check(Generate(request), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED"), "name"), "GenerateRequest.regex");
+  v1::CreateJobRequest create = TinyJob();
+  create.mutable_spec()->mutable_qlora()->set_double_quant(false);
+  v1::Job job;
+  const auto field = Check(Create(create, &job), grpc::StatusCode::UNIMPLEMENTED, "UNIMPLEMENTED");
+  EXPECT_EQ(Metadata(field, "name"), "QLoraMethod.double_quant");
 }
 
 // The list of docs/errors.md of what cannot carry it: what refuses these comes before any code of ours.

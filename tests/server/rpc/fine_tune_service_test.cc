@@ -106,6 +106,11 @@ TEST_F(FineTuneServiceTest, MethodsAndFieldsThatAreNotBuiltAreNamed) {
   request.mutable_spec()->mutable_bitnet_qat()->add_modules_to_not_convert("q_proj");
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("modules_to_not_convert q_proj"));
   request = TinyJob();
+  request.mutable_spec()->mutable_qlora()->set_double_quant(false);
+  status = Create(request, &job);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("QLoraMethod.double_quant"));
+  request = TinyJob();
   request.mutable_spec()->set_warm_start_from("x/1");
   EXPECT_THAT(Create(request, &job).error_message(), HasSubstr("JobSpec.warm_start_from"));
   request = TinyJob();

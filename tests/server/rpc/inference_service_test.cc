@@ -238,7 +238,7 @@ TEST_F(InferenceServiceTest, PenaltiesAndBiasAreKeptToTheirBounds) {
   refuse([](auto& s) { s.set_presence_penalty(2.5); }, "sampling.presence_penalty");
   refuse([](auto& s) { s.set_frequency_penalty(-3); }, "sampling.frequency_penalty");
   refuse([](auto& s) { (*s.mutable_logit_bias())[3] = 101; }, "sampling.logit_bias");
-  refuse([](auto& s) { (*s.mutable_logit_bias())[112] = 1; }, "logit_bias");
+  refuse([](auto& s) { (*s.mutable_logit_bias())[112] = 1; }, "sampling.logit_bias");
   auto request = Prompt("tiny", "a", 5);
   (*request.mutable_sampling()->mutable_logit_bias())[70] = 100;
   v1::GenerateResponse response;
@@ -510,7 +510,9 @@ TEST_F(InferenceServiceTest, ErrorsNameTheirReason) {
 
   auto outside = Prompt("tiny", "", 1);
   outside.mutable_token_ids()->add_ids(1'000'000);
-  EXPECT_EQ(Generate(outside, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  status = Generate(outside, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(FieldOf(status), "token_ids");
 
   v1::GenerateRequest nothing;
   nothing.set_model("tiny");
@@ -695,6 +697,65 @@ TEST_F(AddedTokenTest, APromptHasItWhereItIsText) {
   message->set_role("a");
   message->set_content("b");
   EXPECT_THAT(prompt(request), ElementsAre(67, 28, 97, 68));  // "a: b"
+}
+
+// "tiny" has a template that writes nothing, and two answers at once are all that it gives.
+class RefusedByTheEngineTest : public InferenceServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = InferenceServiceTest::Options();
+    options.import_root = directory_ + "/root";
+    const std::string source = options.import_root + "/hf_tied_bf16";
+    std::filesystem::create_directory(options.import_root);
+    std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
+    model::WriteBytes(source + "/chat_template.jinja", "{# nothing #}");
+    options.engine.max_running = 2;
+    return options;
+  }
+  // What Generate, and Score with the same input, say is wrong.
+  void Refused(const v1::GenerateRequest& request, const std::string& field) {
+    v1::GenerateResponse response;
+    const grpc::Status generate = Generate(request, &response);
+    EXPECT_EQ(generate.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << field;
+    EXPECT_EQ(ReasonOf(generate), "FIELD_VIOLATION") << field;
+    EXPECT_EQ(FieldOf(generate), field);
+    v1::ScoreRequest score;
+    score.set_model("tiny");
+    if (request.has_text()) score.set_text(request.text());
+    if (request.has_token_ids()) *score.mutable_token_ids() = request.token_ids();
+    if (request.has_chat()) *score.mutable_chat() = request.chat();
+    v1::ScoreResponse scored;
+    const grpc::Status status = Call(inference_, &v1::InferenceService::Stub::Score, score, &scored);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << field;
+    EXPECT_EQ(ReasonOf(status), "FIELD_VIOLATION") << field;
+    EXPECT_EQ(FieldOf(status), field);
+  }
+};
+
+TEST_F(RefusedByTheEngineTest, TheInputThatWasSentIsNamed) {
+  auto request = Prompt("tiny", "", 1);
+  Refused(request, "text");
+  request.mutable_token_ids();
+  Refused(request, "token_ids");
+  for (const int id : {5, 112}) request.mutable_token_ids()->add_ids(id);  // the vocabulary ends before the second
+  Refused(request, "token_ids");
+  auto* message = request.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("a b");
+  Refused(request, "chat");
+}
+
+TEST_F(RefusedByTheEngineTest, MoreOutputsThanRunAtOnceAreNamed) {
+  auto request = Prompt("tiny", "a", 1);
+  request.mutable_sampling()->set_n(3);
+  v1::GenerateResponse response;
+  const grpc::Status refused = Generate(request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(FieldOf(refused), "sampling.n");
+  EXPECT_THAT(refused.error_message(), HasSubstr("is 3, wanted 1 to 2"));
+  request.mutable_sampling()->set_n(2);
+  const grpc::Status status = Generate(request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
 }
 
 // A buffer of few messages, and little patience.

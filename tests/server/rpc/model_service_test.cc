@@ -303,6 +303,8 @@ TEST_F(ModelServiceTest, TheSameRequestIdIsTheSameOperation) {
   Wait(first);
   request.set_name("other");
   EXPECT_EQ(ReasonOf(StartImport(request, &second)), "IDEMPOTENCY_CONFLICT");
+  request.set_request_id(std::string(257, 'a'));
+  EXPECT_EQ(FieldOf(StartImport(request, &second)), "request_id");
 }
 
 TEST_F(ModelServiceTest, Int8CarriesItsRecordAndVerifies) {

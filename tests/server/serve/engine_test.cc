@@ -336,20 +336,37 @@ TEST_F(EngineTest, StopStringsCountFromTheTokenThatMayEnd) {
 TEST_F(EngineTest, WhatCannotBeIsRefusedAtOnce) {
   auto engine = Start();
   auto sink = std::make_shared<Sink>();
-  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(Ask(0, 1), sink)));
+  const auto field = [&](const Request& request) {
+    const absl::Status refused = engine->Submit(request, sink);
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    return base::ReasonMetadata(refused)["field"];
+  };
+  Request empty = Ask(0, 1);
+  EXPECT_EQ(field(empty), "prompt");
+  empty.prompt_field = "chat";
+  EXPECT_EQ(field(empty), "chat");
   absl::Status status = engine->Submit(Ask(257, 1), sink);
   EXPECT_EQ(base::Reason(status), "PROMPT_TOO_LONG");
   EXPECT_THAT(std::string(status.message()), testing::AllOf(HasSubstr("257"), HasSubstr("256")));
   EXPECT_EQ(base::Reason(engine->Submit(Ask(256, 1), sink)), "PROMPT_TOO_LONG") << "no room for an answer";
-  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(Ask(3, -1), sink)));
+  EXPECT_EQ(field(Ask(3, -1)), "stopping.max_tokens");
   for (const std::int32_t token : {-1, 112}) {
     Request request = Ask(3, 1);
     request.prompt[1] = token;
-    EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(request, sink))) << token;
+    request.prompt_field = "token_ids";
+    EXPECT_EQ(field(request), "token_ids") << token;
+    request = Ask(3, 1);
+    request.penalties.bias = {{token, 1.0f}};
+    EXPECT_EQ(field(request), "sampling.logit_bias") << token;
   }
   Request request = Ask(3, 1);
   request.stopping.strings = {""};
-  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(request, sink)));
+  EXPECT_EQ(field(request), "stopping.stop");
+  for (const int outputs : {0, 17}) {
+    request = Ask(3, 1);
+    request.n = outputs;
+    EXPECT_EQ(field(request), "sampling.n") << outputs;
+  }
   EXPECT_EQ(engine->load().waiting, 0);
 }
 

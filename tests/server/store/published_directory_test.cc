@@ -52,6 +52,7 @@ TEST(PublishedDirectoryTest, FlippedBitIsFoundByVerifyAndShortFileByCheckSizes) 
   EXPECT_TRUE(CheckSizes(Files(), temp / "m").ok());
   const auto verified = Verify(Files(), temp / "m");
   EXPECT_EQ(verified.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(base::Reason(verified.status()), "CHECKSUM_MISMATCH");
   EXPECT_EQ(base::ReasonMetadata(verified.status())["file"], "a.bin");
   WriteFile(temp / "m/a.bin", "alph");
   EXPECT_EQ(CheckSizes(Files(), temp / "m").status().code(), absl::StatusCode::kDataLoss);
