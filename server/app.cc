@@ -38,6 +38,7 @@
 #include "server/rpc/model_service.h"
 #include "server/rpc/operations_service.h"
 #include "server/rpc/server_service.h"
+#include "server/rpc/time.h"
 #include "server/rpc/tls.h"
 #include "server/rpc/trainer_report_service.h"
 #include "server/serve/model_manager.h"
@@ -323,6 +324,12 @@ v1::ServerInfo App::State::Describe() {
   limits->set_max_waiting_requests(static_cast<std::int32_t>(options.engine.max_waiting));
   limits->set_max_running_requests(static_cast<std::int32_t>(options.engine.max_running));
   limits->set_max_queued_jobs(static_cast<std::int32_t>(options.max_queued_jobs));
+  limits->set_max_jobs_per_principal(options.max_jobs_per_principal);
+  limits->set_max_dataset_line_bytes(options.max_dataset_line_bytes);
+  limits->set_max_tokenizer_bytes(options.max_tokenizer_bytes);
+  *limits->mutable_max_stream_age() = rpc::ToProto(edge->max_stream_age);
+  if (options.generate_deadline_s > 0) *limits->mutable_generate_deadline() = rpc::ToProto(edge->generate_deadline);
+  if (options.operation_deadline_s > 0) *limits->mutable_operation_deadline() = rpc::ToProto(OrNone(options.operation_deadline_s));
   if (options.trainer_path.empty()) info.clear_job_methods();
   return info;
 }

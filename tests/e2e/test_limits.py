@@ -106,6 +106,8 @@ def test_generate_whose_client_gave_no_deadline_has_the_servers(make_server, mod
     server.run("models", "import", model_directory, "--name", "small")
     server.run("models", "load", "small")
     api = Api(server.grpc)
+    limits = server.json("server", "info")["limits"]
+    assert limits["generate_deadline"] == "0.050s" and "operation_deadline" not in limits
     request = message("GenerateRequest", model="small", text="The boat")
     request.stopping.max_tokens, request.stopping.ignore_eos, request.sampling.n = 900, True, 16
     stages = set()

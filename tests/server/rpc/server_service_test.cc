@@ -48,6 +48,12 @@ TEST_F(ServerServiceTest, InfoTellsWhatThereIs) {
   EXPECT_THAT(info.convert_formats(), testing::Contains("ternary"));
   EXPECT_THAT(info.export_formats(), testing::ElementsAre("peft", "hf", "hf_bitnet", "compressed_tensors"));
   EXPECT_EQ(info.limits().max_chunk_bytes(), 1 << 20);
+  EXPECT_EQ(info.limits().max_dataset_line_bytes(), 1 << 20);
+  EXPECT_EQ(info.limits().max_tokenizer_bytes(), 64 << 20);
+  EXPECT_EQ(info.limits().max_stream_age().seconds(), 3600);
+  EXPECT_EQ(info.limits().max_jobs_per_principal(), 10);
+  EXPECT_FALSE(info.limits().has_generate_deadline());
+  EXPECT_FALSE(info.limits().has_operation_deadline());
   EXPECT_THAT(info.code_digest(), testing::MatchesRegex("[0-9a-f]{64}"));
   EXPECT_THAT(info.cuda_version(), testing::MatchesRegex("none|[0-9.]+"));
   const std::string metrics = Http().Get("/metrics")->body;
