@@ -434,13 +434,19 @@ def test_R3_drain_by_rpc_cuts_what_takes_too_long(make_server, model_directory, 
     job = create(server, "later")
     wait_for_step(server, job, 2)
     api = Api(server.grpc)
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(server.run, "generate", "small", "--prompt", "The boat", "--max-tokens", 900, "--ignore-eos", check=False)
-        wait_until(lambda: requests_running(server) >= 1)
-        drain = message("DrainRequest")
-        drain.deadline.nanos = 50_000_000
-        api.call("ServerService", "Drain", drain)
-        assert answer.result().returncode != 0, "it was cut"
+    long = message("GenerateRequest", model="small", text="The boat")
+    long.stopping.max_tokens, long.stopping.ignore_eos, long.sampling.n = 900, True, 16
+    stream = api.stream("InferenceService", "GenerateStream", timeout=120, request=long)
+    next(stream)  # it runs, and cannot end before it is read on: 14,400 deltas are more than queue and window hold
+    assert requests_running(server) >= 1
+    drain = message("DrainRequest")
+    drain.deadline.nanos = 50_000_000
+    api.call("ServerService", "Drain", drain)
+    with pytest.raises(grpc.RpcError) as cut:
+        for _ in stream:
+            pass
+    print(cut.value)
+    assert says_draining(cut.value), "it was cut"
     wait_until(lambda: not trainers(server))
     load = api.call("ServerService", "GetLoad")
     assert load.draining and not load.ready
