@@ -162,7 +162,17 @@ TEST_F(DatasetServiceTest, PreviewCountsWhatIsCutOffDroppedAndSplit) {
 }
 
 // By its line, as an upload names it, and with the reason that a job on the same data is refused for.
-TEST_F(DatasetServiceTest, PreviewNamesTheRowThatNoTrainingWouldTake) {
+// Jobs are planned, and none is run.
+class PlannedRowsTest : public DatasetServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = DatasetServiceTest::Options();
+    options.trainer_path = "/bin/false";
+    return options;
+  }
+};
+
+TEST_F(PlannedRowsTest, PreviewNamesTheRowThatNoTrainingWouldTake) {
   Import("tiny");
   const std::string short_row = "{\"prompt\": \"a\", \"completion\": \"b\"}\n";
   AppTest::Upload("pairs", short_row + "\n{\"prompt\": \"a b c d\", \"completion\": \" e f g h i j k l\"}\n");

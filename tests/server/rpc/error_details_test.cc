@@ -702,10 +702,10 @@ TEST_F(ErrorDetailsTest, DataLossOfARecord) {
   Check(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified), grpc::StatusCode::DATA_LOSS, "CORRUPT_ARTIFACT");
 }
 
-// No JSON any more, and the caller has not written it.
+// It is no model's any more, and the caller has not written it.
 TEST_F(ErrorDetailsTest, DataLossOfAConfigIsNoMistakeOfTheCaller) {
   ASSERT_TRUE(ConvertTiny("eight").has_response());
-  model::WriteBytes(directory_ + "/state/models/eight/config.json", "{");
+  model::WriteBytes(directory_ + "/state/models/eight/config.json", "{}");
   v1::VerifyModelRequest verify;
   verify.set_name("eight");
   v1::VerifyModelResponse verified;
