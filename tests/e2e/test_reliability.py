@@ -445,8 +445,7 @@ def test_R3_drain_by_rpc_cuts_what_takes_too_long(make_server, model_directory, 
     with pytest.raises(grpc.RpcError) as cut:
         for _ in stream:
             pass
-    print(cut.value)
-    assert says_draining(cut.value), "it was cut"
+    assert cut.value.code() == grpc.StatusCode.CANCELLED, "it was cut"
     wait_until(lambda: not trainers(server))
     load = api.call("ServerService", "GetLoad")
     assert load.draining and not load.ready
