@@ -3,9 +3,12 @@ checked against what the next server says."""
 import concurrent.futures
 import contextlib
 import os
+import pathlib
 import random
+import shutil
 import signal
 import sqlite3
+import tempfile
 import threading
 import time
 import uuid
@@ -20,6 +23,9 @@ from wire import Api, message
 
 STEPS = 6
 MIN_OPERATIONS = 50  # a kill without traffic says nothing: it is not counted
+# The server alone; the server, and its trainers stand still until the next is there; the machine takes both; the trainers die while
+# there is no server.
+FAULTS = ("server", "slow", "both", "orphans")
 
 
 def request(number):
@@ -31,13 +37,44 @@ def request(number):
     return made
 
 
+def read_events(api, name):
+    events, page = [], message("ListJobEventsRequest", name=name, page_size=1000)
+    while True:
+        answer = api.call("FineTuneService", "ListJobEvents", page)
+        events.extend(answer.events)
+        if not answer.next_page_token:
+            return events
+        page.page_token = answer.next_page_token
+
+
+def rank(job):
+    """Numbers none of which ever falls: open, CANCELLING or final; attempt; retries."""
+    return 2 if job.state in (7, 8, 9) else int(job.state == 6), job.attempt, job.retries
+
+
+def identity(job):
+    spec = type(job.spec).FromString(job.spec.SerializeToString())
+    spec.ClearField("runtime")  # an attempt says where it runs
+    return job.uid, spec, job.digests, job.create_time, job.output_model
+
+
+def check_later(before, after):
+    """Two answers about one job: the second was asked for when the first was there."""
+    assert identity(after) == identity(before), "it is another"
+    assert all(old <= new for old, new in zip(rank(before), rank(after))), (before, after)
+    if rank(before)[0] == 2:
+        assert after == before, "a final job has changed"
+
+
 class Traffic:
-    """Clients that create, cancel and read, and write down what was answered."""
+    """Clients that create, cancel and read, and hold each answer against those that were there when it was asked for."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.lock = threading.Lock()
         self.acknowledged = {}  # job -> its request
+        self.jobs = {}          # job -> the latest that was answered of it
+        self.events = {}        # job -> its events, as far as they were read
         self.cancelled = set()  # acknowledged cancels
         self.unanswered = []    # requests whose answer never came
         self.operations = 0
@@ -65,13 +102,35 @@ class Traffic:
         elif draw < 0.07:
             self.cancel(api, name)
         elif draw < 0.5:
-            api.call("FineTuneService", "GetJob", name=name)
+            self.ask(api, "GetJob", name)
         else:
-            api.call("FineTuneService", "ListJobEvents", name=name)
+            self.read(api, name)
+
+    def ask(self, api, method, name):
+        with self.lock:
+            before = self.jobs[name]
+        self.heard(before, api.call("FineTuneService", method, name=name))
+
+    def heard(self, before, job):
+        """An answer; `before` is what was known of the job when it was asked for."""
+        check_later(before, job)
+        with self.lock:
+            if rank(job) >= rank(self.jobs[job.name]):  # answers may overtake each other
+                self.jobs[job.name] = job
+
+    def read(self, api, name):
+        with self.lock:
+            before = self.events.get(name, [])
+        events = read_events(api, name)
+        assert events[:len(before)] == before, "an event that was read is gone or has changed"
+        with self.lock:
+            if len(events) > len(self.events.get(name, [])):
+                self.events[name] = events
+        return events
 
     def cancel(self, api, name):
         try:
-            api.call("FineTuneService", "CancelJob", name=name)
+            self.ask(api, "CancelJob", name)
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.FAILED_PRECONDITION:  # that is the answer for one that has ended
                 raise
@@ -94,7 +153,10 @@ class Traffic:
             with self.lock:
                 self.unanswered.append(made)  # asked again, by the next server perhaps
             raise
+        assert job.spec.labels["number"] == made.spec.labels["number"], "it is another"
+        assert job.digests.config
         with self.lock:
+            self.jobs[job.name] = job
             self.acknowledged[job.name] = made
 
 
@@ -111,7 +173,8 @@ def check_all_there(address, traffic):
     requests = {}
     for name, made in traffic.acknowledged.items():
         assert name in found, "an acknowledged job is gone"
-        assert found[name].spec.labels["number"] == made.spec.labels["number"], "it is another"
+        traffic.heard(traffic.jobs[name], found[name])
+        traffic.read(api, name)
         assert requests.setdefault(made.request_id, name) == name, "one request made two jobs"
     for name in traffic.cancelled:
         assert found[name].state in (6, 7, 8, 9), "an acknowledged cancel is forgotten"
@@ -134,6 +197,74 @@ def send(pids, number):
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             os.kill(pid, number)
+
+
+def attempts(server):
+    """The trainers that live: pid -> directory of the attempt."""
+    found = {}
+    for pid in trainers(server):
+        with contextlib.suppress(OSError):  # it has ended
+            arguments = pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            if "--job_dir" in arguments:
+                found[pid] = pathlib.Path(arguments[arguments.index("--job_dir") + 1])
+    return found
+
+
+def attempt_of(directory):
+    """Job and number: jobs/ID/attempts/N"""
+    return directory.parents[1].name, int(directory.name)
+
+
+def has_outcome(directory):
+    return (directory / "outcome.json").exists()
+
+
+def stands_still(pid):
+    """None: it has ended."""
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+    return None if state in "ZX" else state == "T"
+
+
+def check_one_writer(server):
+    """No job has two trainers at one moment."""
+    def doubled(found):
+        jobs = [attempt_of(directory)[0] for directory in found.values()]
+        return len(set(jobs)) < len(jobs)
+
+    found = attempts(server)
+    if doubled(found):
+        # The first may have ended, and the second begun, while they were looked for. What is found twice lived in between.
+        found = dict(found.items() & attempts(server).items())
+    assert not doubled(found), f"two writers: {found}"
+
+
+def check_database(server):
+    """What a dead server left: job -> its state and attempt. Of a copy: the next server finds it untouched."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in ("nibble.db", "nibble.db-wal"):
+            if (server.state / file).exists():
+                shutil.copy(server.state / file, folder)
+        with contextlib.closing(sqlite3.connect(pathlib.Path(folder) / "nibble.db")) as database:
+            assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            twice = "SELECT job_id FROM attempts WHERE state = 'SUCCEEDED' GROUP BY job_id HAVING COUNT(*) > 1"
+            assert database.execute(twice).fetchall() == []
+            jobs = {name: (state, attempt) for name, state, attempt in database.execute("SELECT id, state, attempt FROM jobs")}
+    for directory in attempts(server).values():
+        name, attempt = attempt_of(directory)
+        assert jobs[name][0] in ("PREPARING", "RUNNING", "CANCELLING") and jobs[name][1] == attempt, (directory, jobs[name])
+    return jobs
+
+
+def check_lost(address, bereft):
+    """Attempts that nobody could end in good order were told so."""
+    api = Api(address)
+    for name, attempt in bereft:
+        reasons = [event.state.reason.reason for event in read_events(api, name) if event.attempt == attempt]
+        assert reasons.count("ATTEMPT_LOST") == 1, (name, attempt, reasons)
+    api.close()
 
 
 def check_story(events):
@@ -166,61 +297,77 @@ def test_R1_server_killed_again_and_again(make_server, model_directory, text_fil
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
     traffic = Traffic(seed=kills)
-    counted, void, slowest, models = 0, 0, 0.0, check_artifacts(server, set())
+    counted, void, adopted, lost, slowest, models = 0, 0, 0, 0, 0.0, check_artifacts(server, set())
     while counted < kills:
         draw = random.Random(counted + 1000 * void)
-        # The server alone; the server, and its trainers stand still until the next is there; the machine takes both.
-        fault = ("server", "slow", "both")[counted % 3]
-        stop, before, frozen = threading.Event(), traffic.operations, []
+        fault = FAULTS[counted % len(FAULTS)]
+        stop, before, frozen, killed = threading.Event(), traffic.operations, {}, {}
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
             clients = [pool.submit(traffic.run, server.grpc, stop, 4) for _ in range(3)]
             try:
                 until = time.monotonic() + draw.uniform(0.2, 2.0)
                 while time.monotonic() < until or traffic.operations - before < MIN_OPERATIONS and time.monotonic() < until + 20:
-                    time.sleep(0.005)
-                if fault == "slow":
-                    wait_until(lambda: trainers(server))
+                    check_one_writer(server)
+                    time.sleep(0.05)
+                if fault in ("slow", "orphans"):
+                    wait_until(lambda: not all(has_outcome(directory) for directory in attempts(server).values()))
                 if fault == "both":
-                    send(trainers(server), signal.SIGKILL)
+                    killed = attempts(server)
+                    send(killed, signal.SIGKILL)
                 server.kill()
                 if fault == "slow":
-                    frozen = trainers(server)
+                    frozen = attempts(server)
                     send(frozen, signal.SIGSTOP)
+                if fault == "orphans":
+                    killed = attempts(server)
+                    send(killed, signal.SIGKILL)
             finally:
                 stop.set()
-        began = time.monotonic()
         try:
+            wait_until(lambda: all(stands_still(pid) is not False for pid in frozen))
+            wait_until(lambda: all(stands_still(pid) is None for pid in killed))
+            left = check_database(server)
+            # Of the others the server had settled the end before its own, or they were done, or are to be cancelled.
+            bereft = [attempt_of(directory) for directory in killed.values() if not has_outcome(directory)]
+            bereft = [(name, attempt) for name, attempt in bereft if left[name] in (("PREPARING", attempt), ("RUNNING", attempt))]
+            began = time.monotonic()
             server.start()
+            took = time.monotonic() - began
+            check_one_writer(server)
+            entries = server.logged("trainer adopted")[adopted:]
+            adopted += len(entries)
+            standing = {(str(pid), *attempt_of(directory)) for pid, directory in frozen.items() if stands_still(pid)}
+            told = {(entry["pid"], entry["job"], int(entry["attempt"])) for entry in entries}
+            assert standing <= told, "a trainer that lives was not adopted"
         finally:
             send(frozen, signal.SIGCONT)
-        took = time.monotonic() - began
         for client in clients:
             client.result()  # or what it raised
         assert took < restart_s, "the restart took too long"
         slowest = max(slowest, took)
+        check_one_writer(server)
         check_all_there(server.grpc, traffic)
+        check_lost(server.grpc, bereft)
+        check_one_writer(server)
         models |= check_artifacts(server, models)
-        if traffic.operations - before >= MIN_OPERATIONS:
+        check_one_writer(server)
+        lost += len(bereft)
+        met = {"slow": standing, "orphans": bereft}.get(fault, True)  # the trainers it is about
+        if traffic.operations - before >= MIN_OPERATIONS and met:
             counted += 1
         else:
             void += 1
-            assert void <= max(2, kills // 10), "too many kills met no traffic"
-    adopted = len(server.logged("trainer adopted"))
-    print(f"{counted} kills, {void} void, {len(traffic.acknowledged)} jobs, {adopted} trainers adopted, slowest restart {slowest:.2f} s")
+            assert void <= max(2, kills // 10), "too many kills met no traffic or no trainer"
+    print(f"{counted} kills, {void} void, {len(traffic.acknowledged)} jobs, {adopted} trainers adopted, {lost} lost, "
+          f"slowest restart {slowest:.2f} s")
     assert traffic.acknowledged
     assert adopted > 0, "no trainer outlived its server"
+    assert lost > 0, "no trainer was lost"
 
     api = Api(server.grpc)
     for name in traffic.acknowledged:
         server.run("jobs", "watch", name, check=False)  # exit 1 for a cancelled one
-        events, page = [], message("ListJobEventsRequest", name=name, page_size=1000)
-        while True:
-            answer = api.call("FineTuneService", "ListJobEvents", page)
-            events.extend(answer.events)
-            if not answer.next_page_token:
-                break
-            page.page_token = answer.next_page_token
-        check_story(events)
+        check_story(traffic.read(api, name))
     ended = check_all_there(server.grpc, traffic)
     models = check_artifacts(server, set())
     for name in traffic.acknowledged:
