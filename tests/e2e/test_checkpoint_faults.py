@@ -10,7 +10,7 @@ import pytest
 
 from conftest import TRAIN, trainers
 from test_kill import SAVE, create, wait_for_step
-from test_reliability import calm, curve, prepare, wait_until  # noqa: F401 (calm is a fixture)
+from test_reliability import calm, calm_of_each_method, curve, prepare, wait_until  # noqa: F401 (the first two are fixtures)
 
 # Operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many tensors, the small files, their
 # syncs, the manifest, and last the rename.
@@ -297,16 +297,16 @@ def test_R12_truncated_model_is_not_served(make_server, model_directory):
     server.run("models", "load", "small")
 
 
-def test_R12_flipped_byte_of_a_checkpoint_is_passed_over(calm):
-    server, digest, undisturbed = calm
-    job = create(server, "bad-checkpoint")
+def test_R12_flipped_byte_of_a_checkpoint_is_passed_over(calm_of_each_method):
+    method, server, digest, undisturbed = calm_of_each_method
+    output = f"bad-checkpoint-{method}"
+    job = create(server, output, method=method)
     wait_for_step(server, job, 2 * SAVE + 1)
     server.run("jobs", "pause", job)
     wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
-    newest = sorted(server.state.glob(f"jobs/{job}/attempts/1/checkpoints/step-*"))[-1] / "state.safetensors"
-    data = bytearray(newest.read_bytes())
-    data[len(data) // 2] ^= 4
-    newest.write_bytes(data)
+    before_it, newest = sorted(server.state.glob(f"jobs/{job}/attempts/1/checkpoints/step-*"))
+    state = newest / "state.safetensors"
+    flip(state, state.stat().st_size // 2, 2)
     before = server.metrics()["nibble_artifact_verify_failures_total"]
     server.run("jobs", "resume", job)
     server.run("jobs", "watch", job)
@@ -314,5 +314,7 @@ def test_R12_flipped_byte_of_a_checkpoint_is_passed_over(calm):
     assert any(e["type"] == "warning" and e["reason"] == "CHECKPOINT_CORRUPT" for e in events)
     assert server.metrics()["nibble_artifact_verify_failures_total"] == before + 1
     assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
+    resumed = [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"]
+    assert resumed[1:] == [int(before_it.name.removeprefix("step-"))]
     assert curve(server, job) == undisturbed
-    assert server.json("models", "get", "bad-checkpoint")["digest"] == digest
+    assert server.json("models", "get", output)["digest"] == digest

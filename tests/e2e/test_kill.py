@@ -9,11 +9,12 @@ import pytest
 from conftest import TRAIN, Server, trainers
 
 STEPS, SAVE = 40, 5
+SETTINGS = {"qlora": TRAIN, "bitnet_qat": [*TRAIN[:TRAIN.index("--rank")], "--seed", 3]}  # the second has no adapter
 
 
-def create(server, output, *more):
-    return server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", output,
-                       "--max-steps", STEPS, "--save-every", SAVE, *TRAIN, *more)["id"]
+def create(server, output, *more, method="qlora"):
+    return server.json("jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--output", output,
+                       "--max-steps", STEPS, "--save-every", SAVE, *SETTINGS[method], *more)["id"]
 
 
 def wait_for_step(server, job, step):
@@ -38,6 +39,20 @@ def undisturbed(tmp_path_factory, model_directory, text_file):
     server.stop()
 
 
+def check_resumes(events, attempts):
+    """Every later attempt went on from a checkpoint, and of the steps that were told no more than an interval is lost."""
+    resumed = {event["attempt"]: event["resumed_step"] for event in events
+               if event["type"] == "state" and event["state"] == "RUNNING" and event["attempt"] > 1}
+    assert sorted(resumed) == list(range(2, attempts + 1))
+    steps = [(event["attempt"], event["step"]) for event in events if event["type"] == "step"]
+    for attempt, start in resumed.items():
+        assert SAVE <= start < STEPS, resumed
+        last = max(step for of, step in steps if of < attempt)
+        assert 0 <= last - start <= SAVE, f"attempt {attempt}: step {last} was told, it went on from {start}"
+        own = [step for of, step in steps if of == attempt]
+        assert own == list(range(start + 1, start + 1 + len(own))), f"attempt {attempt} went on from {start}"
+
+
 def check(server, job, digest, output, attempts=2):
     server.run("jobs", "watch", job)
     events = server.lines("jobs", "watch", job)
@@ -47,11 +62,7 @@ def check(server, job, digest, output, attempts=2):
     steps = [event["step"] for event in events if event["type"] == "step"]
     assert sorted(set(steps)) == list(range(1, STEPS + 1))
     assert len(steps) <= STEPS + SAVE * (attempts - 1)
-    # Every later attempt went on from a checkpoint.
-    resumed = {event["attempt"]: event["resumed_step"] for event in events
-               if event["type"] == "state" and event["state"] == "RUNNING" and event["attempt"] > 1}
-    assert sorted(resumed) == list(range(2, attempts + 1))
-    assert all(SAVE <= step < STEPS for step in resumed.values()), resumed
+    check_resumes(events, attempts)
     assert server.json("models", "get", output)["digest"] == digest
 
 
