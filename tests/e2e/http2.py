@@ -28,6 +28,7 @@ class Connection:
         host, port = address.rsplit(":", 1)
         self.socket = socket.create_connection((host, int(port)), timeout=10)
         self.buffer = b""
+        self.cut_code = None  # HTTP/2's error code of what ended a flood
         if hello:
             self.send(PREFACE + frame(SETTINGS, 0, 0, b""))
 
@@ -86,6 +87,8 @@ class Connection:
                 elif kind == PING and not flags & 1:
                     self.send(frame(PING, 1, 0, payload))
                 elif kind in (RST_STREAM, GOAWAY, "closed"):
+                    if kind != "closed":
+                        (self.cut_code,) = struct.unpack(">I", payload[:4] if kind == RST_STREAM else payload[4:8])
                     return kind, sent
         return None, sent
 

@@ -20,6 +20,7 @@ terminated = False
 
 def on_term(*_):
     global terminated
+    os.write(1, b"SIGTERM\n")  # not print, which a signal may have interrupted
     terminated = behaviour != "deaf"
 
 
