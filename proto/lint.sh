@@ -16,12 +16,19 @@ image() {  # FOLDER OUT: one descriptor set, so that buf needs no registry for g
 googleapis=$(cd "$googleapis" && pwd)
 image proto "$work/now.binpb"
 buf lint "$work/now.binpb" --config proto/buf.yaml
-# What buf does not look at: the length of a line, and that the comment of a field that may be left out says what it is then.
+# What buf does not look at: the length of a line, that the comment of a field that may be left out says what it is then, and that of
+# an rpc how it fails. A service may list the errors of all its methods; that those of common.proto are shared is no such list.
 find proto/nibble -name '*.proto' -exec awk '
   function said() { return tolower(comment) ~ /default|unset|unimplemented/ }
   length > 140 { print FILENAME ":" FNR ": a line of " length " characters, wanted at most 140"; bad = 1 }
   /^ *\/\// { comment = comment $0; next }
   /^ *optional / && !said() { print FILENAME ":" FNR ": an optional field whose comment names no default"; bad = 1 }
+  /^service / { listed = comment ~ /Errors[^.:]*:/ }
+  /^ *rpc / && !listed && comment !~ /Errors|UNIMPLEMENTED/ {
+    sub(/\(.*/, "", $2)
+    print FILENAME ":" FNR ": rpc " $2 ": neither its comment nor that of its service names its Errors"
+    bad = 1
+  }
   { comment = "" }
   END { exit bad }' {} +
 if [[ $# -gt 1 ]]; then

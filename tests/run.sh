@@ -128,20 +128,26 @@ clang() { configure clang && cmake --build --preset clang -- -k 0; }
 # sanitizer PRESET: the unit tests; NIBBLE_CUDA is off in these, and in tsan NIBBLE_TRAINER.
 sanitizer() { configure "$1" && cmake --build --preset "$1" && cases "$1" -j 2 -LE "full|slow"; }
 fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
-# Protos: linted, and a client of those that landed last can still talk to them: on a branch those of main where it began, on main
-# itself the ones before HEAD. A clone without a history has nothing to compare with, and that is no success.
+# Protos: linted, and compared with the last ten versions that landed: on a branch those of main where it began, on main its own. Ten,
+# because commits that land together are looked at once, when the newest may have changed nothing of the protos, or a comment. A clone
+# whose history has no version but HEAD's has nothing to compare with, and that is no success. A break that is meant stands in buf.yaml.
 lint() {
-  local before
-  before=$(git merge-base HEAD main 2>/dev/null || true)
-  if [[ -z $before || $before == "$(git rev-parse HEAD)" ]]; then
-    before=$(git log -1 --format=%H HEAD~1 -- proto || true)
-  fi
-  if [[ -z $before ]]; then
+  local landed now versions version other=""
+  landed=$(git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)
+  now=$(git rev-parse HEAD:proto/nibble)
+  mapfile -t versions < <(git log -n 10 --format=%H "$landed" -- proto/nibble)
+  for version in "${versions[@]}"; do
+    [[ $(git rev-parse "$version:proto/nibble") == "$now" ]] || other=$version
+  done
+  if [[ -z $other ]]; then
     echo "lint: FAILED: there is no commit to compare the protos with; a shallow clone gets its history by: git fetch --unshallow"
     return 1
   fi
-  shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" &&
-    PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis "$before"
+  shellcheck -x deploy/*.sh proto/*.sh tests/*.sh tests/fuzz/*.sh cmake/*.sh .ci/run && echo "shellcheck: clean" || return 1
+  for version in "${versions[@]}"; do
+    PATH=$PWD/build/deps/tools/bin:$PATH proto/lint.sh build/deps/googleapis "$version" ||
+      { echo "lint: FAILED: compared with $version"; return 1; }
+  done
 }
 
 said_by_ctest='tests passed|tests failed|must not be skipped'

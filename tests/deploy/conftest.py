@@ -4,9 +4,11 @@ import importlib.util
 import json
 import os
 import pathlib
+import resource
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -31,13 +33,34 @@ def pytest_addoption(parser):
     no_skips.pytest_addoption(parser)
 
 
+K1_SECONDS = 60
+k1 = []  # of each test_k1_ that ran: (seconds, seconds of processor time of the tools that it started)
+
+
+def tools_seconds():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    """K1 of docs/faults.md has less than 60 s; with --full the test that goes beyond fails. That is processor time of helm, kubeconform
+    and their like: on a busy machine the clock on the wall counts the work of others, and a bound on it would fail for nothing."""
+    if not item.name.startswith("test_k1_"):
+        yield
+        return
+    began, used = time.monotonic(), tools_seconds()
+    outcome = yield
+    spent = sum(seconds for _, seconds in k1)
+    k1.append((time.monotonic() - began, tools_seconds() - used))
+    if item.config.getoption("--full") and spent < K1_SECONDS <= spent + k1[-1][1] and outcome.excinfo is None:
+        outcome.force_exception(AssertionError(f"K1 took {spent + k1[-1][1]:.1f} s of processor time, wanted less than {K1_SECONDS} s"))
+
+
 def pytest_terminal_summary(terminalreporter):
-    """How long K1 of docs/faults.md took: wanted are less than 60 s, and nothing fails, because a busy machine takes longer."""
-    reports = [report for group in terminalreporter.stats.values() for report in group
-               if hasattr(report, "duration") and "::test_k1_" in report.nodeid]
-    if reports:
-        seconds = sum(report.duration for report in reports)
-        terminalreporter.write_line(f"K1: {len({report.nodeid for report in reports})} tests in {seconds:.1f} s, wanted in less than 60 s")
+    if k1:
+        wall, tools = map(sum, zip(*k1))
+        terminalreporter.write_line(f"K1: {len(k1)} tests in {wall:.1f} s; {tools:.1f} s of processor time, wanted less than {K1_SECONDS} s")
 
 
 @pytest.fixture(scope="session")

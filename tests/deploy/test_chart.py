@@ -19,6 +19,11 @@ def helm(tool):
     return tool("helm")
 
 
+def test_k1_is_the_defaults_and_eight_files():
+    assert len(charts.VALUE_FILES) == 8
+    assert len(charts.CASES) == 9 and charts.CASES[0] is None
+
+
 @every_case
 def test_k1_lints(helm, case):
     result = run(helm, "lint", "--strict", CHART, *(["--values", case] if case else []))

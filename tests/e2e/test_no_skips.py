@@ -2,7 +2,6 @@
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 
@@ -132,22 +131,80 @@ def test_a_section_that_does_not_run_is_refused(flags):
     assert result.returncode == 2 and f"no section {flags[-1].split(',')[-1]}" in result.stderr
 
 
-@pytest.mark.parametrize("commits", [1, 2])
-def test_protos_that_are_compared_with_nothing_are_a_failure(tmp_path, commits):
-    (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests/run.sh", tmp_path / "tests")
+class History:
+    """A repository with the lint of tests/run.sh; its shellcheck finds nothing, its proto/lint.sh says which commit it was given."""
 
-    def git(*words):
-        subprocess.run(["git", "-c", "user.name=test", "-c", "user.email=test@localhost", *words], cwd=tmp_path, check=True,
-                       capture_output=True, timeout=60)
+    def __init__(self, folder):
+        self.folder = folder
+        self.bin = folder / ".git/bin"
+        self.git("init", "--initial-branch", "main")
+        for path, text in [("tests/run.sh", (ROOT / "tests/run.sh").read_text()), ("proto/lint.sh", "#!/bin/sh\necho compared with $2\n"),
+                           (".git/bin/shellcheck", "#!/bin/sh\n")]:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+            (folder / path).chmod(0o755)
 
-    git("init")
-    (tmp_path / "proto").mkdir()
-    for number in range(commits):
-        (tmp_path / "proto/x.proto").write_text(f"// {number}\n")
-        git("add", "proto")
-        git("commit", "-m", "x")
-    result = subprocess.run([tmp_path / "tests/run.sh", "--full", "--only", "lint"], capture_output=True, text=True, timeout=60)
-    # With a history it goes on to the tools, which find nothing of the tree here.
-    assert result.returncode == 1
-    assert ("no commit to compare the protos with" in result.stdout) == (commits == 1), result.stdout
+    def git(self, *words):
+        return subprocess.run(["git", "-c", "user.name=test", "-c", "user.email=test@localhost", *words], cwd=self.folder, check=True,
+                              capture_output=True, text=True, timeout=60).stdout.strip()
+
+    def commit(self, version, path="proto/nibble/v1/x.proto"):
+        """The hash of a commit with this version of the protos, or of something else."""
+        (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / path).write_text(f"// {version}\n")
+        self.git("add", "--all")
+        self.git("commit", "--message", version)
+        return self.git("rev-parse", "HEAD")
+
+    def lint(self, folder=None):
+        """The exit code, the commits that the protos were compared with, what was printed."""
+        result = subprocess.run([(folder or self.folder) / "tests/run.sh", "--full", "--only", "lint"], capture_output=True, text=True,
+                                timeout=60, env={**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"})
+        return result.returncode, re.findall(r"^compared with (\w+)$", result.stdout, re.MULTILINE), result.stdout + result.stderr
+
+
+@pytest.fixture
+def history(tmp_path):
+    (tmp_path / "tree").mkdir()
+    return History(tmp_path / "tree")
+
+
+def test_protos_that_are_compared_with_nothing_are_a_failure(history, tmp_path):
+    for version in ["one", "two"]:
+        history.commit(version, "other.txt" if version == "two" else "proto/nibble/v1/x.proto")
+        code, compared, printed = history.lint()
+        assert (code, compared) == (1, []) and "no commit to compare the protos with" in printed, printed
+    history.commit("three")
+    assert history.lint()[0] == 0
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{history.folder}", tmp_path / "shallow"], check=True, timeout=60)
+    code, compared, printed = history.lint(tmp_path / "shallow")
+    assert (code, compared) == (1, []) and "no commit to compare the protos with" in printed, printed
+
+
+def test_protos_are_compared_with_what_was_before_the_newest_commits(history):
+    """On main: a break is found although commits that leave the protos alone, or change another line of them, landed after it."""
+    landed = [history.commit(version) for version in ["one", "broken", "a comment"]]
+    history.commit("unrelated", "other.txt")
+    assert history.lint()[:2] == (0, landed[::-1])
+    landed += [history.commit(f"version {i}") for i in range(20)]
+    assert history.lint()[:2] == (0, landed[:-11:-1]), "ten are enough"
+
+
+def test_protos_of_a_branch_are_compared_with_those_that_landed(history):
+    landed = [history.commit(version) for version in ["one", "two"]]
+    history.git("checkout", "--quiet", "-b", "branch")
+    history.commit("unrelated", "other.txt")
+    assert history.lint()[:2] == (0, landed[::-1])
+    for version in ["a draft", "the draft, renamed"]:  # of the branch alone: no client has it
+        history.commit(version)
+    assert history.lint()[:2] == (0, landed[::-1])
+    history.git("checkout", "--quiet", "main")
+    history.commit("three")  # after the branch began
+    history.git("checkout", "--quiet", "branch")
+    assert history.lint()[:2] == (0, landed[::-1])
+
+
+def test_a_break_with_any_of_the_versions_is_a_failure(history):
+    landed = [history.commit(version) for version in ["one", "two", "three"]]
+    (history.folder / "proto/lint.sh").write_text(f"#!/bin/sh\necho compared with $2\n[ $2 != {landed[1]} ]\n")
+    assert history.lint()[:2] == (1, landed[:0:-1])
