@@ -53,7 +53,8 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--workers", l.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
   cli.add_option("--default_deadline_s", l.default_deadline_s,
                  "Longest wait for a worker of a unary call whose client gave no deadline; what has begun is not cut off, and "
-                 "CreateJob and PlanJob wait as long as it takes, Generate, Chat and Score as --generate_deadline_s allows")
+                 "CreateJob, PlanJob, LoadModel, VerifyModel and PublishCheckpoint wait as long as it takes, Generate, Chat and Score as "
+                 "--generate_deadline_s allows")
       ->check(seconds);
   cli.add_option("--generate_deadline_s", l.generate_deadline_s,
                  "Of Generate, Chat and Score, streams too, whose client gave no deadline, from their arrival to their end; 0: none")

@@ -5,8 +5,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "httplib.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
@@ -14,6 +18,7 @@
 #include "server/rpc/auth_methods.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/raw_call.h"
+#include "tests/server/rpc/tiny_job.h"
 #include "tests/server/rpc/token_line.h"
 #include "tests/support/certificates.h"
 
@@ -128,7 +133,7 @@ TEST_P(AuthServerTest, S1NoMethodAnswersAnybodyWithoutAValidToken) {
   const auto http = Scrape();
   EXPECT_THAT(http, HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_MISSING\"}"));
   EXPECT_THAT(http, Not(HasSubstr("token-")));
-  if (GetParam() == Over::kInsecure) return;
+  if (GetParam() == Over::kInsecure) return;  // there the wrappers of the handlers ask, which count: S1WhatIsRefusedHasNoEffect
   // Where gRPC itself asks, no handler was reached.
   std::istringstream lines(http);
   int methods = 0;
@@ -138,6 +143,110 @@ TEST_P(AuthServerTest, S1NoMethodAnswersAnybodyWithoutAValidToken) {
     ++methods;
   }
   EXPECT_GT(methods, 40);
+}
+
+// Calls that change what can be seen.
+class AuthEffectTest : public AuthServerTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = AuthServerTest::Options();
+    options.trainer_path = "/bin/false";  // a job is queued, whatever becomes of it
+    return options;
+  }
+  // With one message, by the bearer of `token`; "": by nobody.
+  grpc::Status Send(const std::string& token, const std::string& method, const google::protobuf::Message& request,
+                    google::protobuf::Message* response = nullptr) {
+    testing_support::RawCall call{.method = method, .request = request.SerializeAsString(), .max_reads = 1000};
+    if (!token.empty()) call.metadata.emplace("authorization", "Bearer " + token);
+    const testing_support::RawAnswer answer = testing_support::Ask(plain_, call);
+    if (response != nullptr) {
+      EXPECT_TRUE(answer.status.ok()) << method << ": " << answer.status.error_message();
+      EXPECT_TRUE(response->ParseFromString(answer.bytes)) << method;
+    }
+    return answer.status;
+  }
+  grpc::Status UploadAs(const std::string& token, const std::string& name) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
+    v1::Dataset dataset;
+    const auto stub = v1::DatasetService::NewStub(plain_);
+    auto writer = stub->UploadDataset(&context, &dataset);
+    v1::UploadDatasetRequest message;
+    message.mutable_header()->set_name(name);
+    writer->Write(message);
+    message.set_chunk(testing_support::kTinyTexts);
+    writer->Write(message);
+    message.mutable_finish()->set_sha256(base::Sha256Hex(testing_support::kTinyTexts));
+    writer->Write(message);
+    writer->WritesDone();
+    return writer->Finish();
+  }
+  // What there is and what was done.
+  std::string Effects() {
+    v1::ListDatasetsResponse datasets;
+    Send("token-admin", "nibble.v1.DatasetService/ListDatasets", v1::ListDatasetsRequest(), &datasets);
+    v1::ListJobsResponse jobs;
+    Send("token-admin", "nibble.v1.FineTuneService/ListJobs", v1::ListJobsRequest(), &jobs);
+    v1::ServerLoad load;
+    Send("token-admin", "nibble.v1.ServerService/GetLoad", v1::GetLoadRequest(), &load);
+    std::vector<std::string> names;
+    for (const v1::Dataset& dataset : datasets.datasets()) names.push_back(dataset.name());
+    std::sort(names.begin(), names.end());
+    std::string line;
+    for (const std::string& name : names) line += name + " ";
+    return StrCat(line, "| jobs ", jobs.jobs_size(), " | loaded ", load.residents().models_size(), " | answered ", load.requests_total(),
+                  " | draining ", load.draining() ? 1 : 0);
+  }
+};
+
+// By an upload, on a worker, on one for what takes long, as a stream: each would have changed something, and does for who may.
+TEST_P(AuthEffectTest, S1WhatIsRefusedHasNoEffect) {
+  v1::ImportModelRequest import;
+  import.set_server_path("hf_tied_bf16");
+  import.set_name("tiny");
+  google::longrunning::Operation operation;
+  Send("token-admin", "nibble.v1.ModelService/ImportModel", import, &operation);
+  google::longrunning::WaitOperationRequest wait;
+  wait.set_name(operation.name());
+  Send("token-admin", "google.longrunning.Operations/WaitOperation", wait, &operation);
+  ASSERT_TRUE(operation.has_response()) << operation.error().message();
+  for (const char* name : {"texts", "spare"}) {
+    const grpc::Status uploaded = UploadAs("token-train", name);
+    ASSERT_TRUE(uploaded.ok()) << uploaded.error_message();
+  }
+
+  v1::LoadModelRequest load;
+  load.set_name("tiny");
+  v1::GenerateStreamRequest generate;
+  *generate.mutable_request() = Prompt("tiny", "a b", 4);
+  v1::DeleteDatasetRequest remove;
+  remove.set_name("spare");
+  const auto try_all = [&](const std::string& token) {
+    return std::vector<grpc::Status>{UploadAs(token, "more"),
+                                     Send(token, "nibble.v1.FineTuneService/CreateJob", testing_support::TinyJob()),
+                                     Send(token, "nibble.v1.ModelService/LoadModel", load),
+                                     Send(token, "nibble.v1.InferenceService/GenerateStream", generate),
+                                     Send(token, "nibble.v1.DatasetService/DeleteDataset", remove)};
+  };
+  const auto drain = [&](const std::string& token) { return Send(token, "nibble.v1.ServerService/Drain", v1::DrainRequest()); };
+  const std::string before = "spare texts | jobs 0 | loaded 0 | answered 0 | draining 0";
+  ASSERT_EQ(Effects(), before);
+  for (const std::string token : {"", "wrong", "token-old"}) {
+    for (const grpc::Status& status : try_all(token)) {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << token << ": " << status.error_message();
+    }
+    EXPECT_EQ(drain(token).error_code(), grpc::StatusCode::UNAUTHENTICATED) << token;
+    EXPECT_EQ(Effects(), before) << token;
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
+
+  for (const grpc::Status& status : try_all("token-admin")) EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(Effects(), "more texts | jobs 1 | loaded 1 | answered 1 | draining 0");
+  EXPECT_TRUE(drain("token-admin").ok());
+  v1::ServerLoad after;
+  Send("token-admin", "nibble.v1.ServerService/GetLoad", v1::GetLoadRequest(), &after);
+  EXPECT_TRUE(after.draining());
 }
 
 TEST_P(AuthServerTest, S2EveryMethodWithEveryRole) {
@@ -215,10 +324,11 @@ TEST_P(AuthServerTest, ACertificatesNameIsARole) {
             grpc::StatusCode::UNAUTHENTICATED);
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, AuthServerTest, ::testing::Values(Over::kTls, Over::kLocal, Over::kInsecure),
-                         [](const auto& info) {
-                           return info.param == Over::kTls ? "Tls" : info.param == Over::kLocal ? "Local" : "Insecure";
-                         });
+std::string TransportName(const ::testing::TestParamInfo<Over>& info) {
+  return info.param == Over::kTls ? "Tls" : info.param == Over::kLocal ? "Local" : "Insecure";
+}
+INSTANTIATE_TEST_SUITE_P(Transports, AuthServerTest, ::testing::Values(Over::kTls, Over::kLocal, Over::kInsecure), TransportName);
+INSTANTIATE_TEST_SUITE_P(Transports, AuthEffectTest, ::testing::Values(Over::kTls, Over::kLocal, Over::kInsecure), TransportName);
 
 class BindTest : public ::testing::Test {
  protected:

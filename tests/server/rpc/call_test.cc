@@ -6,6 +6,8 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <memory>
+#include <optional>
 #include <thread>
 
 #include "google/rpc/error_details.pb.h"
@@ -119,38 +121,70 @@ class SlowService : public v1::ServerService::CallbackService {
   Edge& edge_;
 };
 
-// One call runs, one may wait. What the next is told is what the one that began last had waited.
-TEST(UnaryTest, AFullQueueOfCallsTellsHowLongOneWaits) {
-  std::atomic<bool> draining{false};
-  telemetry::Metrics metrics{{}, {}};
-  base::FakeClock clock{absl::UnixEpoch()};
-  WorkerPool workers{1, 1};
-  Edge edge{metrics, workers, clock, draining};
-  SlowService service{edge};
-  grpc::ServerBuilder builder;
-  builder.RegisterService(&service);
-  const auto server = builder.BuildAndStart();
-  const auto stub = v1::ServerService::NewStub(server->InProcessChannel({}));
-  const auto ask = [&] {
-    return std::async(std::launch::async, [&] {
+// One worker on a clock that moves when told: one call runs, one may wait.
+class UnaryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    grpc::ServerBuilder builder;
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    stub_ = v1::ServerService::NewStub(server_->InProcessChannel({}));
+  }
+  void TearDown() override {
+    stub_.reset();
+    server_->Shutdown();
+  }
+  std::future<grpc::Status> Ask(std::optional<std::chrono::hours> deadline = std::nullopt) {
+    return std::async(std::launch::async, [this, deadline] {
       grpc::ClientContext context;
+      if (deadline.has_value()) context.set_deadline(std::chrono::system_clock::now() + *deadline);
       v1::ServerLoad load;
-      return stub->GetLoad(&context, {}, &load);
+      return stub_->GetLoad(&context, {}, &load);
     });
-  };
-  auto first = ask();
-  while (service.begun < 1) std::this_thread::yield();
-  auto second = ask();
-  while (edge.live_calls.count() < 2) std::this_thread::yield();
-  clock.Advance(absl::Milliseconds(2500));
-  service.let_through = 1;
+  }
+  void AwaitBegun(int number) {
+    while (service_.begun < number) std::this_thread::yield();
+  }
+  // How a call ends that waits for so long until the worker is free.
+  grpc::Status After(absl::Duration wait, std::optional<std::chrono::hours> deadline) {
+    const int running = service_.begun + 1;
+    auto busy = Ask(std::chrono::hours(1000));
+    AwaitBegun(running);
+    auto waiting = Ask(deadline);
+    while (edge_.live_calls.count() < 2) std::this_thread::yield();
+    clock_.Advance(wait);
+    service_.let_through = 100;
+    EXPECT_TRUE(busy.get().ok()) << "what has begun is not cut off";
+    const grpc::Status status = waiting.get();
+    service_.let_through = service_.begun.load();
+    return status;
+  }
+
+  std::atomic<bool> draining_{false};
+  telemetry::Metrics metrics_{{}, {}};
+  base::FakeClock clock_{absl::UnixEpoch()};
+  WorkerPool workers_{1, 1};
+  Edge edge_{metrics_, workers_, clock_, draining_};
+  SlowService service_{edge_};
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::ServerService::Stub> stub_;
+};
+
+// What the next is told is what the one that began last had waited.
+TEST_F(UnaryTest, AFullQueueOfCallsTellsHowLongOneWaits) {
+  auto first = Ask();
+  AwaitBegun(1);
+  auto second = Ask();
+  while (edge_.live_calls.count() < 2) std::this_thread::yield();
+  clock_.Advance(absl::Milliseconds(2500));
+  service_.let_through = 1;
   EXPECT_TRUE(first.get().ok());
-  while (service.begun < 2) std::this_thread::yield();
+  AwaitBegun(2);
   // Of two that come now, one waits and the other is refused, whichever.
-  std::future<grpc::Status> more[] = {ask(), ask()};
+  std::future<grpc::Status> more[] = {Ask(), Ask()};
   const auto is_over = [](std::future<grpc::Status>& one) { return one.wait_for(std::chrono::seconds(0)) == std::future_status::ready; };
   while (!is_over(more[0]) && !is_over(more[1])) std::this_thread::yield();
-  service.let_through = 100;
+  service_.let_through = 100;
   EXPECT_TRUE(second.get().ok());
   int refused = 0;
   for (auto& one : more) {
@@ -164,7 +198,32 @@ TEST(UnaryTest, AFullQueueOfCallsTellsHowLongOneWaits) {
     EXPECT_EQ(delay.nanos(), 500'000'000);
   }
   EXPECT_EQ(refused, 1);
-  server->Shutdown();
+}
+
+TEST_F(UnaryTest, OneWithoutADeadlineWaitsAsLongAsTheServerSays) {
+  edge_.default_deadline = absl::Milliseconds(10);
+  const grpc::Status in_time = After(absl::Milliseconds(9), std::nullopt);
+  EXPECT_TRUE(in_time.ok()) << in_time.error_message();
+  EXPECT_EQ(service_.begun.load(), 2);
+  const grpc::Status late = After(absl::Milliseconds(10), std::nullopt);
+  EXPECT_EQ(late.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << late.error_message();
+  const auto info = Find<google::rpc::ErrorInfo>(late);
+  EXPECT_EQ(info.reason(), "DEADLINE_EXCEEDED");
+  EXPECT_EQ(info.metadata().at("stage"), "QUEUE");
+  EXPECT_EQ(service_.begun.load(), 3) << "it was not begun";
+}
+
+// The server's is for those who say nothing: a client that gives a deadline waits so long, be that more or less.
+TEST_F(UnaryTest, TheClientsDeadlineGoesBeforeTheServers) {
+  edge_.default_deadline = absl::Milliseconds(10);
+  const grpc::Status patient = After(absl::Hours(9), std::chrono::hours(10));
+  EXPECT_TRUE(patient.ok()) << patient.error_message();
+  EXPECT_EQ(service_.begun.load(), 2);
+  edge_.default_deadline = absl::Hours(100);
+  const grpc::Status late = After(absl::Hours(11), std::chrono::hours(10));
+  EXPECT_EQ(late.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << late.error_message();
+  EXPECT_EQ(Find<google::rpc::ErrorInfo>(late).metadata().at("stage"), "QUEUE") << "the server says so, not the client's own clock";
+  EXPECT_EQ(service_.begun.load(), 3) << "it was not begun";
 }
 
 }  // namespace

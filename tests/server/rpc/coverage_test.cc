@@ -1,5 +1,5 @@
 // docs/rpc_coverage.md, docs/faults.md and docs/errors.md are true: every method, command, fault and reason has its row, every test that
-// a row names is there.
+// a row names is there, and those of methods and commands call them.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
@@ -107,6 +107,131 @@ TEST(CoverageTest, EveryTestThatARowNamesIsThere) {
       EXPECT_TRUE(std::regex_search(files[citation.file], definition)) << name << ": " << citation.file << " has no " << citation.test;
     }
   }
+}
+
+// Functions, tests and Python's classes by name: their text.
+using Functions = std::multimap<std::string, std::string>;
+
+// Those of a file and, in C++, of the files of tests/ that it includes. Told by indentation: a function of a file or a class ends with
+// the brace below its first letter.
+void AddFunctions(const std::string& path, Functions& functions) {
+  static const std::regex include("#include \"(tests/[^\"]+)\""), python("( *)(?:def|class) (\\w+).*"),
+      test("( *)TEST(?:_F|_P)?\\(\\w+, (\\w+)\\).*"), function("( {0,2})[A-Za-z].*?(\\w+)\\(.*[{,(}]");
+  const bool is_python = path.ends_with(".py");
+  std::istringstream file(Read(path));
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  std::smatch match;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const std::string& head = lines[i];
+    if (!is_python && std::regex_match(head, match, include)) AddFunctions(match[1], functions);
+    const bool found = is_python ? std::regex_match(head, match, python)
+                                 : std::regex_match(head, match, test) || std::regex_match(head, match, function);
+    if (!found || head.starts_with("INSTANTIATE_")) continue;
+    const std::string name = match[2], end = match[1].str() + "}";
+    std::string text = head + "\n";
+    if (is_python) {
+      while (i + 1 < lines.size() && (lines[i + 1].empty() || lines[i + 1].front() == ' ' || lines[i + 1].front() == ')')) {
+        text += lines[++i] + "\n";
+      }
+    } else if (!head.ends_with('}')) {
+      while (i + 1 < lines.size() && !lines[i].starts_with(end)) text += lines[++i] + "\n";
+    }
+    functions.emplace(name, text);
+  }
+}
+
+// The text of a test and of the functions (in Python fixtures and classes too) that it calls, that they call, and so on.
+std::string Reached(const Functions& functions, const Citation& citation) {
+  // Not the methods of other objects: their names are those of ours by chance.
+  static const std::regex calls("(?:^|[^\\w.>])(\\w+)(?=\\()"), names("(?:^|[^\\w.])(\\w+)");
+  const std::regex& called = citation.file.ends_with(".py") ? names : calls;
+  std::set<std::string> seen = {citation.test};
+  std::vector<std::string> left = {citation.test};
+  std::string reached;
+  while (!left.empty()) {
+    const std::string name = left.back();
+    left.pop_back();
+    for (auto it = functions.lower_bound(name); it != functions.upper_bound(name); ++it) {
+      const std::string& text = it->second;
+      reached += text;
+      for (std::sregex_iterator word(text.begin(), text.end(), called), end; word != end; ++word) {
+        if (functions.contains((*word)[1]) && seen.insert((*word)[1]).second) left.push_back((*word)[1]);
+      }
+    }
+  }
+  return reached;
+}
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// As a test of the programs says it: "jobs", "pause".
+bool SaysCommand(const std::string& text, const std::string& command) {
+  const std::size_t space = command.find(' ');
+  if (space == std::string::npos) return Has(text, "\"" + command + "\"");
+  const std::string noun = "\"" + command.substr(0, space) + "\", ", verb = "\"" + command.substr(space + 1) + "\"";
+  // Or one of several: "jobs", command.
+  return Has(text, noun + verb) || (Has(text, verb) && std::regex_search(text, std::regex(noun + "[a-z]")));
+}
+
+// What tests of the programs say to have a method called: commands of ours (client/cli), and grpcurl's of reflection.
+const std::map<std::string, std::string>& CommandsThatCall() {
+  static const std::map<std::string, std::string> commands = {
+      {"nibble.v1.DatasetService/ListDatasets", "datasets list"},
+      {"nibble.v1.DatasetService/PreviewDataset", "datasets preview"},
+      {"nibble.v1.FineTuneService/PlanJob", "jobs plan"},
+      {"nibble.v1.FineTuneService/GetJob", "jobs get"},
+      {"nibble.v1.FineTuneService/ListJobs", "jobs list"},
+      {"nibble.v1.FineTuneService/DeleteJob", "jobs delete"},
+      {"nibble.v1.FineTuneService/WatchJob", "jobs watch"},
+      {"nibble.v1.FineTuneService/ListCheckpoints", "jobs checkpoints"},
+      {"nibble.v1.FineTuneService/CancelJob", "jobs cancel"},
+      {"nibble.v1.FineTuneService/PauseJob", "jobs pause"},
+      {"nibble.v1.FineTuneService/ResumeJob", "jobs resume"},
+      {"nibble.v1.FineTuneService/CheckpointJob", "jobs checkpoint"},
+      {"nibble.v1.ModelService/PublishCheckpoint", "jobs publish"},
+      {"nibble.v1.ServerService/GetLoad", "server load"},
+      {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "describe"},
+  };
+  return commands;
+}
+
+// `name`: of a method or a command.
+bool Calls(const Citation& citation, const std::string& name) {
+  static std::map<std::string, Functions> files;
+  if (!files.contains(citation.file)) AddFunctions(citation.file, files[citation.file]);
+  const std::string text = Reached(files[citation.file], citation);
+  const std::size_t slash = name.find('/');
+  if (slash == std::string::npos) return SaysCommand(text, name);
+  const std::string method = name.substr(slash + 1);
+  if (!citation.file.ends_with(".py")) return std::regex_search(text, std::regex("(->|Stub::|/)" + method + "\\b"));
+  const auto command = CommandsThatCall().find(name);
+  return Has(text, "/" + method + "\"") || Has(text, "\"" + method + "\"") ||
+         (command != CommandsThatCall().end() && SaysCommand(text, command->second));
+}
+
+TEST(CoverageTest, EveryTestThatARowNamesCallsItsMethodOrCommand) {
+  const std::set<std::string> unbuilt(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt));
+  for (const auto& [name, citations] : Rows(kCoverage)) {
+    if (unbuilt.contains(name)) continue;  // its test reads the list of them
+    for (const Citation& citation : citations) {
+      EXPECT_TRUE(Calls(citation, name)) << name << ": " << citation.file << ", " << citation.test << " does not call it";
+    }
+  }
+}
+
+// Of each kind one that is near: a neighbour in the file calls it, a fixture, a method of another object that has the helper's name.
+TEST(CoverageTest, ATestThatDoesNotCallAMethodIsFound) {
+  const std::string jobs = "tests/server/rpc/fine_tune_service_test.cc", operations = "tests/server/rpc/operations_test.cc",
+                    main_job = "tests/e2e/test_main_job.py";
+  EXPECT_FALSE(Calls({jobs, "AWatchBeginsWithASnapshotAndEndsWithTheJob"}, "nibble.v1.FineTuneService/ListJobEvents"));
+  EXPECT_TRUE(Calls({jobs, "PagesOfEventsEndWithTheLastEvent"}, "nibble.v1.FineTuneService/ListJobEvents"));
+  EXPECT_FALSE(Calls({operations, "OneThatARestartCutIsToldAsAborted"}, "google.longrunning.Operations/GetOperation"));
+  EXPECT_TRUE(Calls({operations, "CancelledIsCodeOneWhetherItRanOrNot"}, "google.longrunning.Operations/GetOperation"));
+  EXPECT_FALSE(Calls({main_job, "test_events_tell_the_whole_story"}, "models import"));
+  EXPECT_TRUE(Calls({main_job, "test_events_tell_the_whole_story"}, "jobs create"));
+  EXPECT_FALSE(Calls({main_job, "test_job_shows_its_figures"}, "nibble.v1.FineTuneService/ListCheckpoints"));
+  EXPECT_TRUE(Calls({main_job, "test_job_shows_its_figures"}, "nibble.v1.FineTuneService/ListJobs"));
 }
 
 // A method that is built needs more than the test of those that are not.

@@ -41,6 +41,22 @@ TEST_F(DatasetServiceTest, RowsAreCountedAndTheFormatIsFound) {
   EXPECT_EQ(dataset.rows(), 2);
   EXPECT_EQ(dataset.bytes(), static_cast<std::int64_t>(bytes.size()));
   EXPECT_EQ(dataset.sha256(), base::Sha256Hex(bytes));
+  EXPECT_GT(dataset.create_time().seconds(), 0);
+  EXPECT_FALSE(dataset.etag().empty());
+  v1::GetDatasetRequest get;
+  get.set_name("pairs");
+  v1::Dataset read;
+  const auto found = Call(datasets_, &v1::DatasetService::Stub::GetDataset, get, &read);
+  ASSERT_TRUE(found.ok()) << found.error_message();
+  EXPECT_EQ(read.name(), "pairs");
+  EXPECT_EQ(read.name(), dataset.name());
+  EXPECT_EQ(read.format(), dataset.format());
+  EXPECT_EQ(read.rows(), dataset.rows());
+  EXPECT_EQ(read.bytes(), dataset.bytes());
+  EXPECT_EQ(read.sha256(), dataset.sha256());
+  EXPECT_EQ(read.create_time().seconds(), dataset.create_time().seconds());
+  EXPECT_EQ(read.create_time().nanos(), dataset.create_time().nanos());
+  EXPECT_EQ(read.etag(), dataset.etag());
 }
 
 TEST_F(DatasetServiceTest, ABadLineIsNamedAndNothingIsKept) {
@@ -317,6 +333,33 @@ TEST_F(OldStreamTest, AnUploadThatGoesOnAndOnEndsAtItsAge) {
   message.set_chunk("{\"text\": \"a\"}\n");
   while (writer->Write(message)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_EQ(writer->Finish().error_message(), "the stream is older than 1s");
+}
+
+// No worker is so quick: whoever gives no deadline is told that it waited too long, whoever gives one waits for as long as that.
+class ImpatientServerTest : public DatasetServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = DatasetServiceTest::Options();
+    options.default_deadline_s = 1e-9;
+    return options;
+  }
+};
+
+TEST_F(ImpatientServerTest, TheFlagBoundsTheWaitOfACallWithoutADeadline) {
+  v1::Dataset dataset;
+  ASSERT_TRUE(Upload("d", "{\"text\": \"a\"}\n", v1::DATASET_FORMAT_TEXT, &dataset).ok());
+  v1::DeleteDatasetRequest request;
+  request.set_name("d");
+  v1::DeleteDatasetResponse response;
+  grpc::ClientContext context;
+  const auto refused = datasets_->DeleteDataset(&context, request, &response);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << refused.error_message();
+  EXPECT_EQ(ReasonOf(refused), "DEADLINE_EXCEEDED");
+  v1::GetDatasetRequest get;
+  get.set_name("d");
+  EXPECT_TRUE(Call(datasets_, &v1::DatasetService::Stub::GetDataset, get, &dataset).ok()) << "it was not begun";
+  const auto taken = Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, request, &response);  // with a deadline
+  EXPECT_TRUE(taken.ok()) << taken.error_message();
 }
 
 // A path of the server is taken only when it lies below --import_root.
