@@ -110,6 +110,7 @@ int main(int argc, char** argv) {
 
   std::signal(SIGPIPE, SIG_IGN);
   // What a trainer leaves behind comes to us and is ended (server/jobs/stray_processes.h).
+  prctl(PR_SET_NAME, "nibbled");  // SetOpenMp has made it "exe", which nobody looks for
   prctl(PR_SET_CHILD_SUBREAPER, 1);
   // No core files: they would hold prompts and weights.
   const rlimit no_core{0, 0};

@@ -1,5 +1,6 @@
 """What the programs are made of and how they start and stop."""
 import os
+import pathlib
 import signal
 import subprocess
 import time
@@ -42,6 +43,7 @@ def test_starts_with_nothing_and_stops_on_sigterm(make_server):
     for path in ("livez", "readyz", "metrics"):
         with urllib.request.urlopen(f"http://{server.http}/{path}", timeout=5) as answer:
             assert answer.status == 200
+    assert pathlib.Path(f"/proc/{server.process.pid}/comm").read_text() == "nibbled\n"  # what ps, top and pkill show
     began = time.monotonic()
     assert server.stop() == 0
     assert time.monotonic() - began < 30
