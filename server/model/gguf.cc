@@ -122,7 +122,9 @@ class GgufReader {
   absl::Status Unsupported(std::string_view what) const {
     return base::WithReason(absl::UnimplementedError(StrCat(out_.where_, ": ", what)), "UNSUPPORTED_MODEL");
   }
-  absl::Status TooMany(std::string_view what) const { return absl::ResourceExhaustedError(StrCat(out_.where_, ": ", what)); }
+  absl::Status TooMany(std::string_view what) const {
+    return base::WithReason(absl::ResourceExhaustedError(StrCat(out_.where_, ": ", what)), "MALFORMED_FILE");
+  }
 
   absl::StatusOr<std::span<const std::byte>> Take(std::uint64_t size, std::string_view what) {
     if (size > bytes_.size() - at_) {

@@ -270,7 +270,8 @@ absl::StatusOr<SafetensorsHeader> ParseSafetensors(std::span<const std::byte> fi
   HeaderReader reader;
   if (!base::Json::sax_parse(text.begin(), text.end(), &reader) || reader.HasDuplicateName()) {
     const std::string what = StrCat("header: ", reader.error.empty() ? "malformed" : reader.error);
-    return reader.over_cap ? absl::ResourceExhaustedError(StrCat(where, ": ", what)) : Corrupt(where, what);
+    return reader.over_cap ? base::WithReason(absl::ResourceExhaustedError(StrCat(where, ": ", what)), "MALFORMED_FILE")
+                           : Corrupt(where, what);
   }
   std::sort(reader.entries.begin(), reader.entries.end(),
             [](const Entry& a, const Entry& b) { return a.offsets < b.offsets; });

@@ -48,7 +48,10 @@ absl::StatusOr<SafetensorsFiles> OpenShards(base::FileSystem& files, const std::
   if (map == index->end() || !map->is_object()) {
     return absl::InvalidArgumentError(StrCat(kIndexName, ": no \"weight_map\", wanted an object of tensor to file"));
   }
-  if (map->size() > kMaxTensors) return absl::ResourceExhaustedError(StrCat(kIndexName, ": more than ", kMaxTensors, " tensors"));
+  if (map->size() > kMaxTensors) {
+    return base::WithReason(absl::ResourceExhaustedError(StrCat(kIndexName, ": more than ", kMaxTensors, " tensors")),
+                            "MALFORMED_FILE");
+  }
   std::map<std::string, std::set<std::string>> shards;
   for (const auto& [tensor, shard] : map->items()) {
     if (!shard.is_string()) return absl::InvalidArgumentError(StrCat(kIndexName, ": \"", tensor, "\" names no file"));

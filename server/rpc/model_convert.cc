@@ -242,7 +242,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
   scope.Progress("read", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model()));
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   scope.Progress("quantize", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
@@ -264,9 +264,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   if (!google::protobuf::util::MessageToJsonString(report, &json).ok()) return absl::InternalError("the report cannot be written");
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(state_.files, base::JoinPath(pending->directory(), kConversionFile), json));
-  if (scope.cancelled()) return absl::CancelledError("cancelled");
   scope.Progress("write", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(pending->Commit().status());
+  NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped()).status());
   metrics_.Converted(model::Name(made.info.format), absl::ToDoubleSeconds(clock_.Monotonic() - began));
   v1::ConvertModelResponse response;
   NIBBLE_ASSIGN_OR_RETURN(*response.mutable_model(), Describe(request.name(), false));
@@ -314,7 +313,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "an export"));
   scope.Progress("read", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model()));
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   v1::ExportModelResponse response;
   response.set_artifact_id(base::NewId("export"));
@@ -325,7 +324,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   NIBBLE_RETURN_IF_ERROR(WriteExport(files, request, *artifact, exported->directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto names, state_.files.List(exported->directory));
   for (const std::string& name : names) {
-    NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry entry, store::HashFile(base::JoinPath(exported->directory, name)));
+    NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry entry,
+                            store::HashFile(base::JoinPath(exported->directory, name), scope.stopped()));
     v1::FileEntry file;
     file.set_path(name);
     file.set_size_bytes(static_cast<std::int64_t>(entry.size));

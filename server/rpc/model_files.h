@@ -9,8 +9,9 @@
 namespace nibble::rpc {
 
 // Every byte of a model against its manifest: before it is served, and before anything is made of it that would have a manifest of its
-// own. Seconds for a large model. Damage is counted and logged.
-// Errors: NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), what reading a file gives.
-absl::Status CheckModelFiles(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name);
+// own. Minutes for a large model on a slow disk. Damage is counted and logged.
+// Errors: NotFound (MODEL), DataLoss (ARTIFACT_CORRUPT), Cancelled, what reading a file gives.
+absl::Status CheckModelFiles(const store::ModelStore& models, telemetry::Metrics& metrics, const std::string& name,
+                             const store::Cancelled& cancelled = {});
 
 }  // namespace nibble::rpc

@@ -4,6 +4,7 @@
 
 #include "server/base/error.h"
 #include "server/base/ids.h"
+#include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/adapter_model.h"
@@ -26,8 +27,8 @@ namespace {
 
 // What a file lacks or lies about is the caller's fault, whatever the reader called it.
 absl::Status OfTheFiles(const absl::Status& status) {
-  // A full disk has its reason, a number in a file that is too large has none.
-  const bool too_large = absl::IsResourceExhausted(status) && base::Reason(status).empty();
+  // A full disk is not, and too many open files are not.
+  const bool too_large = absl::IsResourceExhausted(status) && base::Reason(status) == "MALFORMED_FILE";
   const bool file = absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInvalidArgument(status) ||
                     absl::IsUnimplemented(status) || too_large;
   if (!file) return status;
@@ -109,8 +110,14 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
   std::shared_ptr<store::Upload> upload;
   std::unique_ptr<BeneathPath> beneath;
   std::string source;
-  // First: where the name is taken or the disk is full, the upload stays for another try.
+  // First: where the name is taken, the disk is full or the base is damaged, the upload stays for another try.
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
+  scope.Progress("read", 0, 1);
+  std::shared_ptr<const store::Pin> pin;
+  if (request.has_base_model()) {
+    NIBBLE_ASSIGN_OR_RETURN(pin, state_.models->PinModel(request.base_model(), "an import of an adapter"));
+    NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.base_model(), scope.stopped()));
+  }
   if (request.has_server_path()) {
     NIBBLE_ASSIGN_OR_RETURN(beneath, BeneathPath::Open(options_.import_root, request.server_path()));
     source = beneath->path();
@@ -125,7 +132,6 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     uploads_.erase(it);
     source = upload->directory();
   }
-  scope.Progress("read", 0, 1);
   if (request.has_base_model()) {
     NIBBLE_RETURN_IF_ERROR(ImportAdapter(request, source, pending->directory(), scope));
   } else {
@@ -138,9 +144,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     const auto report = model::ImportModel(files, source, pending->directory(), dtype, options_.max_tokenizer_bytes);
     if (!report.ok()) return base::About(OfTheFiles(report.status()), request.name());
   }
-  if (scope.cancelled()) return absl::CancelledError("cancelled");
   scope.Progress("write", 0, 1);
-  NIBBLE_RETURN_IF_ERROR(pending->Commit().status());
+  NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped()).status());
   NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, Describe(request.name(), false));
   google::protobuf::Any any;
   any.PackFrom(model);
@@ -150,8 +155,6 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
 absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
                                          OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(request.base_model()));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.base_model(), "an import of an adapter"));
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.base_model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
   auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config());
   if (!adapter.ok()) return base::About(OfTheFiles(adapter.status()), request.base_model());
@@ -165,50 +168,61 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   return base::About(made.status(), request.base_model());
 }
 
-absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name) {
+absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, const store::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
-  // What a reader cannot make sense of may be a file that was altered: the manifest knows.
-  const auto count = [&](absl::Status status) {
-    if (absl::IsDataLoss(status)) metrics_.ArtifactVerifyFailed();
-    if (!absl::IsInvalidArgument(status)) return status;
-    const absl::Status altered = CheckModelFiles(*state_.models, metrics_, name);
-    return altered.ok() ? status : altered;
-  };
-  const auto record = model::ReadRecord(state_.files, stored.directory);
-  if (!record.ok()) return count(record.status());
+  const auto replayed = Replay(stored);
+  NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
+  const bool promised = info.determinism() == model::Determinism::kBitwise;
+  if (absl::IsDataLoss(replayed.status())) {
+    metrics_.ArtifactVerifyFailed();
+    return replayed;
+  }
+  if (!replayed.ok() && !promised) return replayed;  // it never had a record
+  // What a reader cannot make sense of may be a file that was altered, and logits can be equal although a file is not (a weight
+  // that no token of the record reaches): the manifest knows. Rows that differ are told as such, and the log says which it was.
+  const absl::Status files = CheckModelFiles(*state_.models, metrics_, name, cancelled);
+  const bool differs = replayed.ok() && replayed->differing_rows() > 0;
+  if (absl::IsCancelled(files) || (!files.ok() && !differs)) return files;
+  if (differs && files.ok()) {
+    metrics_.ArtifactVerifyFailed();
+    base::LogError("a model whose files are whole gives other logits than those recorded", {{"model", name}});
+  }
+  return replayed;
+}
+
+absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored) {
+  NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(state_.files, stored.directory));
   // Read again from the disk: what is verified is what a restart would serve.
-  auto loaded = model::LoadedModel::Load(stored.directory, {}, serve_stream_);
-  if (!loaded.ok()) return count(loaded.status());
-  NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(**loaded, *record, serve_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(stored.directory, {}, serve_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(*loaded, record, serve_stream_));
   v1::VerifyModelResponse response;
   response.set_equal(replay.equal && replay.rows > 0);
   response.set_rows(static_cast<std::int32_t>(replay.rows));
   response.set_differing_rows(static_cast<std::int32_t>(replay.differing_rows));
-  response.set_recorded_by((*loaded)->info().recorded_by);
+  response.set_recorded_by(loaded->info().recorded_by);
   response.set_device(v1::DEVICE_KIND_CPU);
-  response.set_digest((*loaded)->info().weights_digest);
+  response.set_digest(loaded->info().weights_digest);
   if (replay.differing_rows > 0) {
     auto* difference = response.mutable_first_difference();
     std::int64_t row = replay.first_position;
     for (std::int64_t s = 0; s < replay.first_sequence; ++s) {
-      row += static_cast<std::int64_t>(record->sequences[static_cast<std::size_t>(s)].row_digests.size());
+      row += static_cast<std::int64_t>(record.sequences[static_cast<std::size_t>(s)].row_digests.size());
     }
-    const auto& sequence = record->sequences[static_cast<std::size_t>(replay.first_sequence)];
+    const auto& sequence = record.sequences[static_cast<std::size_t>(replay.first_sequence)];
     const auto position = static_cast<std::size_t>(replay.first_position);
     difference->set_row(static_cast<std::int32_t>(row));
     difference->set_token_id(sequence.token_ids[position]);
     difference->set_recorded_digest(sequence.row_digests[position]);
-    NIBBLE_ASSIGN_OR_RETURN(const model::Record again, model::MakeRecord(**loaded, {sequence.token_ids}, serve_stream_));
+    NIBBLE_ASSIGN_OR_RETURN(const model::Record again, model::MakeRecord(*loaded, {sequence.token_ids}, serve_stream_));
     difference->set_computed_digest(again.sequences.front().row_digests[position]);
-    metrics_.ArtifactVerifyFailed();
     return response;
   }
-  // Logits can be equal although a weight is not (a row that no token of the record reaches): the bytes are looked at too.
+  // Files that fit their manifest may still be of two models: the tensors have digests of their own, and so has the record.
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
-  if (const absl::Status bytes = artifact->VerifyBytes(); !bytes.ok()) return count(bytes);
-  if (record->weights_digest != (*loaded)->info().weights_digest) {
-    return count(base::WithReason(absl::DataLossError("record.bin was made of other weights"), "ARTIFACT_CORRUPT"));
+  NIBBLE_RETURN_IF_ERROR(artifact->VerifyBytes());
+  if (record.weights_digest != loaded->info().weights_digest) {
+    return base::WithReason(absl::DataLossError("record.bin was made of other weights"), "ARTIFACT_CORRUPT");
   }
   return response;
 }

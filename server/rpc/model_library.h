@@ -72,10 +72,12 @@ class ModelLibrary {
   };
   absl::StatusOr<std::shared_ptr<const ExportedFiles>> Exported(const std::string& artifact_id);
 
-  absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name);
-  // Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), DataLoss (CHECKPOINT_CORRUPT;
-  // of the base ARTIFACT_CORRUPT).
-  absl::StatusOr<v1::Model> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant);
+  // Errors: NotFound (MODEL), FailedPrecondition (NO_RECORD), DataLoss, Cancelled, those of a load.
+  absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name, const store::Cancelled& cancelled);
+  // Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), Cancelled, DataLoss
+  // (CHECKPOINT_CORRUPT; of the base ARTIFACT_CORRUPT).
+  absl::StatusOr<v1::Model> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant,
+                                              const store::Cancelled& cancelled);
 
  private:
   struct KeptUpload {
@@ -87,6 +89,8 @@ class ModelLibrary {
     absl::Duration until;
   };
   void DropOld();
+  // The record of a model against its logits now, and the tensors against their digests.
+  absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored);
   absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
                              OperationScope& scope);
   absl::Status AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset, const std::string& source,

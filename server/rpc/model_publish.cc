@@ -16,7 +16,7 @@
 namespace nibble::rpc {
 
 absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,
-                                                         const std::string& tenant) {
+                                                         const std::string& tenant, const store::Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(source.spec.base_model));
@@ -28,7 +28,7 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
     return base::WithReason(absl::NotFoundError(base::StrCat("there is no checkpoint \"", request.checkpoint(), "\" any more")),
                             "CHECKPOINT", {{"name", request.checkpoint()}});
   };
-  const auto verified = store::Verify(state_.files, source.directory);
+  const auto verified = store::Verify(state_.files, source.directory, cancelled);
   if (!verified.ok()) {
     if (missing()) return gone();
     if (!store::SaysDamaged(verified.status())) return verified.status();
@@ -37,7 +37,7 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
     metadata["checkpoint"] = request.checkpoint();
     return base::WithReason(absl::DataLossError(verified.status().message()), "CHECKPOINT_CORRUPT", metadata);
   }
-  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, source.spec.base_model));
+  NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, source.spec.base_model, cancelled));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(base_model.directory));
   const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.spec.base_model},
                                  {"step", source.step},           {"checkpoint", request.checkpoint()},
@@ -54,7 +54,7 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
   };
   const auto made = make();
   if (!made.ok()) return missing() ? gone() : base::About(made.status(), request.checkpoint());
-  NIBBLE_RETURN_IF_ERROR(pending->Commit().status());
+  NIBBLE_RETURN_IF_ERROR(pending->Commit(cancelled).status());
   return Describe(request.name(), false);
 }
 

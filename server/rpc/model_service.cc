@@ -20,6 +20,11 @@ std::string DigestOf(Request request) {
   return base::Sha256Hex(base::StrCat(request.GetTypeName(), request.SerializeAsString()));
 }
 
+// The client has gone: what reads gigabytes for it ends.
+store::Cancelled Stopped(const Call& call) {
+  return [cancel = call.cancel()] { return cancel.cancelled(); };
+}
+
 }  // namespace
 
 grpc::ServerReadReactor<v1::UploadModelRequest>* ModelService::UploadModel(grpc::CallbackServerContext* context,
@@ -125,7 +130,7 @@ grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadAr
 
 grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context, const v1::LoadModelRequest* request,
                                                   v1::LoadModelResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call&) -> absl::Status {
+  return UnaryOnSlowWorker(edge_, readers_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call&) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
     NIBBLE_RETURN_IF_ERROR(library_.manager().Acquire(request->name()).status());
     NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
@@ -149,8 +154,9 @@ grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,
                                                           const v1::PublishCheckpointRequest* request,
                                                           v1::Model* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request, call.principal().tenant));
+  return UnaryOnSlowWorker(edge_, readers_, context, "nibble.v1.ModelService/PublishCheckpoint",
+                           [=, this](const Call& call) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request, call.principal().tenant, Stopped(call)));
     *response->mutable_residents() = ToProto(library_.manager());
     return absl::OkStatus();
   });
@@ -159,8 +165,9 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext* context,
                                                     const v1::VerifyModelRequest* request,
                                                     v1::VerifyModelResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call&) -> absl::Status {
-    auto verified = library_.Verify(request->name());
+  return UnaryOnSlowWorker(edge_, readers_, context, "nibble.v1.ModelService/VerifyModel",
+                           [=, this](const Call& call) -> absl::Status {
+    auto verified = library_.Verify(request->name(), Stopped(call));
     if (!verified.ok()) return base::About(verified.status(), request->name());
     *response = *std::move(verified);
     return absl::OkStatus();

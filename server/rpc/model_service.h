@@ -3,6 +3,7 @@
 #include "server/rpc/call.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/operations.h"
+#include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
 
@@ -40,6 +41,8 @@ class ModelService : public v1::ModelService::CallbackService {
   Edge& edge_;
   ModelLibrary& library_;
   OperationTable& operations_;
+  // Those that read whole models: beside the workers that admit requests.
+  WorkerPool readers_{2, /*max_waiting=*/64};
 };
 
 }  // namespace nibble::rpc

@@ -1,5 +1,5 @@
-// The files of an operation that writes a whole model: it stops at the next write when it is cancelled (a shutdown cancels too),
-// and when the disk comes below its watermark, which others' work needs.
+// The files of an operation that writes a whole model: it stops at the next write when it is cancelled (a shutdown cancels too;
+// what reads a whole model asks by itself, store::Cancelled), and when the disk comes below its watermark, which others' work needs.
 #pragma once
 #include <string>
 #include <string_view>

@@ -26,6 +26,10 @@ class OperationScope {
   virtual ~OperationScope() = default;
   virtual void Progress(const std::string& stage, std::int64_t done, std::int64_t total) = 0;
   virtual bool cancelled() const = 0;
+  // The same for what asks by itself; used while the scope lives.
+  std::function<bool()> stopped() const {
+    return [this] { return cancelled(); };
+  }
 };
 
 // Each operation has a file in `directory`, so that one that ended is answered after a restart too, and one that a restart cut

@@ -73,9 +73,9 @@ absl::StatusOr<StoredModel> ModelStore::Get(std::string_view name) const {
   return it->second;
 }
 
-absl::StatusOr<Manifest> ModelStore::Verify(std::string_view name) const {
+absl::StatusOr<Manifest> ModelStore::Verify(std::string_view name, const Cancelled& cancelled) const {
   NIBBLE_ASSIGN_OR_RETURN(const StoredModel model, Get(name));
-  return store::Verify(files_, model.directory);
+  return store::Verify(files_, model.directory, cancelled);
 }
 
 absl::Status ModelStore::Reserve(std::string_view name, std::string_view owner) {
@@ -129,9 +129,9 @@ absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::stri
   return std::unique_ptr<Pending>(new Pending(*this, std::string(name), owner, *std::move(directory)));
 }
 
-absl::StatusOr<StoredModel> ModelStore::Pending::Commit() {
+absl::StatusOr<StoredModel> ModelStore::Pending::Commit(const Cancelled& cancelled) {
   // Hashing takes seconds: not under the store's mutex. The reservation keeps the name.
-  NIBBLE_RETURN_IF_ERROR(directory_.Commit().status());
+  NIBBLE_RETURN_IF_ERROR(directory_.Commit(cancelled).status());
   NIBBLE_ASSIGN_OR_RETURN(StoredModel model, store_.Load(name_));
   base::MutexLock lock(store_.mutex_);
   store_.models_.emplace(name_, model);

@@ -36,7 +36,8 @@ class ModelStore {
 
   std::vector<StoredModel> List() const;                             // by name
   absl::StatusOr<StoredModel> Get(std::string_view name) const;      // NotFound (MODEL)
-  absl::StatusOr<Manifest> Verify(std::string_view name) const;      // every hash; DataLoss names the file
+  // Every hash; DataLoss names the file.
+  absl::StatusOr<Manifest> Verify(std::string_view name, const Cancelled& cancelled = {}) const;
 
   // A name that `owner` will publish under later: nobody else can take it. AlreadyExists (NAME_TAKEN). Idempotent for the
   // same owner. Kept in memory: owners say it again after a restart.
@@ -52,7 +53,7 @@ class ModelStore {
   class Pending {
    public:
     const std::string& directory() const { return directory_.path(); }
-    absl::StatusOr<StoredModel> Commit();
+    absl::StatusOr<StoredModel> Commit(const Cancelled& cancelled = {});
     ~Pending();
 
    private:

@@ -94,7 +94,7 @@ absl::Time ModifiedTime(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 ? absl::TimeFromTimespec(info.st_mtim) : absl::UnixEpoch();
 }
 
-absl::StatusOr<ManifestEntry> HashFile(const std::string& path) {
+absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled& cancelled) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
   const auto failed = [&path](std::string_view what) -> absl::Status {
     const std::string text = StrCat(what, " ", path, ": ", std::strerror(errno));
@@ -108,6 +108,10 @@ absl::StatusOr<ManifestEntry> HashFile(const std::string& path) {
   const auto buffer = std::make_unique<char[]>(kReadBytes);
   absl::Status status;
   while (true) {
+    if (cancelled && cancelled()) {
+      status = absl::CancelledError("cancelled");
+      break;
+    }
     const ssize_t n = ::read(fd, buffer.get(), kReadBytes);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) status = failed("read");
@@ -168,10 +172,10 @@ bool SaysDamaged(const absl::Status& status) {
   return absl::IsNotFound(status) || absl::IsDataLoss(status) || absl::IsInvalidArgument(status);
 }
 
-absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory) {
+absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory, const Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(Manifest manifest, CheckSizes(files, directory));
   for (const ManifestEntry& file : manifest.files) {
-    NIBBLE_ASSIGN_OR_RETURN(const ManifestEntry found, HashFile(JoinPath(directory, file.name)));
+    NIBBLE_ASSIGN_OR_RETURN(const ManifestEntry found, HashFile(JoinPath(directory, file.name), cancelled));
     if (found.sha256 != file.sha256) {
       return base::WithReason(
           absl::DataLossError(StrCat(directory, ": ", file.name, " has other bytes than its manifest says")),
@@ -204,7 +208,7 @@ PendingDirectory::~PendingDirectory() {
   if (!path_.empty()) (void)files_->RemoveAll(path_);
 }
 
-absl::StatusOr<Manifest> PendingDirectory::Commit() {
+absl::StatusOr<Manifest> PendingDirectory::Commit(const Cancelled& cancelled) {
   std::vector<std::string> names, folders;
   NIBBLE_RETURN_IF_ERROR(Walk(path_, names, folders));
   base::Json list = base::Json::array();
@@ -214,7 +218,7 @@ absl::StatusOr<Manifest> PendingDirectory::Commit() {
     NIBBLE_ASSIGN_OR_RETURN(auto file, files_->OpenForAppend(path));
     NIBBLE_RETURN_IF_ERROR(file->Sync());
     NIBBLE_RETURN_IF_ERROR(file->Close());
-    NIBBLE_ASSIGN_OR_RETURN(ManifestEntry entry, HashFile(path));
+    NIBBLE_ASSIGN_OR_RETURN(ManifestEntry entry, HashFile(path, cancelled));
     base::Json item = base::Json::object();
     item["name"] = name;
     item["size"] = entry.size;

@@ -2,6 +2,7 @@
 // sync of the parent. Models, datasets, checkpoints and a trainer's output are all published like this.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,13 +28,16 @@ struct Manifest {
   std::uint64_t total_bytes() const;
 };
 
+// Asked before each piece that is read of what may be gigabytes: true ends the work with Cancelled. Empty: nobody can.
+using Cancelled = std::function<bool()>;
+
 // NotFound without a manifest; DataLoss (reason MANIFEST_INVALID) for one that cannot be read.
 absl::StatusOr<Manifest> ReadManifest(base::FileSystem& files, const std::string& directory);
 // ReadManifest, and every file is there with its size: what start-up and listings can afford.
 absl::StatusOr<Manifest> CheckSizes(base::FileSystem& files, const std::string& directory);
 // CheckSizes, and every hash: before a checkpoint or an output is used. DataLoss (CHECKSUM_MISMATCH) names the file and the digests
 // that were `expected` and `found` (of another size: the bytes).
-absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory);
+absl::StatusOr<Manifest> Verify(base::FileSystem& files, const std::string& directory, const Cancelled& cancelled = {});
 // Of a status of the three above: the directory is not, or not as it was published. Else it could not be read now, which
 // says nothing of it.
 bool SaysDamaged(const absl::Status& status);
@@ -42,7 +46,7 @@ bool SaysDamaged(const absl::Status& status);
 absl::Time ModifiedTime(const std::string& path);
 
 // SHA-256 and size of a file, read in pieces: memory stays flat whatever its size.
-absl::StatusOr<ManifestEntry> HashFile(const std::string& path);
+absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled& cancelled = {});
 
 // A directory in the making. Dropped without Commit, it is removed. One thread.
 class PendingDirectory {
@@ -59,7 +63,7 @@ class PendingDirectory {
   const std::string& target() const { return target_; }
 
   // AlreadyExists when the target is there; on any error the directory is given up and nothing is published.
-  absl::StatusOr<Manifest> Commit();
+  absl::StatusOr<Manifest> Commit(const Cancelled& cancelled = {});
 
  private:
   PendingDirectory(base::FileSystem& files, std::string path, std::string target);

@@ -317,9 +317,10 @@ std::vector<float> LlamaRmsNorm(std::vector<float> x, const std::vector<float>& 
 // Of the bitnet-tips preset: a norm before every linear and none before the blocks.
 class LinearNormsTest : public TernaryTest {
  protected:
-  std::unique_ptr<Artifact> Masters(const std::string& name, double eps, double linear_eps) {
+  std::unique_ptr<Artifact> Masters(const std::string& name, double eps, double linear_eps, std::int64_t fewer_rows = 0) {
     const auto source = Import("families", "llama");
     model::ModelConfig config = source->config();
+    config.ffn_size -= fewer_rows;
     config.norms = model::NormPlacement::kLinear;
     config.rms_norm_eps = eps;
     config.linear_norm_eps = linear_eps;
@@ -402,6 +403,16 @@ TEST_F(LinearNormsTest, AnEpsThatTransformersCannotSayIsRefused) {
   EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("another eps"));
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("export")));
+}
+
+// transformers packs four rows to a byte.
+TEST_F(LinearNormsTest, RowsThatTransformersCannotPackAreTheFormatsFault) {
+  ASSERT_TRUE(ToTernary(*Masters("masters", 1e-6, 1e-6, 2), "ternary").ok());
+  const auto status = ExportHf(files_, *Open("ternary"), directory_.Path("export"));
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_EQ(base::Reason(status), "FIELD_VIOLATION");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("format: model.layers.0.mlp."));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("multiples of 4"));
 }
 
 }  // namespace

@@ -2,10 +2,13 @@
 // (coverage_test holds it to that).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <httplib.h>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
+#include <regex>
 #include <string>
 #include <thread>
 
@@ -131,6 +134,12 @@ class ErrorDetailsTest : public AppTest {
     ASSERT_FALSE(bytes.empty());
     bytes.back() = static_cast<char>(bytes.back() ^ 1);
     model::WriteBytes(path, bytes);
+  }
+  int VerifyFailures() {
+    const auto answer = httplib::Client("127.0.0.1", app_->http_port()).Get("/metrics");
+    std::smatch match;
+    const bool found = answer && std::regex_search(answer->body, match, std::regex("\nnibble_artifact_verify_failures_total (\\d+)"));
+    return found ? std::stoi(match[1]) : -1;
   }
   // A checkpoint as its trainer would have written it; its directory.
   std::string WriteCheckpoint(const v1::Job& job, int step) {
@@ -428,7 +437,7 @@ TEST_F(ImportedErrorTest, FailedPreconditionOfBitNetModels) {
 
 TEST_F(ImportedErrorTest, InvalidArgumentModelFormatSaysOfWhichKind) {
   const std::map<std::string, std::string> kinds = {
-      {"mute", "NO_TOKENIZER"}, {"cut", "MALFORMED_FILE"}, {"foreign", "UNSUPPORTED_MODEL"}, {"long", ""}};
+      {"mute", "NO_TOKENIZER"}, {"cut", "MALFORMED_FILE"}, {"foreign", "UNSUPPORTED_MODEL"}, {"long", "MALFORMED_FILE"}};
   for (const auto& [path, kind] : kinds) {
     const auto done = Wait(Begin(path, path));
     ASSERT_TRUE(done.has_error()) << path;
@@ -667,30 +676,34 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelBeforeAnythingIsMadeOfIt) {
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
   ASSERT_FALSE(WriteCheckpoint(job, 7).empty());
   FlipLastByte("tiny/model.safetensors");
-  const auto check = [&](const google::longrunning::Operation& done, const std::string& name) {
+  const auto check = [&](const google::longrunning::Operation& done) {
     EXPECT_EQ(done.error().code(), static_cast<int>(grpc::StatusCode::DATA_LOSS)) << done.error().message();
     EXPECT_EQ(Find<google::rpc::ErrorInfo>(done.error()).value_or(google::rpc::ErrorInfo()).reason(), "ARTIFACT_CORRUPT");
-    EXPECT_FALSE(base::RealFileSystem().Exists(directory_ + "/state/models/" + name));
   };
-  check(ConvertTiny("eight"), "eight");
+  check(ConvertTiny("eight"));
   google::longrunning::Operation operation;
   v1::ExportModelRequest exported;
   exported.set_model("tiny");
   exported.set_format(v1::EXPORT_FORMAT_HF);
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ExportModel, exported, &operation).ok());
-  check(Wait(operation), "export");
+  check(Wait(operation));
   v1::ImportModelRequest adapter;
   adapter.set_server_path("hf_tied_bf16");  // the base is looked at before it
   adapter.set_base_model("tiny");
   adapter.set_name("adapter");
   ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, adapter, &operation).ok());
-  check(Wait(operation), "adapter");
+  check(Wait(operation));
   v1::PublishCheckpointRequest publish;
   publish.set_checkpoint(StrCat(job.name(), "/7"));
   publish.set_name("published");
   v1::Model model;
   const grpc::Status status = Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &model);
   EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "model"), "tiny");
+  EXPECT_EQ(VerifyFailures(), 4);
+  EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
+  for (const std::string name : {"eight", "adapter", "published"}) {
+    EXPECT_FALSE(std::filesystem::exists(directory_ + "/state/models/" + name)) << name;
+  }
 }
 
 TEST_F(ErrorDetailsTest, DataLossOfARecord) {
@@ -702,14 +715,34 @@ TEST_F(ErrorDetailsTest, DataLossOfARecord) {
   Check(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified), grpc::StatusCode::DATA_LOSS, "CORRUPT_ARTIFACT");
 }
 
-// It is no model's any more, and the caller has not written it.
-TEST_F(ErrorDetailsTest, DataLossOfAConfigIsNoMistakeOfTheCaller) {
+// Whatever a reader makes of what was altered or taken away: the caller has not done it, and its record may be equal all the same.
+TEST_F(ErrorDetailsTest, DataLossOfAnyFileIsFoundByVerify) {
   ASSERT_TRUE(ConvertTiny("eight").has_response());
-  model::WriteBytes(directory_ + "/state/models/eight/config.json", "{}");
+  const std::string directory = directory_ + "/state/models/eight/";
+  const std::string config = model::ReadBytes(directory + "config.json");
+  const std::string other = std::regex_replace(config, std::regex("llama"), "emu99");
+  ASSERT_NE(other, config);
+  const std::map<std::string, std::optional<std::string>> altered = {
+      {"config.json", "{}"},         {"./config.json", other},      {"nibble.json", "{}"},
+      {"record.bin", std::nullopt},  {"manifest.json", std::nullopt}, {"model.safetensors", std::nullopt},
+      {"conversion.json", "{}"},     {"tokenizer.json", std::nullopt}};
   v1::VerifyModelRequest verify;
   verify.set_name("eight");
   v1::VerifyModelResponse verified;
-  Check(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified), grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT");
+  int failures = 0;
+  for (const auto& [file, bytes] : altered) {
+    SCOPED_TRACE(file);
+    const std::string whole = model::ReadBytes(directory + file);
+    std::filesystem::remove(directory + file);
+    if (bytes.has_value()) model::WriteBytes(directory + file, *bytes);
+    const grpc::Status status = Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified);
+    Check(status, grpc::StatusCode::DATA_LOSS, testing_support::ReasonOf(status));
+    EXPECT_EQ(VerifyFailures(), ++failures);
+    model::WriteBytes(directory + file, whole);
+  }
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::VerifyModel, verify, &verified).ok());
+  EXPECT_TRUE(verified.equal());
+  EXPECT_EQ(VerifyFailures(), failures);
 }
 
 TEST_F(ErrorDetailsTest, DataLossCheckpointCorruptNamesBothDigests) {

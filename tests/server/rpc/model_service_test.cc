@@ -305,6 +305,9 @@ TEST_F(ModelServiceTest, TheSameRequestIdIsTheSameOperation) {
   EXPECT_EQ(ReasonOf(StartImport(request, &second)), "IDEMPOTENCY_CONFLICT");
   request.set_request_id(std::string(257, 'a'));
   EXPECT_EQ(FieldOf(StartImport(request, &second)), "request_id");
+  request.set_request_id(std::string(256, 'a'));
+  ASSERT_TRUE(StartImport(request, &second).ok());
+  Wait(second);
 }
 
 TEST_F(ModelServiceTest, Int8CarriesItsRecordAndVerifies) {
@@ -614,6 +617,24 @@ TEST_F(AdapterImportTest, APeftAdapterBecomesAModelThatIsServedConvertedAndExpor
   files.erase("README.md");
   ASSERT_TRUE(ImportUpload(files, "base", "again").has_response());
   EXPECT_EQ(Get("again").digest(), Get("tuned-four").digest());
+}
+
+// The base is looked at first: what was uploaded is there for another try.
+TEST_F(AdapterImportTest, ADamagedBaseSpendsNoUpload) {
+  v1::UploadModelResponse upload;
+  ASSERT_TRUE(Upload(AdapterFiles(model::ToPeftConfig(config_)), &upload).ok());
+  v1::ImportModelRequest request;
+  request.set_upload_id(upload.upload_id());
+  request.set_name("tuned");
+  request.set_base_model("four");
+  const std::string weights = directory_ + "/state/models/four/model.safetensors";
+  const std::string whole = ReadFile(weights);
+  const auto write = [&](const std::string& bytes) { std::ofstream(weights, std::ios::binary) << bytes; };
+  write(whole.substr(0, whole.size() - 1) + static_cast<char>(whole.back() ^ 1));
+  EXPECT_EQ(ReasonOf(Imported(request).error()), "ARTIFACT_CORRUPT");
+  write(whole);
+  const auto again = Imported(request);
+  EXPECT_TRUE(again.has_response()) << again.error().message();
 }
 
 TEST_F(AdapterImportTest, TensorsThatDoNotFitTheBaseAreNamed) {

@@ -60,6 +60,28 @@ TEST(PublishedDirectoryTest, FlippedBitIsFoundByVerifyAndShortFileByCheckSizes) 
   EXPECT_EQ(CheckSizes(Files(), temp / "m").status().code(), absl::StatusCode::kDataLoss);
 }
 
+// Of gigabytes nobody waits for the end of a file: it is asked before each piece of a mebibyte.
+TEST(PublishedDirectoryTest, ReadingStopsWhenToldAndPublishesNothing) {
+  TempDirectory temp;
+  int asked = 0;
+  int until = 2;
+  const Cancelled cancelled = [&] { return ++asked > until; };
+  {
+    auto pending = PendingDirectory::Create(Files(), temp / "m");
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    WriteFile(pending->path() + "/a.bin", std::string(3'000'000, 'a'));
+    EXPECT_TRUE(absl::IsCancelled(pending->Commit(cancelled).status()));
+    EXPECT_EQ(asked, 3);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(temp / "."));
+  ASSERT_TRUE(PublishTwoFiles(Files(), temp / "m").ok());
+  asked = 0;
+  EXPECT_TRUE(absl::IsCancelled(Verify(Files(), temp / "m", cancelled).status()));
+  EXPECT_EQ(asked, 3);
+  until = 100;
+  EXPECT_TRUE(Verify(Files(), temp / "m", cancelled).ok());
+}
+
 TEST(PublishedDirectoryTest, ManifestThatLeadsOutOfTheDirectoryIsRefused) {
   TempDirectory temp;
   std::filesystem::create_directories(temp / "m");
