@@ -16,9 +16,9 @@ os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # transformers compiles its u
 torch = pytest.importorskip("torch", exc_type=ImportError)
 transformers = pytest.importorskip("transformers", exc_type=ImportError)
 pytest.importorskip("accelerate", exc_type=ImportError)
-from logprobs import TOP, compare, compare_where_no_tie, golden as families, worst_difference  # noqa: E402 (puts the goldens on the path)
+from logprobs import TOP, compare, compare_where_no_tie, golden as families  # noqa: E402 (puts the goldens on the path)
 import make_bitnet_golden as bitnet  # noqa: E402
-from transformers.integrations.bitnet import unpack_weights  # noqa: E402
+from transformers.integrations.bitnet import BitLinear, unpack_weights  # noqa: E402
 
 TEXT = (PAGE * 2)[:256]  # one token a byte
 SHAPE = dict(vocab_size=320, hidden_size=128, intermediate_size=344, num_hidden_layers=3, bos_token_id=256, eos_token_id=257,
@@ -34,28 +34,62 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What transformers' own quantisation-aware training makes of a random model: masters that recite the page."""
-    torch.manual_seed(0)
+    """By class: what transformers' own quantisation-aware training makes of a random model of its architecture: masters that recite
+    the page."""
     directory = tmp_path_factory.mktemp("masters")
-    model = transformers.BitNetForCausalLM(transformers.BitNetConfig(**{**families.COMMON, **SHAPE}))
-    with_tokenizer(model, "auto_online", directory / "start")
-    model = bitnet.load(directory / "start").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
-    ids = torch.tensor([list((PAGE * 3)[shift:shift + 256].encode()) for shift in range(0, 64, 16)])
-    for step in range(150):
-        loss = model(ids, labels=ids).loss
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    print(f"loss after 150 steps: {loss.item():.3f}")
-    assert loss.item() < 0.5
-    return model.eval()
+
+    @functools.cache
+    def train_masters(norms):
+        torch.manual_seed(0)
+        config = {**families.COMMON, **SHAPE}
+        if norms:
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
+        else:
+            model = transformers.BitNetForCausalLM(transformers.BitNetConfig(**config))
+        start = with_tokenizer(model, "rms_online" if norms else "auto_online", directory / model.config.model_type)
+        model = bitnet.load(start).train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
+        ids = torch.tensor([list((PAGE * 3)[shift:shift + 256].encode()) for shift in range(0, 64, 16)])
+        steps = 250 if norms else 150
+        for _ in range(steps):
+            loss = model(ids, labels=ids).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"loss after {steps} steps: {loss.item():.3f}")
+        assert loss.item() < 0.5
+        return model.eval()
+
+    return lambda name: train_masters(bitnet.has_norms(name))
 
 
-def with_tokenizer(model, name, directory):
-    bitnet.save(model, name, directory)
+def tokenizer_in(directory):
     (directory / "tokenizer.json").write_text(json.dumps(small_model.tokenizer(), ensure_ascii=False), encoding="utf-8")
     return directory
+
+
+def with_tokenizer(model, name, directory, dtype=torch.float32):
+    bitnet.save(model, name, directory, dtype=dtype)
+    return tokenizer_in(directory)
+
+
+def checkpoint(model, name, directory, dtype=torch.float32):
+    """Masters as a checkpoint of this class that transformers has loaded and saved again. Codes are made here: from_pretrained with a
+    BitNetQuantConfig answers that floats have to be quantised already."""
+    by_hand = with_tokenizer(model, name, directory / "by_hand", dtype)
+    if name == "auto_packed":
+        return by_hand  # transformers 5.23 cannot undo its unpacking: BitNetDeserialize has no reverse_op (NotImplementedError)
+    saved = directory / "saved"
+    # For that reason, too, an offline autobitlinear is saved as the floats that it computes with, or not at all.
+    bitnet.load(by_hand, dtype).save_pretrained(saved, save_original_format=name != "auto_float")
+    if dtype == torch.float32:  # then what is laid out by hand, here and in goldens, is what transformers writes
+        want, got = load_file(by_hand / "model.safetensors"), load_file(saved / "model.safetensors")
+        if model.config.tie_word_embeddings:
+            del want["lm_head.weight"]
+        assert set(got) == set(want)
+        for key, value in want.items():
+            assert got[key].dtype == value.dtype and np.array_equal(got[key], value), key
+    return tokenizer_in(saved)
 
 
 def score(server, name, top=5):
@@ -80,18 +114,42 @@ def same_top_token(answer, model, linear_class):
     return same
 
 
-def test_a_checkpoint_with_norms_in_its_linears_gives_its_logits(server, tmp_path):
+def distances_to_a_border(monkeypatch, model, ids):
+    """The logprobs of transformers' model for `ids`, and of each position how near one of its activations, or one of a position
+    before it, comes to the border between two codes, in codes."""
+    near, quantise = [], BitLinear.activation_quant
+
+    def measured(self, x, num_bits=8):
+        codes = x * (127 / x.abs().amax(-1, keepdim=True).clamp(min=1e-5))
+        near.append((codes - codes.floor() - 0.5).abs().amin(-1)[0])
+        return quantise(self, x, num_bits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BitLinear, "activation_quant", measured)
+        logprobs = families.logprobs(model, ids)
+    assert len(near) == 7 * SHAPE["num_hidden_layers"]
+    return logprobs, torch.stack(near).amin(0).cummin(0).values.tolist()
+
+
+def test_a_checkpoint_with_norms_in_its_linears_gives_its_logits(server, tmp_path, monkeypatch):
     """A random model: one activation that two sums round to different codes changes every later logit by up to 0.1, so each of 16
-    short texts is compared alone, and half of them must meet no such tie. A wrong formula would fail them all."""
-    directory = with_tokenizer(bitnet.make("rms_norm", **SHAPE), "rms_norm", tmp_path / "hf")
+    short texts is compared alone. One that departs must do so where one of transformers' own activations lies on the border between
+    two codes, within 1.5 ulp of 127, and few may: of the 53,000 activations of a text one lies so near in two texts of three, and
+    rounds otherwise in about one of 16."""
+    directory = checkpoint(bitnet.make("rms_norm", **SHAPE), "rms_norm", tmp_path)
     server.run("models", "import", directory, "--name", "hf-rms-norm", "--dtype", "f32")
     assert server.json("models", "get", "hf-rms-norm")["format"] == "ternary"
-    model, worst = bitnet.load(directory), []
+    model, departed = bitnet.load(directory), {}
     for begin in range(0, 256, 16):
         answer = server.json("score", "hf-rms-norm", "--text", TEXT[begin:begin + 16])
-        worst.append(worst_difference(answer, model))
-    print("worst differences of 16 texts: " + " ".join(f"{value:.1e}" for value in worst))
-    assert sum(value <= 1e-3 for value in worst) >= 8
+        want, border = distances_to_a_border(monkeypatch, model, answer["token_ids"])
+        differences = [abs(got - wanted) for got, wanted in zip(answer["logprobs"][1:], want, strict=True)]
+        print(f"text {begin // 16}: worst difference {max(differences):.1e}, nearest border {border[-1]:.1e}")
+        first = next((at for at, difference in enumerate(differences) if difference > 1e-3), None)
+        if first is not None:
+            departed[begin] = border[first]
+    assert all(distance <= 1.2e-5 for distance in departed.values()), departed
+    assert len(departed) <= 4
 
 
 def test_the_twenty_likeliest_tokens_are_transformers(server, tmp_path):
@@ -101,18 +159,23 @@ def test_the_twenty_likeliest_tokens_are_transformers(server, tmp_path):
     compare_where_no_tie(scores_of_pieces(server, "hf-random"), bitnet.load(directory))
 
 
-@pytest.mark.parametrize("name", [name for name in bitnet.CLASSES if name != "rms_norm"])
-def test_a_checkpoint_of_transformers_gives_its_logits(server, trained, tmp_path, name):
-    directory = with_tokenizer(trained, name, tmp_path / "hf")
-    server.run("models", "import", directory, "--name", f"hf-{name}", "--dtype", "f32")
-    served = f"hf-{name}"
-    if name == "auto_online":  # masters: converted once, then served
+def as_ternary(server, directory, served, dtype):
+    """Imports it, and converts what holds masters: the name of what can be served."""
+    server.run("models", "import", directory, "--name", served, "--dtype", dtype)
+    if json.loads((directory / "config.json").read_text())["quantization_config"]["quantization_mode"] == "online":
         result = server.run("score", served, "--text", "x", check=False)
         assert result.returncode != 0 and "ternary" in result.stderr
-        served = "hf-converted"
-        server.run("models", "convert", f"hf-{name}", "--to", "ternary", "--name", served)
+        server.run("models", "convert", served, "--to", "ternary", "--name", f"{served}-ternary")
+        served += "-ternary"
         assert server.json("models", "verify", served)["equal"] is True
     assert server.json("models", "get", served)["format"] == "ternary"
+    return served
+
+
+@pytest.mark.parametrize("name", bitnet.CLASSES)
+def test_a_checkpoint_of_transformers_gives_its_logits(server, trained, tmp_path, name):
+    directory = checkpoint(trained(name), name, tmp_path)
+    served = as_ternary(server, directory, f"hf-{name}", "f32")
     model = bitnet.load(directory)
     compare(score(server, served), model, len(TEXT))
     compare_where_no_tie(scores_of_pieces(server, served), model)
@@ -121,7 +184,7 @@ def test_a_checkpoint_of_transformers_gives_its_logits(server, trained, tmp_path
 @pytest.fixture(scope="module")
 def converted(server, trained, tmp_path_factory):
     """The trained masters, imported and made ternary here, as f32 and as bf16 beside the codes."""
-    directory = with_tokenizer(trained, "auto_online", tmp_path_factory.mktemp("import") / "hf")
+    directory = with_tokenizer(trained("auto_online"), "auto_online", tmp_path_factory.mktemp("import") / "hf")
     for dtype in ("f32", "bf16"):
         server.run("models", "import", directory, "--name", f"masters-{dtype}", "--dtype", dtype)
         server.run("models", "convert", f"masters-{dtype}", "--to", "ternary", "--name", f"ternary-{dtype}")
@@ -144,17 +207,14 @@ def test_in_bf16_the_same_token_is_most_likely(converted, tmp_path, linear_class
     assert same_top_token(score(converted, "ternary-bf16"), bitnet.load(tmp_path / "out", torch.bfloat16), linear_class) >= 0.99
 
 
-@pytest.mark.parametrize("name", [name for name in bitnet.CLASSES if name != "rms_norm"])
-def test_a_checkpoint_of_transformers_has_the_same_most_likely_token_in_bf16(converted, trained, tmp_path, name):
-    """The other way: written for transformers, read by it and by us, both in bf16."""
-    directory = with_tokenizer(trained, name, tmp_path / "hf")
-    served = f"hf-bf16-{name}"
-    converted.run("models", "import", directory, "--name", served, "--dtype", "bf16")
-    if name == "auto_online":  # masters
-        converted.run("models", "convert", served, "--to", "ternary", "--name", f"{served}-ternary")
-        served += "-ternary"
-    assert converted.json("models", "get", served)["format"] == "ternary"
-    assert same_top_token(score(converted, served), bitnet.load(directory, torch.bfloat16), bitnet.CLASSES[name][0]) >= 0.99
+@pytest.mark.parametrize("name", bitnet.CLASSES)
+def test_a_checkpoint_of_transformers_has_the_same_most_likely_token_in_bf16(server, trained, tmp_path, name):
+    """The other way: written by transformers in bf16, read by it and by us, both in bf16."""
+    directory = checkpoint(trained(name), name, tmp_path, torch.bfloat16)
+    served = as_ternary(server, directory, f"hf-bf16-{name}", "bf16")
+    model = bitnet.load(directory, torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()} == {torch.bfloat16}
+    assert same_top_token(score(server, served), model, bitnet.CLASSES[name][0]) >= 0.99
 
 
 def test_masters_exported_are_masters_again(converted, trained, tmp_path):
