@@ -16,6 +16,7 @@
 
 #include "client/cli/app.h"
 #include "nibble/internal/v1/trainer_report.pb.h"
+#include "server/base/strings.h"
 #include "server/rpc/methods.h"
 
 namespace nibble {
@@ -169,7 +170,8 @@ bool Has(const std::string& text, const std::string& part) { return text.find(pa
 bool SaysCommand(const std::string& text, const std::string& command) {
   const std::size_t space = command.find(' ');
   if (space == std::string::npos) return Has(text, "\"" + command + "\"");
-  const std::string noun = "\"" + command.substr(0, space) + "\", ", verb = "\"" + command.substr(space + 1) + "\"";
+  const std::string noun = base::StrCat("\"", command.substr(0, space), "\", ");
+  const std::string verb = base::StrCat("\"", command.substr(space + 1), "\"");
   // Or one of several: "jobs", command.
   return Has(text, noun + verb) || (Has(text, verb) && std::regex_search(text, std::regex(noun + "[a-z]")));
 }
