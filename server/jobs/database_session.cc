@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "server/base/error.h"
+#include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/database_schema.h"
@@ -40,20 +41,21 @@ absl::Status Migrate(soci::session& session) {
 }  // namespace
 
 absl::Status FromSoci(const std::exception& error) {
-  const std::string text = StrCat("database: ", error.what());
   int code = SQLITE_ERROR;
   if (const auto* sqlite = dynamic_cast<const soci::sqlite3_soci_error*>(&error)) code = sqlite->result() & 0xff;
+  // Clients read all but the last: SOCI's words quote the SQL and its values, which are the log's alone.
+  base::LogWarning("database", {{"error", error.what()}});
   switch (code) {
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
-      return absl::UnavailableError(text);
+      return absl::UnavailableError("database: it is locked");
     case SQLITE_FULL:
-      return base::WithReason(absl::ResourceExhaustedError(text), "DISK_FULL");
+      return base::WithReason(absl::ResourceExhaustedError("database: there is no room on the disk"), "DISK_FULL");
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return absl::DataLossError(text);
+      return absl::DataLossError("database: its file is damaged");
     default:
-      return absl::InternalError(text);
+      return absl::InternalError(StrCat("database: ", error.what()));
   }
 }
 

@@ -166,7 +166,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   if (job.error.has_value()) {
     *out.mutable_error() = ToRpcStatus(base::About(StatusOf(*job.error), job.id));
     out.mutable_state_reason()->set_reason(job.error->reason);
-    out.mutable_state_reason()->set_message(ToUtf8(job.error->message, 1024));
+    out.mutable_state_reason()->set_message(ToUtf8(WithoutInternals(job.error->message), 1024));
   }
   *out.mutable_create_time() = ToProto(job.created);
   if (job.started.has_value()) *out.mutable_start_time() = ToProto(*job.started);

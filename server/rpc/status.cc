@@ -169,7 +169,7 @@ google::rpc::Status ToRpcStatus(const absl::Status& status) {
     google::rpc::PreconditionFailure failure;
     auto* violation = failure.add_violations();
     violation->set_type(reason);
-    if (const auto name = metadata.find("name"); name != metadata.end()) violation->set_subject(ToUtf8(name->second, kMaxDetailBytes));
+    if (const auto name = metadata.find("name"); name != metadata.end()) violation->set_subject(Shown(name->second));
     violation->set_description(ToUtf8(out.message(), kMaxDetailBytes));
     out.add_details()->PackFrom(failure);
   }

@@ -11,6 +11,7 @@
 #include "tests/support/temp_directory.h"
 
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 
 namespace {
 
@@ -21,13 +22,14 @@ void FuzzConfig(std::string_view json) {
   std::filesystem::create_symlink(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16/tokenizer.json",
                                   directory / "tokenizer.json", ignored);
   std::ofstream(directory / "tokenizer_config.json", std::ios::binary).write(json.data(), static_cast<std::streamsize>(json.size()));
-  (void)nibble::model::LoadTextAssets(directory.path());
+  ExpectClean(nibble::model::LoadTextAssets(directory.path()).status(), json);
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  std::string_view source = nibble::fuzz::Text(data, size);
+  const std::string_view input = nibble::fuzz::Text(data, size);
+  std::string_view source = input;
   if (source.starts_with("{\"")) FuzzConfig(source);
   std::string_view messages = R"([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi \u00e9"},
                                   {"role": "assistant", "content": null, "tool_calls": [{"id": 7}]}])";
@@ -38,12 +40,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto chat = nibble::text::ChatTemplate::Compile(source, {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
   if (!chat.ok()) {
     Expect(!chat.status().message().empty(), "a refusal says why");
+    ExpectClean(chat.status(), input);
     return 0;
   }
   nibble::text::RenderOptions options;
   options.add_generation_prompt = size % 2 == 0;
   options.now_unix_seconds = 1700000000;
   const auto first = (*chat)->RenderJson(messages, options);
+  ExpectClean(first.status(), input);
   const auto second = (*chat)->RenderJson(messages, options);
   Expect(first.ok() == second.ok() && (!first.ok() || *first == *second), "a template renders the same twice");
   return 0;

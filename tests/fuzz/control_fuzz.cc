@@ -1,9 +1,11 @@
 // The negative control: a target that does what it is told, so that a test can see each kind of finding found.
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "server/base/json.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
@@ -14,6 +16,11 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     std::vector<char> block(std::size_t{300} << 20);
     nibble::fuzz::Expect(block.back() == 0, "a new block is zero");
   }
+  if (order == "leak") nibble::fuzz::ExpectClean(absl::InternalError("std::bad_alloc"), order);
+  // Our own path goes on the way to the client; what is quoted is the client's, escaped or not.
+  const auto json = nibble::base::ParseJson(order);
+  const std::string quoted = json.ok() && json->is_string() ? json->get<std::string>() : std::string(order);
+  nibble::fuzz::ExpectClean(absl::InvalidArgumentError("/etc/nibble/orders: no order is " + quoted), order);
   if (order == "hang") std::this_thread::sleep_for(std::chrono::minutes(1));
   return 0;
 }

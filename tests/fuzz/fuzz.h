@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "absl/status/status.h"
+
 // Returns 0. A finding is a crash, a leak, an exception, more than 5 s, or more than 256 MiB asked for at once (docs/faults.md).
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
 
@@ -21,5 +23,9 @@ inline void Expect(bool holds, const char* what) {
   std::fprintf(stderr, "fuzz: does not hold: %s\n", what);
   std::abort();
 }
+
+// A refusal, as it would go over the wire, tells nothing of the server's inside (tests/support/leaks.h), but what it quotes of the
+// input. Nothing is asked of OK.
+void ExpectClean(const absl::Status& status, std::string_view input);
 
 }  // namespace nibble::fuzz

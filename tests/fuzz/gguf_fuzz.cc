@@ -11,23 +11,25 @@
 #include "tests/fuzz/fuzz.h"
 
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 
 namespace {
 
 constexpr std::int64_t kMaxElements = 1 << 16;  // of a tensor that is dequantised: time, not a limit of the product
 
-void FuzzReader(std::span<const std::byte> bytes) {
-  const auto file = nibble::model::GgufFile::Parse(bytes, "input");
+void FuzzReader(std::string_view input) {
+  const auto file = nibble::model::GgufFile::Parse({reinterpret_cast<const std::byte*>(input.data()), input.size()}, "input");
+  ExpectClean(file.status(), input);
   if (!file.ok()) return;
   for (const char* key : {"general.architecture", "general.alignment", "llama.block_count", "tokenizer.ggml.tokens",
                           "tokenizer.ggml.scores", "tokenizer.ggml.token_type", "tokenizer.ggml.add_bos_token", "absent"}) {
-    (void)(*file)->Int(key);
-    (void)(*file)->Float(key);
-    (void)(*file)->Bool(key);
-    (void)(*file)->String(key);
-    (void)(*file)->Strings(key);
-    (void)(*file)->Int32s(key);
-    (void)(*file)->Float32s(key);
+    ExpectClean((*file)->Int(key).status(), input);
+    ExpectClean((*file)->Float(key).status(), input);
+    ExpectClean((*file)->Bool(key).status(), input);
+    ExpectClean((*file)->String(key).status(), input);
+    ExpectClean((*file)->Strings(key).status(), input);
+    ExpectClean((*file)->Int32s(key).status(), input);
+    ExpectClean((*file)->Float32s(key).status(), input);
   }
   for (const auto& [name, tensor] : (*file)->tensors()) {
     const auto elements = nibble::model::NumElements(tensor.shape);
@@ -45,14 +47,14 @@ void FuzzReader(std::span<const std::byte> bytes) {
 void FuzzImport(const std::uint8_t* data, std::size_t size) {
   const int fd = ::memfd_create("input.gguf", MFD_CLOEXEC);
   Expect(fd >= 0 && ::write(fd, data, size) == static_cast<ssize_t>(size), "a file in memory can be written");
-  (void)nibble::model::OpenGgufModel("/proc/self/fd/" + std::to_string(fd));
+  ExpectClean(nibble::model::OpenGgufModel("/proc/self/fd/" + std::to_string(fd)).status(), nibble::fuzz::Text(data, size));
   ::close(fd);
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  FuzzReader({reinterpret_cast<const std::byte*>(data), size});
+  FuzzReader(nibble::fuzz::Text(data, size));
   FuzzImport(data, size);
   return 0;
 }

@@ -16,6 +16,7 @@
 #include "tests/support/temp_directory.h"
 
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 namespace jobs = nibble::jobs;
 namespace plan = nibble::plan;
 
@@ -73,12 +74,13 @@ class Inputs {
   plan::JobInputs inputs_;
 };
 
-void FuzzPlan(const jobs::JobSpec& spec) {
+void FuzzPlan(const jobs::JobSpec& spec, std::string_view input) {
   static const Inputs inputs;
   const auto planned = plan::PlanJob(spec, inputs.Of(*spec.data.format, !spec.eval_dataset.empty()));
   if (!planned.ok()) {
     Expect(absl::IsInvalidArgument(planned.status()), "what cannot be planned is the caller's fault");
     Expect(!nibble::rpc::ToGrpcStatus(planned.status()).error_message().empty(), "a refusal says why");
+    ExpectClean(planned.status(), input);
     return;
   }
   Expect(planned->max_steps >= 1, "a job has a step");
@@ -89,12 +91,13 @@ void FuzzPlan(const jobs::JobSpec& spec) {
   Expect(nibble::rpc::ToProto(*planned).memory_size() == static_cast<int>(planned->memory.size()), "a plan can be sent");
 }
 
-void FuzzSpec(const jobs::JobSpec& spec) {
+void FuzzSpec(const jobs::JobSpec& spec, std::string_view input) {
   const absl::Status valid = jobs::Validate(spec);
   Expect(valid.ok() == (jobs::FindViolations(spec).empty() && valid.code() != absl::StatusCode::kUnimplemented),
          "a spec is valid when nothing is wrong with it");
   if (!valid.ok()) {
     Expect(!nibble::rpc::ToGrpcStatus(valid).error_message().empty(), "a refusal says why");
+    ExpectClean(valid, input);
     return;
   }
   Expect(std::isfinite(spec.optim.lr) && std::isfinite(spec.qlora.alpha) && spec.qlora.r > 0 && spec.run.micro_batch > 0 &&
@@ -104,20 +107,28 @@ void FuzzSpec(const jobs::JobSpec& spec) {
   const auto again = jobs::ParseJobSpec(jobs::ToJson(resolved));
   Expect(again.ok() && jobs::ToJson(*again) == jobs::ToJson(resolved), "written as JSON it reads the same");
   Expect(nibble::rpc::FromProto(nibble::rpc::ToProto(resolved)).ok(), "shown as a message it can be sent again");
-  if (jobs::Validate(resolved).ok()) FuzzPlan(resolved);  // what was left open may not fit what was said
+  const absl::Status fits = jobs::Validate(resolved);  // what was left open may not fit what was said
+  ExpectClean(fits, input);
+  if (fits.ok()) FuzzPlan(resolved, input);
 }
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::string_view input = nibble::fuzz::Text(data, size);
   if (size > 0 && data[0] == '{') {
-    const auto json = nibble::base::ParseJson(nibble::fuzz::Text(data, size));
+    const auto json = nibble::base::ParseJson(input);
+    ExpectClean(json.status(), input);
     if (!json.ok()) return 0;
-    if (const auto spec = jobs::ParseJobSpec(*json); spec.ok()) FuzzSpec(*spec);
+    const auto spec = jobs::ParseJobSpec(*json);
+    ExpectClean(spec.status(), input);
+    if (spec.ok()) FuzzSpec(*spec, input);
     return 0;
   }
   nibble::v1::JobSpec message;
   if (size > std::size_t{1} << 20 || !message.ParseFromArray(data, static_cast<int>(size))) return 0;
-  if (const auto spec = nibble::rpc::FromProto(message); spec.ok()) FuzzSpec(*spec);
+  const auto spec = nibble::rpc::FromProto(message);
+  ExpectClean(spec.status(), input);
+  if (spec.ok()) FuzzSpec(*spec, input);
   return 0;
 }

@@ -5,6 +5,7 @@
 #include "tests/fuzz/fuzz.h"
 
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 
 namespace {
 
@@ -18,7 +19,9 @@ int Depth(const nibble::base::Json& json) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  const auto json = nibble::base::ParseJson(nibble::fuzz::Text(data, size));
+  const std::string_view input = nibble::fuzz::Text(data, size);
+  const auto json = nibble::base::ParseJson(input);
+  ExpectClean(json.status(), input);
   if (!json.ok()) return 0;
   Expect(Depth(*json) <= nibble::base::kMaxJsonDepth, "what is accepted is no deeper than allowed");
   const std::string text = nibble::base::Dump(*json);
@@ -26,12 +29,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   Expect(again.ok() && nibble::base::Dump(*again) == text, "written JSON reads the same");
   Expect(!nibble::base::Dump(*json, 1).empty(), "the form for people is not empty");
   for (const char* key : {"hidden_size", "rope_theta", "model_type", "tie_word_embeddings"}) {
-    (void)nibble::base::GetInt(*json, key, "input");
-    (void)nibble::base::GetNumber(*json, key, "input", 1.0);
-    (void)nibble::base::GetString(*json, key, "input", "absent");
-    (void)nibble::base::GetBool(*json, key, "input", true);
+    ExpectClean(nibble::base::GetInt(*json, key, "input").status(), input);
+    ExpectClean(nibble::base::GetNumber(*json, key, "input", 1.0).status(), input);
+    ExpectClean(nibble::base::GetString(*json, key, "input", "absent").status(), input);
+    ExpectClean(nibble::base::GetBool(*json, key, "input", true).status(), input);
   }
   const auto config = nibble::model::ParseHfConfig(*json);
+  ExpectClean(config.status(), input);
   if (!config.ok()) return 0;
   Expect(config->hidden_size > 0 && config->num_layers > 0 && config->head_dim > 0 && config->num_kv_heads > 0 &&
              config->vocab_size > 0 && config->num_heads % config->num_kv_heads == 0,

@@ -6,6 +6,7 @@
 
 using nibble::data::FileValidator;
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 
 namespace {
 
@@ -22,6 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto whole = Validate(text, size + 1);
   const auto cut = Validate(text, 1 + size % 7);
   Expect(whole.status() == cut.status(), "chunks do not change the verdict");
+  ExpectClean(whole.status(), text);
   if (whole.ok()) {
     Expect(whole->num_rows == cut->num_rows && whole->num_bytes == cut->num_bytes && whole->format == cut->format,
            "chunks do not change the summary");
@@ -29,6 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   }
   for (const auto format : {nibble::data::Format::kText, nibble::data::Format::kPromptCompletion, nibble::data::Format::kChat}) {
     const auto record = nibble::data::ParseRecord(text.substr(0, text.find('\n')), format);
+    ExpectClean(record.status(), text);
     if (!record.ok()) continue;
     Expect(format != nibble::data::Format::kChat || !record->roles.empty(), "a chat has messages");
   }

@@ -510,5 +510,6 @@ if __name__ == "__main__":
     for make in (make_safetensors, make_manifest, make_json, make_jsonl, make_tokenizer, make_job_spec, make_gguf, make_chat_template,
                  make_packed_weights, make_metric_labels, make_names):
         make()
-    for order in ("quiet", "throw", "abort", "allocate", "hang"):
+    for order in ("quiet", "throw", "abort", "allocate", "hang", "leak"):
         write("control", order, order)
+    write("control", "quotes", r'"\u0073td::string of app.cc:12 at x+0x7ffdeadbeef0: sqlite, SELECT a FROM b, x+\/etc\/passwd"')

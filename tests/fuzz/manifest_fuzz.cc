@@ -14,6 +14,7 @@
 #include "tests/fuzz/one_file_system.h"
 
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 using nibble::fuzz::OneFileSystem;
 
 namespace {
@@ -21,6 +22,7 @@ namespace {
 void FuzzManifest(const std::string& text) {
   OneFileSystem files("/model/manifest.json", text);
   const auto manifest = nibble::store::ReadManifest(files, "/model");
+  ExpectClean(manifest.status(), text);
   if (!manifest.ok()) return;
   for (const auto& file : manifest->files) {
     const std::string& name = file.name;
@@ -30,7 +32,9 @@ void FuzzManifest(const std::string& text) {
     Expect(file.sha256.size() == 64, "a hash has 64 digits");
   }
   Expect(manifest->digest == nibble::base::Sha256Hex(text), "the digest is that of the text");
-  Expect(!nibble::store::CheckSizes(files, "/model").ok() || manifest->files.empty(), "files that are not there are missed");
+  const auto sizes = nibble::store::CheckSizes(files, "/model");
+  Expect(!sizes.ok() || manifest->files.empty(), "files that are not there are missed");
+  ExpectClean(sizes.status(), text);
 }
 
 // The shards that an index may name are those of the golden model; the index is the input.
@@ -38,18 +42,22 @@ void FuzzIndex(const std::string& text) {
   static const std::string directory = NIBBLE_SOURCE_DIR "/tests/golden/model/hf_sharded_f32";
   OneFileSystem files(directory + "/model.safetensors.index.json", text);
   const auto opened = nibble::model::OpenSafetensorsModel(files, directory);
+  ExpectClean(opened.status(), text);
   if (!opened.ok()) return;
   Expect(!opened->tensors.empty() || opened->files.empty(), "a shard has tensors");
 }
 
 void FuzzDescriptions(const std::string& text) {
   const auto json = nibble::base::ParseJson(text);
+  ExpectClean(json.status(), text);
   if (!json.ok()) return;
-  if (const auto info = nibble::model::ParseArtifactInfo(*json); info.ok()) {
+  const auto info = nibble::model::ParseArtifactInfo(*json);
+  ExpectClean(info.status(), text);
+  if (info.ok()) {
     const auto again = nibble::model::ParseArtifactInfo(nibble::model::ToJson(*info));
     Expect(again.ok() && nibble::model::ToJson(*again) == nibble::model::ToJson(*info), "nibble.json says the same when written");
   }
-  (void)nibble::model::ParsePeftConfig(*json);
+  ExpectClean(nibble::model::ParsePeftConfig(*json).status(), text);
 }
 
 }  // namespace

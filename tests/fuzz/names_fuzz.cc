@@ -13,6 +13,7 @@
 #include "tests/fuzz/fuzz.h"
 
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 namespace base = nibble::base;
 namespace rpc = nibble::rpc;
 namespace store = nibble::store;
@@ -28,6 +29,7 @@ void FuzzName(const std::string& name) {
   if (!status.ok()) {
     Expect(absl::IsInvalidArgument(status) && base::Reason(status) == "FIELD_VIOLATION", "a bad name is the caller's fault");
     Expect(base::ToStd(status.message()).starts_with("name: "), "a refusal names the field");
+    ExpectClean(status, name);
     return;
   }
   Expect(!name.empty() && name.size() <= 63 && std::all_of(name.begin(), name.end(), IsPlain), "a name has 1 to 63 plain characters");
@@ -52,9 +54,12 @@ void FuzzToken(const std::string& text) {
     const auto key = rpc::KeyOfToken(rpc::TokenAfter(text));
     Expect(key.ok() && *key == text, "a token gives back its key");
   }
-  if (const auto key = rpc::KeyOfToken(text); key.ok()) Expect(text.empty() || rpc::TokenAfter(*key) == text, "one key, one token");
+  const auto key = rpc::KeyOfToken(text);
+  ExpectClean(key.status(), text);
+  if (key.ok()) Expect(text.empty() || rpc::TokenAfter(*key) == text, "one key, one token");
   const auto number = rpc::ParsePageToken(text);
   Expect(number.ok() ? *number >= 0 : base::Reason(number.status()) == "PAGE_TOKEN", "a number is not negative");
+  ExpectClean(number.status(), text);
 }
 
 }  // namespace

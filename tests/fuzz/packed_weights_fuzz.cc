@@ -20,6 +20,7 @@
 #include "tests/support/temp_directory.h"
 
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 namespace base = nibble::base;
 namespace kernels = nibble::kernels;
 namespace model = nibble::model;
@@ -115,14 +116,18 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!opened.ok()) {
     Expect(absl::IsInvalidArgument(opened.status()) || absl::IsDataLoss(opened.status()) || absl::IsResourceExhausted(opened.status()),
            "a file that contradicts itself or its config is refused as such");
+    ExpectClean(opened.status(), nibble::fuzz::Text(data, size));
     return 0;
   }
-  Expect(absl::IsDataLoss((*opened)->VerifyBytes()), "bytes of another digest are seen");
+  const absl::Status bytes = (*opened)->VerifyBytes();
+  Expect(absl::IsDataLoss(bytes), "bytes of another digest are seen");
+  ExpectClean(bytes, nibble::fuzz::Text(data, size));
   kernels::Stream stream;
   stream.isa = kernels::DetectIsa();
   const auto loaded = model::LoadedModel::Load(files.Path(), {}, stream);
   if (!loaded.ok()) {
     Expect(absl::IsDataLoss(loaded.status()), "codes that are none are refused");
+    ExpectClean(loaded.status(), nibble::fuzz::Text(data, size));
     return 0;
   }
   Expect((*loaded)->resident_bytes() > 0, "weights take memory");

@@ -6,12 +6,14 @@
 #include "tests/fuzz/fuzz.h"
 
 using nibble::fuzz::Expect;
+using nibble::fuzz::ExpectClean;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::span<const std::byte> file(reinterpret_cast<const std::byte*>(data), size);
   const auto header = nibble::model::ParseSafetensors(file, "input");
   if (!header.ok()) {
     Expect(!header.status().message().empty(), "a refusal says why");
+    ExpectClean(header.status(), nibble::fuzz::Text(data, size));
     return 0;
   }
   const std::byte* end = nullptr;

@@ -105,7 +105,9 @@ TEST_F(FullDiskTest, WhatEndsAJobHasRoomAndWhatIsNewHasNone) {  // R8
   for (const char* id : {"running", "other"}) ASSERT_TRUE(Move(id, kQueued, kPreparing).value_or(false));
   ASSERT_TRUE(Move("cancelled", kQueued, kCancelled).value_or(false));
   Fill();
-  EXPECT_EQ(base::Reason(Insert("new")), "DISK_FULL");
+  const absl::Status refused = Insert("new");
+  EXPECT_EQ(base::Reason(refused), "DISK_FULL");
+  EXPECT_EQ(refused.message(), "database: there is no room on the disk");  // S7: no SQL
   EXPECT_EQ(base::Reason(Move("queued", kQueued, kPreparing).status()), "DISK_FULL");
   EXPECT_EQ(base::Reason(Tell("other", 1)), "DISK_FULL") << "nobody wants it to end";
   EXPECT_EQ(reserve_->bytes(), store::kReserveBytes) << "it is not for these";

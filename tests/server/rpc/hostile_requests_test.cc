@@ -9,19 +9,24 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <regex>
+#include <set>
 #include <sstream>
 
 #include "httplib.h"
+#include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/strings.h"
 #include "server/rpc/methods.h"
 #include "server/rpc/status.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/raw_call.h"
+#include "tests/server/rpc/status_details.h"
+#include "tests/server/rpc/tiny_job.h"
 #include "tests/support/exposition.h"
+#include "tests/support/leaks.h"
 
 namespace nibble {
 namespace {
@@ -31,18 +36,40 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::MessageFactory;
+using google::protobuf::MethodDescriptor;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using testing_support::AppTest;
+using testing_support::FieldOf;
+using testing_support::Find;
+using testing_support::FindLeaks;
+using testing_support::ForEachText;
 using testing_support::RawAnswer;
 
 constexpr char kCanary[] = "CANARY-7f3a";
 
-// What an inode is asked: opened, read, written, renamed, removed, made; by name or by another hard link.
+// Whatever its job: it refuses it, in words that are for the log.
+constexpr char kTrainer[] = R"(#!/bin/sh
+while [ "$1" != --job_dir ]; do shift; done
+words="open $2/x.json at 0x7ffdeadbeef0 failed"
+for type in warning log; do
+  n=$((n + 1))
+  printf '{"sequence": %d, "time": "2026-01-01T00:00:00Z", "type": "%s", "reason": "WORDS", "message": "%s"}\n' $n $type "$words"
+done > "$2/journal.jsonl"
+printf '{"version": 1, "outcome": "failed", "code": "INVALID_ARGUMENT", "reason": "TRAINER_REFUSED", "message": "%s", "exit_code": 42}' \
+  "$words" > "$2/outcome.json"
+exit 42
+)";
+
+// What the inodes of outside/ are asked: opened, read, written, renamed, removed, made; by name or by another hard link. Of the
+// directory above, whose own folders the server opens, what is made, renamed or removed.
 class Watcher {
  public:
-  explicit Watcher(const std::vector<std::string>& paths) : fd_(inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
-    for (const std::string& path : paths) EXPECT_GE(inotify_add_watch(fd_, path.c_str(), IN_ALL_EVENTS), 0) << path;
+  explicit Watcher(const std::string& above) : fd_(inotify_init1(IN_NONBLOCK | IN_CLOEXEC)) {
+    Watch(above, IN_CREATE | IN_DELETE | IN_MOVE);
+    for (const char* path : {"/outside", "/outside/secret.txt", "/outside/config.json"}) Watch(above + path, IN_ALL_EVENTS);
   }
   ~Watcher() { close(fd_); }
   // Events since the last call.
@@ -58,6 +85,9 @@ class Watcher {
   }
 
  private:
+  void Watch(const std::string& path, std::uint32_t events) {
+    EXPECT_GE(inotify_add_watch(fd_, path.c_str(), events), 0) << path;
+  }
   int fd_;
 };
 
@@ -69,10 +99,10 @@ class HostileRequestsTest : public AppTest {
     outside_ = directory_ + "/outside";
     if (!std::filesystem::exists(root_)) Plant();
     options.import_root = root_;
-    options.trainer_path = "/bin/false";
+    options.trainer_path = directory_ + "/trainer";
     return options;
   }
-  // Ways out of the import root, and a secret behind each.
+  // Ways out of the import root, and a secret behind each; models that no import takes, and a trainer that tells where things lie.
   void Plant() {
     namespace fs = std::filesystem;
     fs::create_directories(outside_);
@@ -82,6 +112,7 @@ class HostileRequestsTest : public AppTest {
     fs::create_symlink("../outside/secret.txt", root_ + "/link");
     fs::create_symlink(outside_ + "/secret.txt", root_ + "/absolute_link");
     fs::create_symlink("../outside", root_ + "/linked_folder");
+    fs::create_symlink("../outside/new", root_ + "/dangling");
     fs::create_symlink(outside_ + "/config.json", root_ + "/folder/config.json");
     fs::create_hard_link(outside_ + "/secret.txt", root_ + "/hard");
     ASSERT_EQ(mkfifo((root_ + "/fifo").c_str(), 0600), 0);
@@ -89,11 +120,30 @@ class HostileRequestsTest : public AppTest {
     fs::create_directories(root_ + "/shards");
     std::ofstream(root_ + "/shards/config.json") << R"({"model_type": "llama"})";
     std::ofstream(root_ + "/shards/model.safetensors.index.json") << R"({"weight_map": {"w": "../../outside/secret.txt"}})";
-    fs::copy(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16", root_ + "/hf_tied_bf16");
+    for (const char* copy : {"hf_tied_bf16", "index", "tokenizer", "weights"}) {
+      fs::copy(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16", root_ + "/" + copy);
+    }
+    fs::remove(root_ + "/index/model.safetensors");
+    Write("index/model.safetensors.index.json", R"({"weight_map": {"w": "/etc/passwd"}})");
+    Write("tokenizer/tokenizer.json", R"({"model": "/etc/passwd"})");
+    Write("weights/model.safetensors", "/etc/passwd");
+    Write("words.gguf", "GGUF/etc/passwd");
+    fs::create_directories(root_ + "/adapter");
+    Write("adapter/adapter_config.json", R"({"peft_type": "/etc/passwd"})");
+    std::ofstream(directory_ + "/trainer") << kTrainer;
+    fs::permissions(directory_ + "/trainer", fs::perms::owner_all);
+  }
+  void Write(const std::string& path, const std::string& text) {
+    std::filesystem::remove(root_ + "/" + path);
+    std::ofstream(root_ + "/" + path) << text;
   }
   std::vector<std::string> Ways() {
     return {"../outside/secret.txt", "folder/../../outside/secret.txt", outside_ + "/secret.txt", outside_, "/etc/passwd", "/proc/self/environ",
             "link", "absolute_link", "linked_folder/secret.txt", "linked_folder", "folder", "hard", "fifo", "device", "..", "/", "//etc/passwd",
+            // From where models, uploads and attempts lie; and what is not there, which could be made.
+            "../../outside/secret.txt", "../../../outside/secret.txt", "../../../../../outside/secret.txt", "../outside/new",
+            "../../outside/new", "../../../outside/new", "../../../../../outside/new", "../new", "../../new", outside_ + "/new",
+            "linked_folder/new", "dangling",
             std::string("x\0/../../outside/secret.txt", 27), "%2e%2e/outside/secret.txt", "..%2foutside%2fsecret.txt",
             "\xef\xbc\x8e\xef\xbc\x8e/outside/secret.txt", "..\xe2\x88\x95outside", "..\\outside\\secret.txt", "~root", "file:///etc/passwd"};
   }
@@ -136,7 +186,7 @@ class HostileRequestsTest : public AppTest {
     }
   }
   // A request whose names are real, so that the spoilt one is what is looked at.
-  static std::unique_ptr<Message> Plausible(const Descriptor* type) {
+  std::unique_ptr<Message> Plausible(const Descriptor* type) const {
     std::unique_ptr<Message> message(MessageFactory::generated_factory()->GetPrototype(type)->New());
     std::vector<Path> fields;
     FindFields(type, {}, fields);
@@ -149,37 +199,133 @@ class HostileRequestsTest : public AppTest {
       if (name == "train_dataset" || name == "dataset") Set(message.get(), path, "texts");
       if (name == "name") Set(message.get(), path, type->full_name().find("Dataset") != std::string::npos ? "texts" : "tiny");
     }
-    if (const auto* stopping = type->FindFieldByName("stopping"); stopping != nullptr) {
-      static_cast<v1::Stopping*>(message->GetReflection()->MutableMessage(message.get(), stopping))->set_max_tokens(1);
-    }
+    Complete(message.get());
     return message;
   }
-
-  // Fails when the text, or what is in the details, tells too much.
-  static void ExpectClean(const std::string& text, const std::string& where) {
-    static const std::regex leak(R"((^|[\s"'(=])/(tmp|root|home|var|usr|proc|dev|etc|work)/|/state/|0x[0-9a-fA-F]{6,}|SELECT .* FROM|INSERT INTO|[Ss]qlite|)"
-                                 R"(no such (table|column)|syntax error near|\.(cc|h|rs):[0-9]+|std::|basic_string|json\.exception|panicked at)");
-    std::smatch match;
-    EXPECT_FALSE(std::regex_search(text, match, leak)) << where << ": \"" << match.str() << "\" in: " << text;
-    EXPECT_THAT(text, Not(HasSubstr(kCanary))) << where;
+  // What else it takes for the server to get as far as the spoilt field.
+  void Complete(Message* message) const {
+    const auto generate = [](v1::GenerateRequest* request) {
+      request->set_model("tiny");
+      request->set_text("a");
+      request->mutable_stopping()->set_max_tokens(1);
+    };
+    const auto chat = [&](v1::GenerateRequest* request) {
+      generate(request);
+      auto* said = request->mutable_chat()->add_messages();
+      said->set_role("user");
+      said->set_content("a");
+    };
+    const auto train = [](v1::JobSpec* spec) {
+      *spec = testing_support::TinyJob().spec();
+      spec->clear_publish();  // each job has a name of its own
+    };
+    if (auto* one = dynamic_cast<v1::GenerateRequest*>(message)) generate(one);
+    if (auto* one = dynamic_cast<v1::GenerateStreamRequest*>(message)) generate(one->mutable_request());
+    if (auto* one = dynamic_cast<v1::ChatRequest*>(message)) chat(one->mutable_request());
+    if (auto* one = dynamic_cast<v1::ChatStreamRequest*>(message)) chat(one->mutable_request());
+    if (auto* one = dynamic_cast<v1::ScoreRequest*>(message)) one->set_text("a");
+    if (auto* one = dynamic_cast<v1::TokenizeRequest*>(message)) one->set_text("a");
+    if (auto* one = dynamic_cast<v1::PlanJobRequest*>(message)) train(one->mutable_spec());
+    if (auto* one = dynamic_cast<v1::CreateJobRequest*>(message)) train(one->mutable_spec());
+    if (auto* one = dynamic_cast<v1::ImportModelRequest*>(message)) {
+      one->set_name("imported");
+      one->set_server_path("shards");  // fails, so that the name stays free
+      one->clear_base_model();
+    }
+    if (auto* one = dynamic_cast<v1::ConvertModelRequest*>(message)) {
+      one->set_name("converted");
+      one->set_model("tiny");
+      one->set_target(v1::MODEL_FORMAT_INT8);
+    }
+    if (auto* one = dynamic_cast<v1::ExportModelRequest*>(message)) one->set_format(v1::EXPORT_FORMAT_HF);
+    if (auto* one = dynamic_cast<v1::PublishCheckpointRequest*>(message)) one->set_name("published");
+    if (auto* one = dynamic_cast<v1::DownloadArtifactRequest*>(message)) one->set_artifact_id(artifact_);
   }
-  void ExpectClean(const RawAnswer& answer, const std::string& where) {
-    ExpectClean(answer.status.error_message(), where);
-    EXPECT_THAT(answer.bytes, Not(HasSubstr(kCanary))) << where;
-    google::rpc::Status details;
-    if (answer.status.ok() || !details.ParseFromString(answer.status.error_details())) return;
-    for (const auto& detail : details.details()) {
-      if (google::rpc::ErrorInfo info; detail.UnpackTo(&info)) {
-        for (const auto& [key, value] : info.metadata()) ExpectClean(value, where + " " + key);
-      } else if (google::rpc::BadRequest bad; detail.UnpackTo(&bad)) {
-        for (const auto& violation : bad.field_violations()) ExpectClean(violation.description(), where);
-      } else if (google::rpc::ResourceInfo resource; detail.UnpackTo(&resource)) {
-        ExpectClean(resource.resource_name(), where);
+
+  // Whether the field holds a path, or the name of what lies on the disk or is put there. Not of a filter, which matches nothing, and
+  // not the words for people that an upload begins with.
+  static bool NamesAFile(const FieldDescriptor* field) {
+    static const std::set<std::string> names = {
+        "name",       "model",       "base_model",      "output_model", "dataset",   "train_dataset", "eval_dataset", "calibration_dataset",
+        "checkpoint", "resume_from", "warm_start_from", "artifact_id",  "upload_id", "server_path",   "path"};
+    static const std::set<std::string> others = {"JobFilter", "ListOperationsRequest", "UploadModelHeader", "FileEntry"};
+    return names.count(field->name()) > 0 && others.count(field->containing_type()->name()) == 0;
+  }
+  static bool IsUnbuilt(const MethodDescriptor* method, const FieldDescriptor* field) {
+    const auto is = [](const std::string& name) {
+      return std::find(std::begin(rpc::kUnbuilt), std::end(rpc::kUnbuilt), name) != std::end(rpc::kUnbuilt);
+    };
+    return is(StrCat(method->service()->full_name(), "/", method->name())) ||
+           is(StrCat(field->containing_type()->name(), ".", field->name()));
+  }
+  // Refused for this field: no such name, or there is nothing of that name.
+  static void ExpectRefused(const grpc::Status& status, const MethodDescriptor* method, const FieldDescriptor* field,
+                            const std::string& where) {
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      EXPECT_TRUE(IsUnbuilt(method, field)) << where;
+    } else if (status.error_code() == grpc::StatusCode::INVALID_ARGUMENT) {
+      const std::string named = FieldOf(status);
+      EXPECT_EQ(named.substr(named.rfind('.') + 1), field->name()) << where << ": " << status.error_message();
+    } else {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << where << ": " << status.error_message();
+      const auto resource = Find<google::rpc::ResourceInfo>(testing_support::Details(status));
+      if (!resource.has_value()) return;  // of a path
+      for (const char* there : {"tiny", "texts", "imported", "converted", "published"}) {
+        EXPECT_NE(resource->resource_name(), there) << where;
       }
     }
   }
 
+  // Fails when the text, or one of the details, tells too much.
+  static void ExpectClean(const std::string& text, const std::string& where) {
+    EXPECT_THAT(FindLeaks(text), IsEmpty()) << where << ": " << text;
+    EXPECT_THAT(text, Not(HasSubstr(kCanary))) << where;
+  }
+  static void ExpectClean(const Message& message, const std::string& where) {
+    ForEachText(message, [&](const std::string& text) { ExpectClean(text, StrCat(where, " ", message.GetTypeName())); });
+  }
+  static void ExpectClean(const RawAnswer& answer, const std::string& where) {
+    ExpectClean(answer.status.error_message(), where);
+    EXPECT_THAT(answer.bytes, Not(HasSubstr(kCanary))) << where;
+    if (!answer.status.ok()) ExpectClean(testing_support::Details(answer.status), where);
+  }
+  // Of every operation that was begun; how many failed.
+  int ExpectCleanOperations() {
+    google::longrunning::ListOperationsRequest request;
+    google::longrunning::ListOperationsResponse list;
+    request.set_page_size(1000);
+    EXPECT_TRUE(Call(operations_, &google::longrunning::Operations::Stub::ListOperations, request, &list).ok());
+    EXPECT_TRUE(list.next_page_token().empty());
+    int failed = 0;
+    for (const auto& operation : list.operations()) {
+      const auto done = Wait(operation);
+      ExpectClean(done, done.name());
+      failed += done.has_error() ? 1 : 0;
+    }
+    return failed;
+  }
+  // The job whose bytes these are, so that the queue does not fill. It may have failed by now.
+  void Cancel(const std::string& bytes) {
+    v1::Job job;
+    ASSERT_TRUE(job.ParseFromString(bytes));
+    v1::CancelJobRequest request;
+    request.set_name(job.name());
+    const grpc::Status status = Call(jobs_, &v1::FineTuneService::Stub::CancelJob, request, &job);
+    EXPECT_TRUE(status.ok() || status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) << status.error_message();
+    ExpectClean({status, ""}, "CancelJob");
+  }
+  // No way led to where a file could be made: called when the server has gone.
+  void ExpectNothingNew() {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+      EXPECT_NE(entry.path().filename(), "new") << entry.path();
+    }
+    std::set<std::string> there;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_)) there.insert(entry.path().filename());
+    EXPECT_THAT(there, ElementsAre("outside", "root", "state", "trainer"));
+  }
+
   std::string root_, outside_;
+  std::string artifact_;  // an export of "tiny"
   bool has_device_ = false;
 };
 
@@ -192,11 +338,23 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
     v1::LoadModelResponse response;
     ASSERT_TRUE(models_->LoadModel(&context, request, &response).ok());
   }
-  std::vector<std::string> texts = Ways();
+  Upload("texts", testing_support::kTinyTexts);
+  {
+    v1::ExportModelRequest request;
+    request.set_model("tiny");
+    request.set_format(v1::EXPORT_FORMAT_HF);
+    google::longrunning::Operation operation;
+    ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ExportModel, request, &operation).ok());
+    v1::ExportModelResponse exported;
+    ASSERT_TRUE(Wait(operation).response().UnpackTo(&exported));
+    artifact_ = exported.artifact_id();
+  }
+  const std::vector<std::string> ways = Ways();
+  std::vector<std::string> texts = ways;
   for (const std::string& text : Injections()) texts.push_back(text);
-  Watcher watcher({outside_, outside_ + "/secret.txt", outside_ + "/config.json"});
+  Watcher watcher(directory_);
   ::testing::internal::CaptureStderr();
-  int asked = 0, refused = 0;
+  int asked = 0, led_out = 0;
   for (const char* name : rpc::kServices) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
     ASSERT_NE(service, nullptr);
@@ -205,21 +363,28 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
       std::vector<Path> fields;
       FindFields(method->input_type(), {}, fields);
       for (const Path& path : fields) {
-        for (const std::string& text : texts) {
+        for (std::size_t at = 0; at < texts.size(); ++at) {
           const auto request = Plausible(method->input_type());
-          Set(request.get(), path, text);
+          Set(request.get(), path, texts[at]);
           const RawAnswer answer = Ask(StrCat(name, "/", method->name()), *request, method->client_streaming() || method->server_streaming());
-          ExpectClean(answer, StrCat(method->name(), " ", path.back()->full_name()));
+          const std::string where = StrCat(method->name(), " ", path.back()->full_name(), " ", texts[at].substr(0, 100));
+          ExpectClean(answer, where);
           ++asked;
-          refused += answer.status.ok() ? 0 : 1;
+          // "link" is a good name for a model.
+          const bool leads_out = path.back()->name() == "server_path" || !base::CheckName("name", texts[at]).ok();
+          if (at < ways.size() && leads_out && NamesAFile(path.back())) {
+            ExpectRefused(answer.status, method, path.back(), where);
+            ++led_out;
+          }
+          if (answer.status.ok() && method->name() == "CreateJob") Cancel(answer.bytes);
         }
       }
       if (const int touches = watcher.Touches(); touches != 0) ADD_FAILURE() << method->full_name() << ": " << touches << " touches outside";
     }
   }
   const std::string log = ::testing::internal::GetCapturedStderr();
-  EXPECT_GT(asked, 3000);
-  EXPECT_GT(refused, asked / 2);
+  EXPECT_GT(asked, 5000);
+  EXPECT_GT(led_out, 1500);
   // One JSON object a line, whatever was asked.
   std::istringstream lines(log);
   int num_lines = 0;
@@ -229,9 +394,15 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
   }
   EXPECT_GE(num_lines, asked / 2);
   // The server is as it was: the model answers, the tables are there.
-  grpc::ClientContext context;
+  v1::ListJobsRequest all;
+  all.set_page_size(1000);
   v1::ListJobsResponse jobs;
-  EXPECT_TRUE(jobs_->ListJobs(&context, {}, &jobs).ok());
+  EXPECT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, all, &jobs).ok());
+  EXPECT_GT(jobs.jobs_size(), 100);
+  for (const v1::Job& job : jobs.jobs()) {  // their specs are as they were asked for
+    ExpectClean(job.error(), job.name());
+    ExpectClean(job.state_reason(), job.name());
+  }
   v1::GenerateResponse generated;
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Generate, Prompt("tiny", "a", 1), &generated).ok());
   // The exposition is valid, whatever names came by.
@@ -239,10 +410,14 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
   ASSERT_TRUE(scrape);
   EXPECT_EQ(scrape->body.find('\r'), std::string::npos);
   EXPECT_EQ(testing_support::ExpositionFault(scrape->body), "");
+  EXPECT_GT(ExpectCleanOperations(), 5);
+  app_.reset();
+  EXPECT_EQ(watcher.Touches(), 0);
+  ExpectNothingNew();
 }
 
 TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
-  Watcher watcher({outside_, outside_ + "/secret.txt", outside_ + "/config.json"});
+  Watcher watcher(directory_);
   int number = 0;
   for (const std::string& way : Ways()) {
     if (way == "device" && !has_device_) continue;
@@ -257,7 +432,8 @@ TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
       EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;
     }
   }
-  for (const char* way : {"../outside/secret.txt", "link", "absolute_link", "linked_folder/secret.txt", "folder", "hard", "fifo", "/etc/passwd"}) {
+  for (const char* way : {"../outside/secret.txt", "../../outside/secret.txt", "link", "absolute_link", "linked_folder/secret.txt",
+                          "folder", "hard", "fifo", "/etc/passwd", "../outside/new", "linked_folder/new", "dangling"}) {
     v1::ImportModelRequest request;
     request.set_name("model");
     request.set_server_path(way);
@@ -265,22 +441,28 @@ TEST_F(HostileRequestsTest, S4NoPathLeadsOutOfTheImportRoot) {
     EXPECT_EQ(Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation).error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;
   }
   // A file of the model names another that lies outside.
-  v1::ImportModelRequest request;
-  request.set_name("shards");
-  request.set_server_path("shards");
-  google::longrunning::Operation operation;
-  if (Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation).ok()) {
-    const auto done = Wait(operation);
-    ASSERT_TRUE(done.has_error());
-    ExpectClean(done.error().message(), "shards");
+  for (const char* model : {"shards", "index"}) {
+    v1::ImportModelRequest request;
+    request.set_name(model);
+    request.set_server_path(model);
+    google::longrunning::Operation operation;
+    ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation).ok());
+    EXPECT_EQ(Wait(operation).error().code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT)) << model;
   }
+  EXPECT_EQ(ExpectCleanOperations(), 2);
   EXPECT_EQ(watcher.Touches(), 0);
+  // It does see.
   std::ifstream(outside_ + "/secret.txt").get();
-  EXPECT_GT(watcher.Touches(), 0);  // it does see
+  EXPECT_GT(watcher.Touches(), 0);
+  std::ofstream(directory_ + "/new").put('x');
+  EXPECT_GT(watcher.Touches(), 0);
+  std::filesystem::remove(directory_ + "/new");
+  app_.reset();
+  ExpectNothingNew();
 }
 
 TEST_F(HostileRequestsTest, S4UploadedFilesHavePlainNames) {
-  Watcher watcher({outside_});
+  Watcher watcher(directory_);
   for (const std::string& way : Ways()) {
     grpc::ClientContext context;
     v1::UploadModelResponse response;
@@ -298,7 +480,76 @@ TEST_F(HostileRequestsTest, S4UploadedFilesHavePlainNames) {
     ExpectClean({status, ""}, way);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << way;  // a plain name: the stream ends too early
   }
+  app_.reset();
   EXPECT_EQ(watcher.Touches(), 0);
+  ExpectNothingNew();
+}
+
+TEST_F(HostileRequestsTest, S7WhatOperationsJobsAndEventsTellOfFailures) {
+  Import("tiny");
+  Upload("texts", testing_support::kTinyTexts);
+  int begun = 0;
+  for (const char* path : {"shards", "index", "tokenizer", "weights", "words.gguf", "adapter"}) {
+    for (const char* base : {"", "tiny"}) {
+      v1::ImportModelRequest request;
+      request.set_name(StrCat("model", ++begun));
+      request.set_server_path(path);
+      if (*base != '\0') request.set_base_model(base);
+      google::longrunning::Operation operation;
+      const grpc::Status status = Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation);
+      ASSERT_TRUE(status.ok()) << path << ": " << status.error_message();
+      EXPECT_FALSE(Wait(operation).error().message().empty()) << path;
+    }
+  }
+  EXPECT_EQ(ExpectCleanOperations(), begun);
+
+  v1::Job job;
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CreateJob, testing_support::TinyJob(), &job).ok());
+  v1::WatchJobRequest watched;
+  watched.set_name(job.name());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  const auto stream = jobs_->WatchJob(&context, watched);
+  const std::string told = "open .../x.json at 0x... failed";
+  int warnings = 0, logs = 0, failures = 0;
+  for (v1::JobEvent event; stream->Read(&event);) {
+    ExpectClean(event, "WatchJob");
+    warnings += event.warning().message() == told ? 1 : 0;
+    logs += event.log().text() == told ? 1 : 0;
+    failures += event.state().reason().message() == told ? 1 : 0;
+  }
+  ASSERT_TRUE(stream->Finish().ok());
+  EXPECT_EQ(warnings, 1);
+  EXPECT_EQ(logs, 1);
+  EXPECT_EQ(failures, 1);
+
+  v1::GetJobRequest asked;
+  asked.set_name(job.name());
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::GetJob, asked, &job).ok());
+  EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(job.error().message(), told);
+  EXPECT_EQ(job.state_reason().message(), told);
+  ExpectClean(job, "GetJob");
+  v1::ListJobsResponse listed;
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobs, v1::ListJobsRequest(), &listed).ok());
+  EXPECT_EQ(listed.jobs_size(), 1);
+  ExpectClean(listed, "ListJobs");
+  v1::ListJobEventsRequest events;
+  events.set_name(job.name());
+  v1::ListJobEventsResponse happened;
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::ListJobEvents, events, &happened).ok());
+  EXPECT_GE(happened.events_size(), 5);
+  ExpectClean(happened, "ListJobEvents");
+}
+
+TEST(FindLeaksTest, SeesEachKindAndNotWhatIsLeftOfOne) {
+  EXPECT_THAT(FindLeaks("open /var/lib/x: a/b (/srv/data/x)"), ElementsAre("/var/l", "/srv/d"));
+  EXPECT_THAT(FindLeaks("x+/tmp/a at 0x7ffdeadbeef0"), ElementsAre("/tmp/a", "0x7ffdeadbeef0"));
+  EXPECT_THAT(FindLeaks("app.cc:12 lib.rs:7"), ElementsAre("p.cc", "b.rs"));
+  EXPECT_THAT(FindLeaks("SELECT a FROM jobs: no such table"), ElementsAre("SELECT ", "no such table"));
+  EXPECT_THAT(FindLeaks("std::bad_alloc [json.exception.parse_error.101] thread panicked at"),
+              ElementsAre("std::b", "json.exception", "panicked at"));
+  EXPECT_THAT(FindLeaks("open .../x.json at 0x..., /tmp, /etc/, a/b/c, tokens/s, 0x1f, std:: x, x.cc: 1, SELECT a"), IsEmpty());
 }
 
 TEST(WithoutInternalsTest, LeavesTheLastPartOfAPathAndNoAddress) {
