@@ -144,6 +144,7 @@ absl::Status Chat(Session& session, const GenerateOptions& options) {
 struct ScoreOptions {
   std::string model;
   std::optional<std::string> text, file;
+  std::vector<std::int32_t> token_ids;
   std::int32_t top = 1;
   bool digests = false;
 };
@@ -152,7 +153,11 @@ absl::Status Score(Session& session, const ScoreOptions& options) {
   NIBBLE_RETURN_IF_ERROR(CheckText("model", options.model));
   v1::ScoreRequest request;
   request.set_model(options.model);
-  NIBBLE_ASSIGN_OR_RETURN(*request.mutable_text(), TextOf("text", options.text, options.file));
+  if (options.token_ids.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(*request.mutable_text(), TextOf("text", options.text, options.file));
+  } else {
+    request.mutable_token_ids()->mutable_ids()->Assign(options.token_ids.begin(), options.token_ids.end());
+  }
   request.set_top_n(options.top);
   if (options.digests) request.set_logits_digests(true);
   NIBBLE_ASSIGN_OR_RETURN(const auto score, session.client().LongCall(&InferenceService::Stub::Score, request));
@@ -241,6 +246,7 @@ void AddInferenceCommands(CLI::App& app, Session& session) {
     CLI::Option_group* input = sub->add_option_group("input");
     input->add_option("--text", o->text, "Text");
     input->add_option("--file", o->file, "File with the text");
+    input->add_option("--token-ids", o->token_ids, "Ids instead of a text, as in 1,2,3")->delimiter(',');
     input->require_option(1);
     sub->add_option("--top", o->top, "Alternatives of each token")->capture_default_str();
     sub->add_flag("--digests", o->digests, "SHA-256 of each row of logits");

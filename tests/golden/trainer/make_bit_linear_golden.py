@@ -231,8 +231,9 @@ def main():
     case("bits_16_rows_scaled", (5, 40), 12, 16, bits=16, ste="round_only", scale_grad=True)
     case("bits_16_norm_scaled", (5, 40), 12, 17, bits=16, norm=True, ste="round_only", scale_grad=True)
     # The same weights under both estimators: a larger layer, for the cosine.
-    for ste in ("identity", "round_only"):
-        case(f"cosine_{ste}", (16, 64), 32, 14, bias=False, ste=ste, scale_grad=ste != "identity")
+    for name, options in {"identity": {}, "round_only": {"ste": "round_only", "scale_grad": True},
+                          "round_only_detached": {"ste": "round_only"}}.items():
+        case(f"cosine_{name}", (16, 64), 32, 14, bias=False, **options)
     state(15)
     text = f"# make_bit_linear_golden.py: torch {torch.__version__.split('+')[0]}, numpy {np.__version__}\n"
     (OUT / "bit_linear.txt").write_text(text + "\n".join(lines) + "\n")
