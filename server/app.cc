@@ -35,11 +35,11 @@
 #include "server/rpc/methods.h"
 #include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
+#include "server/rpc/model_loads.h"
 #include "server/rpc/model_service.h"
 #include "server/rpc/operations_service.h"
 #include "server/rpc/server_service.h"
 #include "server/rpc/time.h"
-#include "server/rpc/tls.h"
 #include "server/rpc/trainer_report_service.h"
 #include "server/serve/model_manager.h"
 #include "server/serve/onednn_library.h"
@@ -53,12 +53,6 @@ namespace {
 
 constexpr char kServerFile[] = "server.json";
 constexpr absl::Duration kHung = absl::Minutes(10);  // a scheduler that has not moved for so long never will
-
-std::vector<std::string> Environment() {
-  std::vector<std::string> all;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) all.emplace_back(*entry);
-  return jobs::AllowedEnvironment(all);
-}
 
 // A flag whose 0 says that there is no bound.
 absl::Duration OrNone(double seconds) { return seconds > 0 ? absl::Seconds(seconds) : absl::InfiniteDuration(); }
@@ -102,6 +96,7 @@ struct App::State {
   std::unique_ptr<rpc::Edge> edge;
   std::shared_ptr<base::MemoryBudget> serve_memory;  // of all loaded models
   std::unique_ptr<serve::ModelManager> manager;
+  std::unique_ptr<rpc::ModelLoads> loads;
   std::unique_ptr<rpc::ModelLibrary> model_library;
   std::unique_ptr<rpc::OperationTable> operations;
 
@@ -162,7 +157,7 @@ absl::Status App::State::OpenState() {
 
 absl::Status App::State::OpenJobs() {
   NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->layout.database(), [this] { return state->reserve->Release(); }));
-  runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = Environment()});
+  runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = jobs::AllowedEnvironment(options.environment)});
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.max_queued = options.max_queued_jobs;
@@ -208,17 +203,20 @@ absl::Status App::State::OpenServing() {
   edge->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
   edge->slow_reader = absl::Seconds(options.slow_reader_s);
   edge->generate_deadline = OrNone(options.generate_deadline_s);
+  edge->max_page_bytes = std::min(edge->max_page_bytes, static_cast<std::size_t>(options.max_send_bytes));
   edge->max_dataset_line_bytes = static_cast<std::size_t>(options.max_dataset_line_bytes);
+  edge->max_send_bytes = static_cast<std::size_t>(options.max_send_bytes);
   const SecurityOptions& security = options.security;
   NIBBLE_ASSIGN_OR_RETURN(authority, rpc::Authority::Open(base::RealFileSystem(), base::RealClock(), metrics,
                                                           {.token_file = security.token_file,
                                                            .health_without_token = security.health_without_token,
                                                            .reflection_without_token = security.reflection_without_token}));
   edge->authority = authority.get();
-  const auto locate = [this](const std::string& name) -> absl::StatusOr<serve::ModelManager::Artifact> {
+  const auto locate = [this](const std::string& name,
+                             const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
     NIBBLE_ASSIGN_OR_RETURN(const auto pin, state->models->PinModel(name, "serving: it is loaded"));
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state->models->Get(name));
-    NIBBLE_RETURN_IF_ERROR(rpc::CheckModelFiles(*state->models, metrics, name));
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, rpc::FindModel(*state->models, metrics, name));
+    NIBBLE_RETURN_IF_ERROR(rpc::CheckModelFiles(*state->models, metrics, name, cancelled));
     return serve::ModelManager::Artifact{stored.directory, pin};
   };
   const auto observe = [this](const serve::Resident& resident, bool loaded, absl::Duration took) {
@@ -231,6 +229,9 @@ absl::Status App::State::OpenServing() {
                   {{"model", resident.name}, {"max_logprob_difference", base::StrCat(*resident.trainer_difference)}});
   };
   manager = std::make_unique<serve::ModelManager>(locate, options.engine, serve_memory, serve_stream, base::RealClock(), observe);
+  loads = std::make_unique<rpc::ModelLoads>(*manager, *workers, base::RealClock(), [this](const std::string& name) {
+    return rpc::FindModel(*state->models, metrics, name).status();
+  });
   rpc::ModelLibraryOptions library_options;
   library_options.import_root = options.import_root;
   library_options.upload_limits.max_files = 1000;
@@ -255,8 +256,8 @@ absl::Status App::State::StartGrpc() {
   dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, options.import_root);
   fine_tune_service = std::make_unique<rpc::FineTuneService>(
       *edge, *controller, *texts, [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); });
-  model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *operations);
-  inference_service = std::make_unique<rpc::InferenceService>(*edge, *manager, *texts);
+  model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *loads, *operations);
+  inference_service = std::make_unique<rpc::InferenceService>(*edge, *loads, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };
   server_service =
       std::make_unique<rpc::ServerService>(*edge, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
@@ -281,8 +282,13 @@ absl::Status App::State::WriteServerFile() {
   json["grpc_address"] = GrpcAddress();
   json["http_address"] = base::StrCat(options.http_address.substr(0, options.http_address.rfind(':') + 1), http->port());
   json["version"] = kVersion;
-  return base::WriteFileAtomically(base::RealFileSystem(), base::JoinPath(state->layout.root(), kServerFile),
-                                   base::Dump(json, 2) + "\n");
+  base::FileSystem& real = base::RealFileSystem();
+  const std::string path = base::JoinPath(state->layout.root(), kServerFile);
+  const absl::Status written = base::WriteFileAtomically(real, path, base::Dump(json, 2) + "\n");
+  if (base::Reason(written) != "DISK_FULL") return written;
+  // Who wants to free room has to reach this server. The file of the one before would lead elsewhere.
+  base::LogWarning("server.json is not written", {{"why", std::string(written.message())}});
+  return real.RemoveAll(path);
 }
 
 void App::State::Collect(telemetry::Metrics& out) {
@@ -308,9 +314,13 @@ void App::State::Collect(telemetry::Metrics& out) {
   out.SetArtifactBytes("model", models);
   out.SetArtifactBytes("dataset", datasets);
   if (const auto bytes = base::RealFileSystem().FreeBytes(state->layout.root()); bytes.ok()) out.SetDiskFree("state", *bytes);
-  if (!options.security.tls_cert.empty()) {
-    const auto end = rpc::CertificateExpiry(options.security.tls_cert);
-    if (end.ok()) out.SetCertificateExpiry(absl::ToDoubleSeconds(*end - absl::UnixEpoch()));
+  if (grpc.tls != nullptr) {
+    const rpc::TlsHealth tls = grpc.tls->Look();
+    out.SetTlsFilesOk(tls.files.ok());
+    out.SetCertificateExpiry("server", absl::ToDoubleSeconds(tls.cert_expiry - absl::UnixEpoch()));
+    if (!options.security.tls_client_ca.empty()) {
+      out.SetCertificateExpiry("client_ca", absl::ToDoubleSeconds(tls.client_ca_expiry - absl::UnixEpoch()));
+    }
   }
 }
 
@@ -400,6 +410,7 @@ App::~App() {
     s.grpc.server->Wait();
   }
   s.operations.reset();  // waits for what runs
+  s.loads.reset();       // so does this
   for (const auto& resident : s.manager->residents()) s.manager->Unload(resident->name).IgnoreError();
   // Cancelled requests end with their engine's next step; until then they hold on to workers.
   while (s.edge->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));

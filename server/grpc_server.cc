@@ -15,7 +15,6 @@
 #include "server/base/strings.h"
 #include "server/http/http_server.h"
 #include "server/rpc/methods.h"
-#include "server/rpc/tls.h"
 
 namespace nibble {
 
@@ -47,9 +46,21 @@ std::shared_ptr<grpc::ServerCredentials> Guarded(std::shared_ptr<grpc::ServerCre
   return credentials;
 }
 
-std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, const AppOptions& options, rpc::Authority& authority) {
+// The processor, which credentials give up after all else they have, holds on to the copies that they are read from.
+std::shared_ptr<grpc::ServerCredentials> TlsCredentials(const rpc::TlsWatch& tls, rpc::Authority& authority) {
+  struct Kept {
+    std::shared_ptr<const void> copies;
+    rpc::AuthProcessor processor;
+  };
+  const std::shared_ptr<Kept> kept(new Kept{tls.copies(), rpc::AuthProcessor(authority, /*for_trainers=*/false)});
+  auto credentials = tls.Credentials();
+  credentials->SetAuthMetadataProcessor(std::shared_ptr<rpc::AuthProcessor>(kept, &kept->processor));
+  return credentials;
+}
+
+std::shared_ptr<grpc::ServerCredentials> PublicCredentials(Transport transport, const rpc::TlsWatch* tls, rpc::Authority& authority) {
   switch (transport) {
-    case Transport::kTls: return Guarded(rpc::MakeTlsCredentials(Files(options.security)), authority, /*for_trainers=*/false);
+    case Transport::kTls: return TlsCredentials(*tls, authority);
     case Transport::kLocal: return Guarded(grpc::experimental::LocalServerCredentials(LOCAL_TCP), authority, /*for_trainers=*/false);
     case Transport::kOpen:
     case Transport::kInsecure: return grpc::InsecureServerCredentials();
@@ -104,7 +115,10 @@ absl::StatusOr<GrpcServer> StartGrpcServer(const AppOptions& options, const std:
   grpc::ServerBuilder builder;
   ApplyLimits(options, builder);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port would share its clients
-  builder.AddListeningPort(options.grpc_address, PublicCredentials(transport, options, authority), &result.port);
+  if (transport == Transport::kTls) {
+    NIBBLE_ASSIGN_OR_RETURN(result.tls, rpc::TlsWatch::Start(Files(options.security), rpc::kTlsLook));
+  }
+  builder.AddListeningPort(options.grpc_address, PublicCredentials(transport, result.tls.get(), authority), &result.port);
   std::string socket;
   if (transport != Transport::kOpen) {
     socket = base::JoinPath(root, kTrainerSocket);

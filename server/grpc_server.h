@@ -10,6 +10,7 @@
 #include "server/app.h"
 #include "server/rpc/auth.h"
 #include "server/rpc/auth_processor.h"
+#include "server/rpc/tls.h"
 
 namespace nibble {
 
@@ -26,6 +27,7 @@ absl::StatusOr<Transport> PickTransport(const AppOptions& options);
 struct GrpcServer {
   // Before `server`, which uses them to its end.
   std::unique_ptr<rpc::UnknownMethods> unknown;
+  std::unique_ptr<rpc::TlsWatch> tls;  // null without TLS
   std::unique_ptr<grpc::Server> server;
   int port = 0;
   std::string trainer_address;  // "unix:..." where trainers cannot use the public listener; "": they can

@@ -107,6 +107,7 @@ int main(int argc, char** argv) {
   options.job_grace = absl::Seconds(seconds.job_grace);
   if (options.trainer_path.empty()) options.trainer_path = TrainerBesideMe();
   SetOpenMp(options.threads, argv);
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) options.environment.emplace_back(*entry);
 
   std::signal(SIGPIPE, SIG_IGN);
   // What a trainer leaves behind comes to us and is ended (server/jobs/stray_processes.h).

@@ -69,7 +69,8 @@ absl::Status List(Session& session) {
   NIBBLE_RETURN_IF_ERROR(ForEachPage(session, &DatasetService::Stub::ListDatasets, all, [&](const auto& page) {
     for (const v1::Dataset& dataset : page.datasets()) {
       list.push_back(DatasetJson(dataset));
-      table.Add({dataset.name(), Lower(dataset.format()), base::StrCat(dataset.rows()), HumanBytes(dataset.bytes())});
+      table.Add({dataset.name(), dataset.damaged() ? "damaged" : Lower(dataset.format()), base::StrCat(dataset.rows()),
+                 HumanBytes(dataset.bytes())});
     }
     return true;
   }));

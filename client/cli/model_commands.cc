@@ -47,7 +47,7 @@ absl::Status CheckFree(Session& session, const std::string& name) {
   request.set_name(name);
   const absl::Status status = session.client().Call(&ModelService::Stub::GetModel, request).status();
   if (absl::IsNotFound(status)) return absl::OkStatus();
-  NIBBLE_RETURN_IF_ERROR(status);
+  if (!absl::IsDataLoss(status)) NIBBLE_RETURN_IF_ERROR(status);  // a damaged one has its name, too
   return base::WithReason(absl::AlreadyExistsError(base::StrCat("there is a model named \"", name, "\" already")),
                           "NAME_TAKEN");
 }
@@ -111,7 +111,7 @@ absl::Status List(Session& session) {
     for (const v1::Model& model : page.models()) {
       list.push_back(ModelJson(model));
       table.Add({model.name(), Lower(model.format()), HumanBytes(model.bytes()), base::StrCat(model.parameters()),
-                 model.base_model(), model.loaded() ? "yes" : "no", model.digest().substr(0, 12)});
+                 model.base_model(), model.damaged() ? "damaged" : model.loaded() ? "yes" : "no", model.digest().substr(0, 12)});
     }
     return true;
   }));

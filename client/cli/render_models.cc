@@ -16,6 +16,7 @@ Json DatasetJson(const v1::Dataset& dataset) {
   json["sha256"] = dataset.sha256();
   json["create_time"] = TimeJson(dataset.has_create_time(), dataset.create_time());
   json["etag"] = dataset.etag();
+  if (dataset.damaged()) json["damaged"] = true;
   return json;
 }
 
@@ -67,6 +68,7 @@ Json ModelJson(const v1::Model& model) {
   json["loaded"] = model.loaded();
   json["create_time"] = TimeJson(model.has_create_time(), model.create_time());
   json["etag"] = model.etag();
+  if (model.damaged()) json["damaged"] = true;
   json["conversion"] = model.has_conversion() ? ToJson(model.conversion()) : Json(nullptr);
   return json;
 }

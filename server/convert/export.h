@@ -30,7 +30,8 @@ enum class HfBitNetClass {
 // a norm before every linear and none before the blocks, transformers' block norms are written so that a ternary model computes the
 // same with them; those of masters are ones, with which a row is sqrt(1 + eps / mean(x^2)) times what it was.
 // Errors: InvalidArgument (int8, nf4, lora; rows that are no multiple of 4), Unimplemented (norms that transformers has no
-// place for), AlreadyExists. On any error nothing is left at target.
+// place for, activations of other than 8 bits, a bias that autobitlinear cannot hold), AlreadyExists. On any error nothing is left
+// at target.
 absl::Status ExportHf(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                       HfBitNetClass bitnet_class = HfBitNetClass::kBitLinear,
                       std::uint64_t max_shard_bytes = kDefaultShardBytes);

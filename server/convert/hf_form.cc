@@ -70,6 +70,22 @@ absl::Status PutTernary(const model::Artifact& source, const TensorSpec& spec, b
   return writer.Put(spec.name + model::kHfWeightScale, {reinterpret_cast<const char*>(&written), sizeof written});
 }
 
+// AutoBitLinear multiplies its bias by weight_scale too. A quotient rounded once, times the scale, is within an ulp of the bias.
+absl::Status PutBiasOfScaled(const model::Artifact& source, const TensorSpec& spec, model::SafetensorsWriter& writer) {
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<float> bias, source.FloatTensor(spec.name));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, source.FloatTensor(model::HfScaleOfBias(spec.name)));
+  for (float& value : bias) {
+    const float written = value / scale[0];
+    if (!std::isfinite(written)) {
+      return base::WithReason(absl::UnimplementedError(StrCat(spec.name, ": ", value, " / ", scale[0],
+                                                              ", as autobitlinear holds it, is no f32: export it as bitlinear")),
+                              "UNSUPPORTED_MODEL");
+    }
+    value = written;
+  }
+  return writer.Put(spec.name, model::FromFloats(bias, DType::kF32));
+}
+
 // What an int8 model is to compressed-tensors 0.20 (quantization/quant_config.py, quant_args.py): symmetric codes with a scale a
 // row, activations a scale a token as they come, the head in floats.
 base::Json CompressedTensorsConfig() {
@@ -93,10 +109,16 @@ base::Json CompressedTensorsConfig() {
   return json;
 }
 
+// autobitlinear, offline: transformers 5 leaves weights in the types of their file (BitNetHfQuantizer.serialized_names), and F.linear
+// mixes none, so that all are as the norms are, f32.
+bool HasOneType(const HfForm& form) {
+  return form.bitnet.has_value() && form.bitnet->linear_class == model::HfLinearClass::kAutoBitLinearOffline;
+}
+
 // transformers' dtype of a model: that of its float weights, of an int8 model its embedding's.
-DType FloatTypeOf(const model::Artifact& source) {
+DType FloatTypeOf(const model::Artifact& source, const HfForm& form) {
   switch (source.info().format) {
-    case Format::kTernary: return source.info().bitnet->head_dtype;
+    case Format::kTernary: return HasOneType(form) ? DType::kF32 : source.info().bitnet->head_dtype;
     case Format::kF32: return DType::kF32;
     case Format::kInt8: return source.tensors().at(model::kEmbeddingName).dtype;
     default: return DType::kBF16;
@@ -157,7 +179,7 @@ absl::StatusOr<HfForm> HfFormOf(const model::Artifact& source, HfBitNetClass bit
 base::Json HfConfigOf(const model::Artifact& source, const HfForm& form) {
   base::Json json = model::ToHfConfig(form.config);
   // transformers 4 reads the first, 5 the second.
-  json["torch_dtype"] = FloatTypeOf(source) == DType::kF32 ? "float32" : "bfloat16";
+  json["torch_dtype"] = FloatTypeOf(source, form) == DType::kF32 ? "float32" : "bfloat16";
   json["dtype"] = json["torch_dtype"];
   if (form.bitnet.has_value()) json["quantization_config"] = model::ToJson(*form.bitnet);
   if (source.info().format == Format::kInt8) json["quantization_config"] = CompressedTensorsConfig();
@@ -176,6 +198,7 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
     if (spec.role == TensorRole::kNorm && !is_stored(spec)) specs.push_back(std::move(spec));
   }
   const Format format = source.info().format;
+  const bool has_one_type = HasOneType(form);
   std::vector<HfWeight> weights;
   for (TensorSpec& spec : specs) {
     HfWeight& weight = weights.emplace_back();
@@ -188,7 +211,8 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
     } else if (format == Format::kInt8 && weight.spec.role == TensorRole::kLinear) {
       weight.tensors = {{name, DType::kI8, shape}, {name + model::kInt8ScaleSuffix, DType::kF32, {shape[0], 1}}};
     } else {
-      weight.tensors = {{name, is_stored(weight.spec) ? source.tensors().at(name).dtype : DType::kF32, shape}};
+      const bool as_stored = is_stored(weight.spec) && !has_one_type;
+      weight.tensors = {{name, as_stored ? source.tensors().at(name).dtype : DType::kF32, shape}};
     }
   }
   return WriteHfShards(
@@ -204,6 +228,11 @@ absl::Status WriteHfTensors(base::FileSystem& files, const model::Artifact& sour
         }
         if (format == Format::kTernary && spec.role == TensorRole::kLinear) {
           return PutTernary(source, spec, form.bitnet->linear_class == model::HfLinearClass::kBitLinear, writer);
+        }
+        if (has_one_type) {
+          if (spec.role == TensorRole::kBias) return PutBiasOfScaled(source, spec, writer);
+          NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> values, source.FloatTensor(spec.name));
+          return writer.Put(spec.name, model::FromFloats(values, DType::kF32));
         }
         NIBBLE_RETURN_IF_ERROR(PutStored(source, spec.name, writer));
         if (format != Format::kInt8 || spec.role != TensorRole::kLinear) return absl::OkStatus();

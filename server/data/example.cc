@@ -1,6 +1,7 @@
 #include "server/data/example.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -16,15 +17,30 @@ namespace {
 
 using ByteRanges = std::vector<std::pair<std::size_t, std::size_t>>;
 
-// Tokens of `text`, trained where they begin inside one of the ranges.
+// The same bytes in ranges of which none is empty, in order, with a gap between two.
+ByteRanges Union(ByteRanges ranges) {
+  std::erase_if(ranges, [](const auto& range) { return range.first >= range.second; });
+  std::sort(ranges.begin(), ranges.end());
+  ByteRanges joined;
+  for (const auto& range : ranges) {
+    if (!joined.empty() && range.first <= joined.back().second) {
+      joined.back().second = std::max(joined.back().second, range.second);
+    } else {
+      joined.push_back(range);
+    }
+  }
+  return joined;
+}
+
+// Tokens of `text`, trained where they begin inside one of the ranges, which are as Union makes them.
 absl::StatusOr<Example> Mark(std::string_view text, bool add_special_tokens, const ByteRanges& ranges,
                              const text::Tokenizer& tokenizer) {
   NIBBLE_ASSIGN_OR_RETURN(const auto spans, tokenizer.EncodeWithSpans(text, add_special_tokens));
   Example example;
   for (const text::TokenSpan& span : spans) {
-    const bool inside = span.end > span.begin && std::any_of(ranges.begin(), ranges.end(), [&](const auto& range) {
-                          return span.begin >= range.first && span.begin < range.second;
-                        });
+    const auto next = std::upper_bound(ranges.begin(), ranges.end(), span.begin,
+                                       [](std::size_t begin, const auto& range) { return begin < range.first; });
+    const bool inside = span.end > span.begin && next != ranges.begin() && span.begin < std::prev(next)->second;
     example.tokens.push_back(span.id);
     example.trained.push_back(inside ? 1 : 0);
   }
@@ -39,38 +55,59 @@ absl::Status TemplateError(std::string_view message) {
   return base::WithReason(absl::InvalidArgumentError(base::StrCat("chat template: ", message)), "TEMPLATE_ERROR", {{"field", "messages"}});
 }
 
-absl::StatusOr<std::string> RenderPrefix(const text::ChatTemplate& chat, const base::Json& messages, std::size_t count,
-                                         bool add_generation_prompt) {
-  base::Json prefix = base::Json::array();
-  for (std::size_t i = 0; i < count; ++i) prefix.push_back(messages[i]);
-  text::RenderOptions options;
-  options.add_generation_prompt = add_generation_prompt;
-  options.now_unix_seconds = kTemplateTime;
-  auto rendered = chat.RenderJson(base::Dump(prefix), options);
-  if (!rendered.ok()) return TemplateError(base::ToStd(rendered.status().message()));
-  return rendered;
-}
+// A conversation, of which any number of messages from the first can be rendered.
+class Conversation {
+ public:
+  Conversation(const base::Json& messages, const text::ChatTemplate& chat, const std::function<bool()>& cancelled)
+      : chat_(chat), cancelled_(cancelled) {
+    for (const base::Json& message : messages) {
+      if (!ends_.empty()) json_ += ',';
+      json_ += base::Dump(message);
+      ends_.push_back(json_.size());
+    }
+  }
 
-absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt) {
+  std::size_t size() const { return ends_.size(); }
+  absl::StatusOr<std::string> Render(std::size_t count, bool add_generation_prompt) const {
+    if (cancelled_ && cancelled_()) return absl::CancelledError("cancelled while a conversation was rendered");
+    text::RenderOptions options;
+    options.add_generation_prompt = add_generation_prompt;
+    options.now_unix_seconds = kTemplateTime;
+    const std::string_view messages = std::string_view(json_).substr(0, count == 0 ? 0 : ends_[count - 1]);
+    auto rendered = chat_.RenderJson(base::StrCat("[", messages, "]"), options);
+    if (!rendered.ok()) return TemplateError(base::ToStd(rendered.status().message()));
+    return rendered;
+  }
+
+ private:
+  const text::ChatTemplate& chat_;
+  const std::function<bool()>& cancelled_;
+  std::string json_;               // the messages, with commas between
+  std::vector<std::size_t> ends_;  // of each of them
+};
+
+absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt,
+                                     const std::function<bool()>& cancelled) {
   if (text.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
                             "TEMPLATE_ERROR", {{"field", "chat_template"}});
   }
   NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string full, RenderPrefix(*text.chat_template, messages, messages.size(), false));
+  const Conversation conversation(messages, *text.chat_template, cancelled);
+  NIBBLE_ASSIGN_OR_RETURN(const std::string full, conversation.Render(conversation.size(), false));
   ByteRanges ranges;
   std::size_t trained_from = 0;  // with train_on_prompt: the end of what was left out last
-  for (std::size_t i = 0; i < messages.size(); ++i) {
+  for (std::size_t i = 0; i < conversation.size(); ++i) {
     const bool answers = record.roles[i] == "assistant";
     // Only these have to be found in the text: the trained ones, or those left out of a whole that is trained.
     if (record.train[i].value_or(train_on_prompt || answers) == train_on_prompt) continue;
     std::string before;
     if (i > 0 || answers) {  // many templates refuse a conversation without messages
-      NIBBLE_ASSIGN_OR_RETURN(before, RenderPrefix(*text.chat_template, messages, i, answers));
+      NIBBLE_ASSIGN_OR_RETURN(before, conversation.Render(i, answers));
     }
     std::string after = full;  // the commonest case, one turn, costs one rendering less
-    if (i + 1 < messages.size()) {
-      NIBBLE_ASSIGN_OR_RETURN(after, RenderPrefix(*text.chat_template, messages, i + 1, false));
+    if (i + 1 < conversation.size()) {
+      NIBBLE_ASSIGN_OR_RETURN(after, conversation.Render(i + 1, false));
     }
     // Without this the turn's place in the text is not known, and a wrong mask trains on the wrong words in silence.
     if (!full.starts_with(after) || !after.starts_with(before)) {
@@ -85,7 +122,7 @@ absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAsse
     }
   }
   if (train_on_prompt) ranges.emplace_back(trained_from, full.size());
-  return Mark(full, /*add_special_tokens=*/false, ranges, *text.tokenizer);
+  return Mark(full, /*add_special_tokens=*/false, Union(std::move(ranges)), *text.tokenizer);
 }
 
 }  // namespace
@@ -102,7 +139,8 @@ std::int64_t Example::num_trained() const {
 }
 
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
-                                              const model::ModelConfig& config, const TokeniseOptions& options) {
+                                              const model::ModelConfig& config, const TokeniseOptions& options,
+                                              const std::function<bool()>& cancelled) {
   Example whole;
   switch (format) {
     case Format::kText: {
@@ -112,12 +150,12 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
     }
     case Format::kPromptCompletion: {
       const std::string joined = record.prompt + record.completion;
-      const ByteRanges ranges = {{options.train_on_prompt ? 0 : record.prompt.size(), joined.size()}};
+      const ByteRanges ranges = Union({{options.train_on_prompt ? 0 : record.prompt.size(), joined.size()}});
       NIBBLE_ASSIGN_OR_RETURN(whole, Mark(joined, /*add_special_tokens=*/true, ranges, *text.tokenizer));
       break;
     }
     case Format::kChat: {
-      NIBBLE_ASSIGN_OR_RETURN(whole, TokeniseChat(record, text, options.train_on_prompt));
+      NIBBLE_ASSIGN_OR_RETURN(whole, TokeniseChat(record, text, options.train_on_prompt, cancelled));
       break;
     }
   }
@@ -166,7 +204,7 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
     auto record = ParseRecord(line, format);
     if (!record.ok()) return AtLine(line_number, record.status());
-    auto pieces = Tokenise(*record, format, text, config, options);
+    auto pieces = Tokenise(*record, format, text, config, options, cancelled);
     if (!pieces.ok()) return AtLine(line_number, pieces.status());
     ++dataset.num_rows;
     if (pieces->empty()) dataset.dropped.Add(line_number);

@@ -38,9 +38,10 @@ struct Example {
 // chat: messages through the model's template, for which it is always 26 July 2024; the loss is on what each assistant turn added to
 // the rendered text. "train" of a message, true or false, wins over its role and over train_on_prompt.
 // Nothing is returned for a record that was dropped. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template;
-// a record too long with kError).
+// a record too long with kError); Cancelled once `cancelled`, which is asked before each rendering of a template, says so.
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
-                                              const model::ModelConfig& config, const TokeniseOptions& options);
+                                              const model::ModelConfig& config, const TokeniseOptions& options,
+                                              const std::function<bool()>& cancelled = {});
 
 inline constexpr int kMaxNamedRows = 20;
 
@@ -62,7 +63,7 @@ struct Dataset {
 };
 
 // A whole validated file. InvalidArgument names the line (AtLine); NO_TRAINABLE_TOKENS when no token of it is trained; Cancelled once
-// `cancelled`, which is asked at each line, says so.
+// `cancelled`, which is asked at each line and as Tokenise asks it, says so.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
                                     const std::function<bool()>& cancelled = {});

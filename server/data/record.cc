@@ -28,6 +28,9 @@ absl::Status ReadMessages(const base::Json& json, Record* record) {
   const auto it = json.find("messages");
   if (it == json.end()) return absl::InvalidArgumentError("no \"messages\"");
   if (!it->is_array() || it->empty()) return absl::InvalidArgumentError("\"messages\" is not a list with messages in it");
+  if (it->size() > kMaxMessages) {
+    return absl::InvalidArgumentError(base::StrCat("\"messages\" has ", it->size(), " messages, wanted at most ", kMaxMessages));
+  }
   bool learns = false;
   for (std::size_t i = 0; i < it->size(); ++i) {
     const base::Json& message = (*it)[i];

@@ -25,6 +25,8 @@ struct Record {
 };
 
 inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
+// Of one chat row, which is rendered once or twice for each of them that is trained: a line of a MiB could hold 30,000.
+inline constexpr std::size_t kMaxMessages = 1024;
 
 // InvalidArgument says what the line lacks; without format the keys decide.
 absl::StatusOr<Record> ParseRecord(std::string_view line, Format format);

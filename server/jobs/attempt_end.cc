@@ -137,6 +137,7 @@ absl::Status AttemptSupervisor::Settle(Ended& ended) {
     NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
     NIBBLE_RETURN_IF_ERROR(store::CollectAttempt(state_.files, live.directory));
   }
+  Collect(live.job_id, live.attempt);
   NIBBLE_ASSIGN_OR_RETURN(const Finding finding, Examine(ended));
   for (int i = 0; i < kMaxDecisions; ++i) {
     NIBBLE_ASSIGN_OR_RETURN(const bool done, Decide(ended, finding));

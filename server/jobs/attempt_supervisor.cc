@@ -1,5 +1,6 @@
 #include "server/jobs/attempt_supervisor.h"
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -17,6 +18,14 @@ namespace nibble::jobs {
 using base::Json;
 using base::JoinPath;
 using base::StrCat;
+
+namespace {
+
+// Often enough that a hang is noticed within seconds of --no_progress_timeout_s after the last sign of life; a trainer gives one
+// every 10 s.
+constexpr absl::Duration kLookForLife = absl::Seconds(5);
+
+}  // namespace
 
 AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                                      const ControllerOptions& options, EventHub& hub, Publisher& publisher,
@@ -80,6 +89,7 @@ absl::Status AttemptSupervisor::Start(const JobRecord& job, std::shared_ptr<cons
 }
 
 absl::StatusOr<AttemptSupervisor::Resume> AttemptSupervisor::FindResume(const JobRecord& job) const {
+  Collect(job.id, 0);
   const std::string attempts = state_.layout.attempts(job.id);
   Resume resume;
   NIBBLE_ASSIGN_OR_RETURN(resume.checkpoint, store::FindNewestCheckpoint(state_.files, attempts, &resume.damaged));
@@ -151,15 +161,14 @@ absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
   NIBBLE_ASSIGN_OR_RETURN(const AttemptRecord record, database_.GetAttempt(job.id, job.attempt));
   Live live = MakeLive(job, job.attempt, record.token, nullptr);
   live.adopted = true;
+  live.alive = LastAlive(state_.files, live.directory);  // says nothing of now
   NIBBLE_ASSIGN_OR_RETURN(live.last_sequence, database_.LastAttemptSequence(job.id, job.attempt));
   const auto process = runner_.Adopt(live.directory, record.process);
   if (!process.ok()) {
     if (!absl::IsNotFound(process.status())) return process.status();
-    {
-      base::MutexLock lock(mutex_);
-      ended_.push_back(Ended{std::move(live), ExitStatus{}, absl::OkStatus()});
-    }
-    SettleAll();
+    live.memory = nullptr;  // Nobody has it any more: models may be loaded before the first Tick.
+    base::MutexLock lock(mutex_);
+    ended_.push_back(Ended{std::move(live), ExitStatus{}, absl::OkStatus()});
     return absl::OkStatus();
   }
   base::LogInfo("trainer adopted", {{"job", job.id},
@@ -203,6 +212,7 @@ void AttemptSupervisor::Tick() {
       Press(live);
       ++it;
     }
+    runner_.ReapStrays();
   }
   // No attempt begins meanwhile: this thread is the one that starts them.
   for (const Checkpointed& one : checkpointed) PruneOlder(one.job_id, one.attempt, one.keep_last);
@@ -246,7 +256,7 @@ void AttemptSupervisor::Press(Live& live) {
 
 void AttemptSupervisor::LookForLife(Live& live) {
   const absl::Duration now = clock_.Monotonic();
-  if (live.hung || now - live.looked < options_.no_progress_timeout / 4) return;
+  if (live.hung || now - live.looked < std::min(options_.no_progress_timeout / 4, kLookForLife)) return;
   live.looked = now;
   std::string alive = LastAlive(state_.files, live.directory);
   if (alive.empty() || alive == live.alive) return;
@@ -259,6 +269,13 @@ void AttemptSupervisor::PruneOlder(const std::string& job_id, std::int64_t attem
   const std::string attempts = state_.layout.attempts(job_id);
   if (absl::Status pruned = store::PruneOlderAttempts(state_.files, attempts, attempt, keep_last); !pruned.ok()) {
     base::LogWarning("old checkpoints are not removed", {{"job", job_id}, {"why", std::string(pruned.message())}});
+  }
+}
+
+void AttemptSupervisor::Collect(const std::string& job_id, std::int64_t living) const {
+  // As above: the next start and the next end of an attempt try again.
+  if (absl::Status collected = store::CollectAttempts(state_.files, state_.layout.attempts(job_id), living); !collected.ok()) {
+    base::LogWarning("unfinished work is not removed", {{"job", job_id}, {"why", std::string(collected.message())}});
   }
 }
 

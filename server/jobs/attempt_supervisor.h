@@ -37,8 +37,12 @@ class AttemptSupervisor {
   // QUEUED -> PREPARING with a new attempt, and its trainer. A start that fails ends like an attempt that failed. `memory`: what
   // the trainer has of ControllerOptions::memory; null: its plan, whether it is left or not.
   absl::Status Start(const JobRecord& job, std::shared_ptr<const void> memory);
-  // After a restart, for a job with HasTrainer(state).
+  // After a restart, for a job with HasTrainer(state). Where its trainer has ended meanwhile, the next Tick settles that: it
+  // hashes the output, and calls are served by then.
   absl::Status Adopt(const JobRecord& job);
+  // Removes the unfinished work of a job's attempts: what they wrote, and what a server was just removing when it was killed. Not
+  // that of `living`, whose trainer may write (0: none has one).
+  void Collect(const std::string& job_id, std::int64_t living) const;
   // After a restart, for a job in the queue: waits out what is left of its backoff.
   absl::Status ResumeBackoff(const JobRecord& job);
   // Follows journals, sends signals that are due, takes in what has ended.

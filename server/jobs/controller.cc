@@ -26,16 +26,23 @@ absl::Status Draining() {
   return base::WithReason(absl::UnavailableError("the server is stopping"), "DRAINING");
 }
 
+// What the database remembers a request by. A name is somebody in his tenant alone, and holds no line feed; a request id may. Without
+// a tenant a key is what it was before tenants were in it.
+std::string RequestKey(const std::string& request_id, const JobController::Submission& submission) {
+  if (request_id.empty() || submission.owner.empty()) return request_id;
+  if (submission.tenant.empty()) return StrCat(submission.owner, "\n", request_id);
+  return StrCat("\n", submission.tenant, "\n", submission.owner, "\n", request_id);
+}
+
 // How long until a job ends and leaves its place, as metadata: of the jobs that have a trainer (those of `owner`, where one is named)
 // the shortest ETA that a trainer told, less the time since it told it. A minute where none has told yet; at least a second, at most
 // an hour: a job may fail or be cancelled before.
-absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const std::string& owner) {
+absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const std::string& owner, const std::string& tenant) {
   using enum JobState;
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> live,
-                          database.List({kPreparing, kRunning, kPausing, kCancelling}, 0, kMaxListed));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> live, database.ListAll({kPreparing, kRunning, kPausing, kCancelling}));
   absl::Duration shortest = absl::InfiniteDuration();
   for (const JobRecord& job : live) {
-    if (!owner.empty() && job.owner != owner) continue;
+    if (!owner.empty() && (job.owner != owner || job.tenant != tenant)) continue;
     const double eta_s = base::GetNumber(job.progress, "eta_s", "progress", -1.0).value_or(-1.0);
     const std::string text = base::GetString(job.progress, "update_time", "progress", "").value_or("");
     absl::Time told;
@@ -48,17 +55,17 @@ absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const st
 
 }  // namespace
 
-absl::Status JobController::CheckCapacity(const std::string& owner) {
+absl::Status JobController::CheckCapacity(const std::string& owner, const std::string& tenant) {
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t queued, database_.Count(JobState::kQueued));
   if (queued >= options_.max_queued) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), ""));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), "", ""));
     return base::WithReason(absl::ResourceExhaustedError(StrCat(queued, " jobs are queued, the most there can be")),
                             "QUEUE_FULL", {{"max", std::to_string(options_.max_queued)}, {"retry_ms", retry_ms}});
   }
   if (!owner.empty() && options_.max_open_per_owner > 0) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t open, database_.CountOpen(owner));
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t open, database_.CountOpen(owner, tenant));
     if (open >= options_.max_open_per_owner) {
-      NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), owner));
+      NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), owner, tenant));
       return base::WithReason(absl::ResourceExhaustedError(StrCat(owner, " has ", open, " jobs that are not over, the most there can be")),
                               "TENANT_QUOTA", {{"max", std::to_string(options_.max_open_per_owner)}, {"retry_ms", retry_ms}});
     }
@@ -77,12 +84,12 @@ absl::StatusOr<std::int64_t> JobController::PlanMemory(const JobSpec& spec, cons
 }
 
 absl::StatusOr<std::optional<JobRecord>> JobController::FindOrAdmit(const std::string& request_id, const std::string& body_digest,
-                                                                    const std::string& owner) {
+                                                                    const std::string& owner, const std::string& tenant) {
   if (!request_id.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, database_.FindRequest(request_id, body_digest));
     if (known.has_value()) return known;
   }
-  NIBBLE_RETURN_IF_ERROR(CheckCapacity(owner));
+  NIBBLE_RETURN_IF_ERROR(CheckCapacity(owner, tenant));
   return std::nullopt;
 }
 
@@ -91,14 +98,14 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   if (draining_) return Draining();
   NIBBLE_RETURN_IF_ERROR(Validate(asked));
   NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(id_of_request));
-  const bool owned = !submission.owner.empty() && !id_of_request.empty();
-  const std::string request_id = owned ? StrCat(submission.owner, "\n", id_of_request) : id_of_request;
+  const std::string request_id = RequestKey(id_of_request, submission);
   const std::string body_digest =
       submission.body_digest.empty() ? base::Sha256Hex(base::Dump(ToJson(asked))) : submission.body_digest;
   {
     base::MutexLock lock(submit_mutex_);
-    NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
-    NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, submission.owner));
+    NIBBLE_RETURN_IF_ERROR(ForgetRequests());
+    NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known,
+                            FindOrAdmit(request_id, body_digest, submission.owner, submission.tenant));
     if (known.has_value()) return Present(*std::move(known));
   }
   JobRecord job;
@@ -128,9 +135,9 @@ absl::StatusOr<JobRecord> JobController::Queue(const JobRecord& job, const std::
   base::MutexLock lock(submit_mutex_);
   if (draining_) return Draining();
   // Again: the same request, or others, may have come while this one was planned.
-  NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, job.owner));
+  NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, job.owner, job.tenant));
   if (known.has_value()) return *std::move(known);
-  NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id));
+  NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id, job.tenant));
   Json fields = Json::object();
   fields["state"] = Name(JobState::kQueued);
   NIBBLE_ASSIGN_OR_RETURN(
@@ -145,10 +152,10 @@ absl::StatusOr<JobRecord> JobController::Queue(const JobRecord& job, const std::
 absl::Status JobController::HoldInputs(const JobRecord& job) {
   std::vector<std::shared_ptr<const store::Pin>> pins;
   const std::string user = StrCat("job ", job.id);
-  NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.models->PinModel(job.spec.base_model, user));
-  NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.datasets->PinDataset(job.spec.train_dataset, user));
+  NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.models->PinModel(job.spec.base_model, user, job.tenant));
+  NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.datasets->PinDataset(job.spec.train_dataset, user, job.tenant));
   if (!job.spec.eval_dataset.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.datasets->PinDataset(job.spec.eval_dataset, user));
+    NIBBLE_ASSIGN_OR_RETURN(pins.emplace_back(), state_.datasets->PinDataset(job.spec.eval_dataset, user, job.tenant));
   }
   base::MutexLock lock(pins_mutex_);
   pins_[job.id] = std::move(pins);
@@ -173,7 +180,7 @@ absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRec
   std::map<std::string, std::int64_t> positions;
   const auto is_queued = [](const JobRecord& job) { return job.state == JobState::kQueued; };
   if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> queued, database_.List({JobState::kQueued}, 0, kMaxListed));
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> queued, database_.ListAll({JobState::kQueued}));
     std::vector<QueuedJob> queue;
     queue.reserve(queued.size());
     for (const JobRecord& one : queued) queue.push_back({one.id, one.spec.run.priority, one.number, absl::ZeroDuration()});

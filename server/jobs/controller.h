@@ -27,8 +27,8 @@ namespace nibble::jobs {
 // the disk (milliseconds), never for a trainer. One thread of its own starts, watches and ends trainers.
 class JobController {
  public:
-  // Reads the state directory back: publishes what was not yet, adopts trainers that live, takes the attempts of others for
-  // lost. Nothing new starts before Run. All references must outlive the controller.
+  // Reads the state directory back: publishes what was not yet, adopts trainers that live. The first round looks at what the others
+  // left, whose attempts may be lost. Nothing new starts before Run. All references must outlive the controller.
   static absl::StatusOr<std::unique_ptr<JobController>> Open(store::StateDirectory& state, Database& database,
                                                              Runner& runner, base::Clock& clock,
                                                              ControllerOptions options, JobObserver* observer = nullptr);
@@ -50,7 +50,7 @@ class JobController {
   // (QUEUE_FULL, TENANT_QUOTA, DISK_FULL, OUT_OF_DEVICE_MEMORY), and those of ControllerOptions::check_spec.
   struct Submission {
     std::string body_digest = {};  // tells whether a repetition asks for the same; "": the spec's
-    std::string owner = {};        // as JobRecord; request ids are each owner's own
+    std::string owner = {};        // as JobRecord; request ids and the quota are each owner's own, in his tenant
     std::string tenant = {};
     base::CancelToken cancel = {};  // ends the planning with Cancelled; nothing is queued then
   };
@@ -61,7 +61,7 @@ class JobController {
   absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before, std::int64_t limit);
   // Idempotent. FailedPrecondition (ILLEGAL_STATE) where there is no such edge; Aborted (ETAG_MISMATCH) unless the job is as
   // the etag says, when one is given.
-  using IfEtag = std::optional<std::string>;
+  using IfEtag = jobs::IfEtag;
   absl::StatusOr<JobRecord> Cancel(const std::string& id, const IfEtag& etag = {}, bool keep_checkpoint = false);
   absl::StatusOr<JobRecord> Pause(const std::string& id, const IfEtag& etag = {});
   absl::StatusOr<JobRecord> Resume(const std::string& id, const IfEtag& etag = {});
@@ -92,6 +92,8 @@ class JobController {
   JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                 ControllerOptions options, JobObserver* observer);
   absl::Status Recover();
+  // Those that are old. A disk that is full keeps them until it is not.
+  absl::Status ForgetRequests();
   void Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   void TellWaiting(const std::vector<QueuedJob>& queue, const std::vector<JobRecord>& jobs, std::int64_t left)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
@@ -103,12 +105,13 @@ class JobController {
   // Those of a job, by step. Two attempts may have saved the same one: the later has the name.
   absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
   std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id) const;
-  absl::Status CheckCapacity(const std::string& owner);
+  absl::Status CheckCapacity(const std::string& owner, const std::string& tenant);
   absl::StatusOr<std::int64_t> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
   void CollectDeleted();
   // The job that the request made before; without one, an error when there is no room for another.
   absl::StatusOr<std::optional<JobRecord>> FindOrAdmit(const std::string& request_id, const std::string& body_digest,
-                                                       const std::string& owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(submit_mutex_);
+                                                       const std::string& owner, const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(submit_mutex_);
   // Queues a planned job that holds its inputs, or returns the one that the request made meanwhile.
   absl::StatusOr<JobRecord> Queue(const JobRecord& job, const std::string& request_id, const std::string& body_digest);
   absl::Status HoldInputs(const JobRecord& job);

@@ -17,12 +17,6 @@ namespace {
 // Two callers and the scheduler move a job a bounded number of times before it is final.
 constexpr int kMaxMoves = 16;
 
-absl::Status CheckEtag(const JobRecord& job, const JobController::IfEtag& etag) {
-  if (!etag.has_value() || *etag == Etag(job)) return absl::OkStatus();
-  return base::WithReason(absl::AbortedError(StrCat("etag: the job's is ", Etag(job))), "ETAG_MISMATCH",
-                          {{"etag", Etag(job)}});
-}
-
 }  // namespace
 
 absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger trigger, const IfEtag& etag,
@@ -112,9 +106,7 @@ absl::StatusOr<JobRecord> JobController::Checkpoint(const std::string& id, const
 }
 
 absl::Status JobController::Delete(const std::string& id, const IfEtag& etag) {
-  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
-  NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
-  NIBBLE_RETURN_IF_ERROR(database_.Delete(id));  // A final job's etag never changes.
+  NIBBLE_RETURN_IF_ERROR(database_.Delete(id, etag));
   hub_.Notify(id);
   return state_.files.RemoveAll(state_.layout.job(id));
 }

@@ -3,18 +3,13 @@
 #include <chrono>
 #include <utility>
 
+#include "server/base/error.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/controller.h"
 
 namespace nibble::jobs {
-
-namespace {
-
-constexpr std::int64_t kMaxListed = 10'000;
-
-}  // namespace
 
 JobController::JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                              ControllerOptions options, JobObserver* observer)
@@ -39,18 +34,24 @@ absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateD
   return controller;
 }
 
+absl::Status JobController::ForgetRequests() {
+  const absl::Status forgotten = database_.ForgetRequests(clock_.Now() - options_.request_id_kept);
+  if (base::Reason(forgotten) != "DISK_FULL") return forgotten;
+  base::LogWarning("old request ids are kept for now", {{"why", std::string(forgotten.message())}});
+  return absl::OkStatus();
+}
+
 absl::Status JobController::Recover() {
-  NIBBLE_RETURN_IF_ERROR(database_.ForgetRequests(clock_.Now() - options_.request_id_kept));
+  NIBBLE_RETURN_IF_ERROR(ForgetRequests());
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> unpublished, database_.ListUnpublished());
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> open,
-                          database_.List({JobState::kQueued, JobState::kPreparing, JobState::kRunning, JobState::kPausing,
-                                          JobState::kPaused, JobState::kCancelling},
-                                         0, kMaxListed));
+                          database_.ListAll({JobState::kQueued, JobState::kPreparing, JobState::kRunning, JobState::kPausing,
+                                             JobState::kPaused, JobState::kCancelling}));
   // Names first, all of them, before anything can take one.
   for (const auto* jobs : {&unpublished, &open}) {
     for (const JobRecord& job : *jobs) {
       // An unpublished model may be in its place already: then the name is taken, by the job itself.
-      const absl::Status reserved = state_.models->Reserve(job.spec.output_model, job.id);
+      const absl::Status reserved = state_.models->Reserve(job.spec.output_model, job.id, job.tenant);
       if (!reserved.ok() && jobs == &open) {
         base::LogWarning("a job's output name is not free any more",
                          {{"job", job.id}, {"why", std::string(reserved.message())}});
@@ -67,6 +68,7 @@ absl::Status JobController::Recover() {
       // Its start will fail and say so.
       base::LogWarning("a job's input is gone", {{"job", job.id}, {"why", std::string(held.message())}});
     }
+    supervisor_.Collect(job.id, HasTrainer(job.state) ? job.attempt : 0);
     if (HasTrainer(job.state)) NIBBLE_RETURN_IF_ERROR(supervisor_.Adopt(job));
     if (job.state == JobState::kQueued) NIBBLE_RETURN_IF_ERROR(supervisor_.ResumeBackoff(job));
   }
@@ -132,7 +134,7 @@ void JobController::Admit() {
   }
   const RunningLoad load = supervisor_.load();
   if (load.jobs >= options_.queue.max_running) return;
-  const auto queued = database_.List({JobState::kQueued}, 0, kMaxListed);
+  const auto queued = database_.ListAll({JobState::kQueued});
   if (!queued.ok()) {
     base::LogError("the queue cannot be read", {{"why", std::string(queued.status().message())}});
     return;
@@ -169,9 +171,13 @@ void JobController::TellWaiting(const std::vector<QueuedJob>& queue, const std::
   fields["reason"] = "WAITING_FOR_MEMORY";
   fields["message"] = base::StrCat("the job needs ", next->memory_bytes, " bytes of memory, loaded models leave ", left,
                              ": it starts when enough of them are unloaded");
-  const auto told = database_.Append(job->id, {{job->attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}}, nullptr);
+  const auto told = database_.AppendWhile(*job, {{job->attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
   if (!told.ok()) {
     base::LogError("a job that waits cannot be told so", {{"job", job->id}, {"why", std::string(told.status().message())}});
+    return;
+  }
+  if (!*told) {
+    told_waiting_.erase(job->id);  // Cancelled or paused meanwhile; if it comes back, it may have to wait again.
     return;
   }
   hub_.Notify(job->id);

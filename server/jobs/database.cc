@@ -24,6 +24,8 @@ using soci::use;
 
 namespace {
 
+constexpr std::int64_t kAll = -1;  // LIMIT of SQLite: none
+
 // What a user asked to end, or what has ended.
 bool IsEnd(JobState state) { return IsFinal(state) || state == JobState::kCancelling || state == JobState::kPausing; }
 
@@ -91,24 +93,35 @@ class SqliteDatabase : public Database {
 
   absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before,
                                               std::int64_t limit) override {
-    std::string where = "WHERE (:before = 0 OR number < :before2)";
-    if (!states.empty()) {
-      std::string names;  // Our own constants, never a caller's text.
-      for (const JobState state : states) names = StrCat(names, names.empty() ? "" : ", ", "'", Name(state), "'");
-      where = StrCat(where, " AND state IN (", names, ")");
-    }
-    return Select(StrCat(where, " ORDER BY number DESC LIMIT :limit"), before, limit);
+    return Listed(states, before, limit);
+  }
+  absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) override {
+    return Listed(states, 0, kAll);
   }
 
   absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override {
     return Select(
         "WHERE (:before = 0 OR number < :before2) AND state = 'SUCCEEDED' AND published = 0 ORDER BY number LIMIT :limit",
-        0, 1000);
+        0, kAll);
   }
 
-  absl::StatusOr<std::int64_t> Count(JobState state) override { return CountWhere("state = :v", Name(state)); }
-  absl::StatusOr<std::int64_t> CountOpen(const std::string& owner) override {
-    return CountWhere("owner = :v AND state NOT IN ('SUCCEEDED', 'FAILED', 'CANCELLED')", owner);
+  absl::StatusOr<std::int64_t> Count(JobState state) override {
+    long long count = 0;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      const std::string name = Name(state);
+      session_ << "SELECT COUNT(*) FROM jobs WHERE state = :s", use(name), into(count);
+      return absl::OkStatus();
+    }));
+    return count;
+  }
+  absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) override {
+    long long count = 0;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      session_ << "SELECT COUNT(*) FROM jobs WHERE owner = :o AND tenant = :t AND state NOT IN ('SUCCEEDED', 'FAILED', 'CANCELLED')",
+          use(owner), use(tenant), into(count);
+      return absl::OkStatus();
+    }));
+    return count;
   }
 
   absl::StatusOr<std::vector<JobCount>> Counts() override {
@@ -128,9 +141,10 @@ class SqliteDatabase : public Database {
     return counts;
   }
 
-  absl::Status Delete(const std::string& id) override {
+  absl::Status Delete(const std::string& id, const IfEtag& etag) override {
     return WriteEnd([&]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, Find(id));
+      NIBBLE_RETURN_IF_ERROR(CheckEtag(job, etag));
       if (!IsFinal(job.state) || (job.state == JobState::kSucceeded && !job.published)) {
         return base::WithReason(
             absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " cannot be deleted: cancel it first")),
@@ -217,6 +231,20 @@ class SqliteDatabase : public Database {
       if (job.ok() && IsEnd(job->state)) status = WriteEnd(append);
     }
     NIBBLE_RETURN_IF_ERROR(status);
+    return appended;
+  }
+
+  absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) override {
+    bool appended = false;
+    NIBBLE_RETURN_IF_ERROR(Write([&]() -> absl::Status {
+      const std::string state = Name(seen.state);
+      const long long attempt = seen.attempt;
+      long long there = 0;
+      session_ << "SELECT COUNT(*) FROM jobs WHERE id = :id AND state = :s AND attempt = :a", use(seen.id), use(state),
+          use(attempt), into(there);
+      appended = there == 1;
+      return appended ? AppendEvents(seen.id, events, nullptr) : absl::OkStatus();
+    }));
     return appended;
   }
 
@@ -308,6 +336,16 @@ class SqliteDatabase : public Database {
     return std::optional<JobRecord>(std::move(job));
   }
 
+  absl::StatusOr<std::vector<JobRecord>> Listed(const std::vector<JobState>& states, std::int64_t before, std::int64_t limit) {
+    std::string where = "WHERE (:before = 0 OR number < :before2)";
+    if (!states.empty()) {
+      std::string names;  // Our own constants, never a caller's text.
+      for (const JobState state : states) names = StrCat(names, names.empty() ? "" : ", ", "'", Name(state), "'");
+      where = StrCat(where, " AND state IN (", names, ")");
+    }
+    return Select(StrCat(where, " ORDER BY number DESC LIMIT :limit"), before, limit);
+  }
+
   absl::StatusOr<std::vector<JobRecord>> Select(const std::string& where, std::int64_t before, std::int64_t limit) {
     std::vector<JobRecord> jobs;
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
@@ -323,15 +361,6 @@ class SqliteDatabase : public Database {
       return absl::OkStatus();
     }));
     return jobs;
-  }
-
-  absl::StatusOr<std::int64_t> CountWhere(const char* condition, const std::string& value) {
-    long long count = 0;
-    NIBBLE_RETURN_IF_ERROR(Read([&] {
-      session_ << StrCat("SELECT COUNT(*) FROM jobs WHERE ", condition), use(value), into(count);
-      return absl::OkStatus();
-    }));
-    return count;
   }
 
   void SetText(const std::string& id, const char* column, const std::string& value) {

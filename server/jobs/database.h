@@ -73,17 +73,20 @@ class Database {
   // Newest first; `before` is a JobRecord::number for paging, 0 from the start.
   virtual absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before,
                                                       std::int64_t limit) = 0;
+  // All of them, newest first: for who must miss none.
+  virtual absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) = 0;
   // Those whose output is recorded but not published.
   virtual absl::StatusOr<std::vector<JobRecord>> ListUnpublished() = 0;
   virtual absl::StatusOr<std::int64_t> Count(JobState state) = 0;
-  virtual absl::StatusOr<std::int64_t> CountOpen(const std::string& owner) = 0;  // not final yet
+  virtual absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) = 0;  // not final yet
   struct JobCount {
     std::string method;
     JobState state = JobState::kQueued;
     std::int64_t count = 0;
   };
   virtual absl::StatusOr<std::vector<JobCount>> Counts() = 0;  // those above 0
-  virtual absl::Status Delete(const std::string& id) = 0;  // a final job, with all its rows
+  // A final job, with all its rows. Its etag is looked at in the same transaction: Aborted (ETAG_MISMATCH).
+  virtual absl::Status Delete(const std::string& id, const IfEtag& etag) = 0;
 
   // False when the job was not there any more: the writer is fenced off. The edge itself must exist (Internal otherwise).
   virtual absl::StatusOr<bool> Apply(const Transition& transition) = 0;
@@ -95,6 +98,8 @@ class Database {
   // Appends events and the progress they lead to. A journal line that is there already is skipped. Returns those appended.
   virtual absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
                                                     const base::Json* progress) = 0;
+  // Appends only while the job is in the state and at the attempt of `seen`; false otherwise, and nothing is appended.
+  virtual absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) = 0;
   // With sequence > after, in order, at most `limit`.
   virtual absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) = 0;
   virtual absl::StatusOr<std::int64_t> LastAttemptSequence(const std::string& id, std::int64_t attempt) = 0;

@@ -54,6 +54,12 @@ absl::Status NoJob(const std::string& id) {
 
 std::string Etag(const JobRecord& job) { return base::StrCat(Name(job.state), "-", job.attempt); }
 
+absl::Status CheckEtag(const JobRecord& job, const IfEtag& etag) {
+  if (!etag.has_value() || *etag == Etag(job)) return absl::OkStatus();
+  return base::WithReason(absl::AbortedError(base::StrCat("etag: the job's is ", Etag(job))), "ETAG_MISMATCH",
+                          {{"etag", Etag(job)}});
+}
+
 base::Json ToJson(const JobError& error) {
   base::Json json = base::Json::object();
   json["code"] = error.code;

@@ -61,6 +61,12 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
       {
           "ALTER TABLE jobs ADD COLUMN digests TEXT NOT NULL DEFAULT '{}'",
       },
+      {
+          // The tenant joins the key of a request (RequestKey in controller.cc); before, a name was one owner in all tenants.
+          R"(UPDATE idempotency
+             SET request_id = char(10) || (SELECT tenant FROM jobs WHERE id = job_id) || char(10) || request_id
+             WHERE job_id IN (SELECT id FROM jobs WHERE owner <> '' AND tenant <> ''))",
+      },
   };
   return migrations;
 }

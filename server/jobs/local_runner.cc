@@ -140,9 +140,7 @@ class LocalRunner : public Runner {
     // Also for the adopted: it may be our child after all (a controller made anew in the same process).
     const ExitStatus status = Reap(static_cast<pid_t>(running.id.pid), running.is_child);
     running_.erase(it);
-    std::set<pid_t> known;
-    for (const auto& [other, process] : running_) known.insert(static_cast<pid_t>(process.id.pid));
-    EndStrayChildren(known);
+    EndStrayChildren(Pids());
     return status;
   }
 
@@ -156,6 +154,8 @@ class LocalRunner : public Runner {
     ::kill(-static_cast<pid_t>(it->second.id.pid), signal == Signal::kKill ? SIGKILL : SIGTERM);
   }
 
+  void ReapStrays() override { ReapStrayChildren(Pids()); }
+
  private:
   struct Running {
     ProcessId id;
@@ -163,6 +163,12 @@ class LocalRunner : public Runner {
     std::optional<SteadyTime> gone_since = std::nullopt;
     bool complained = false;
   };
+
+  std::set<pid_t> Pids() const {
+    std::set<pid_t> pids;
+    for (const auto& [directory, running] : running_) pids.insert(static_cast<pid_t>(running.id.pid));
+    return pids;
+  }
 
   static std::string LockPath(const std::string& directory) { return JoinPath(directory, store::kAttemptLockFile); }
 

@@ -57,6 +57,8 @@ absl::Status Publisher::Publish(const JobRecord& job) {
   state["from"] = Name(JobState::kRunning);
   events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(state)});
   NIBBLE_ASSIGN_OR_RETURN(const bool marked, database_.MarkPublished(job.id, events));
+  // Not before: until it is marked it may be tried again, which wants the name.
+  if (!published.ok()) state_.models->Unreserve(name, job.id);
   if (observer_ != nullptr && marked) {
     if (model.has_value()) observer_->OnModelPublished(job, *model);
     observer_->OnJobEnded(job);

@@ -58,6 +58,9 @@ struct JobRecord {
 // Changes with what decides whether a job may be moved: state and attempt. Not with its progress: a client can cancel a running
 // job that it has just looked at.
 std::string Etag(const JobRecord& job);
+using IfEtag = std::optional<std::string>;
+// Aborted (ETAG_MISMATCH) unless the job is as the etag says, where one is given.
+absl::Status CheckEtag(const JobRecord& job, const IfEtag& etag);
 
 struct AttemptRecord {
   std::int64_t attempt = 0;

@@ -43,6 +43,8 @@ class Runner {
   virtual std::optional<ExitStatus> Poll(const std::string& attempt_directory) = 0;
   // To the process and all that it started. Fine when it is gone.
   virtual void Send(const std::string& attempt_directory, Signal signal) = 0;
+  // Takes in what has ended of the processes that trainers, or others, left to this one. Never a trainer: its end is Poll's to tell.
+  virtual void ReapStrays() {}
 };
 
 struct LocalRunnerOptions {
@@ -52,7 +54,7 @@ struct LocalRunnerOptions {
 
 // Child processes of this one: own process group, stdin /dev/null, stdout and stderr into trainer.log, no core files, no
 // inherited descriptors but the attempt's lock. All children of this process are taken to be its own: with PR_SET_CHILD_SUBREAPER
-// those that trainers leave behind are ended too.
+// those that trainers leave behind are reaped, and ended with the next attempt that ends.
 std::unique_ptr<Runner> MakeLocalRunner(LocalRunnerOptions options);
 
 // Those of `environment` that a trainer may see.

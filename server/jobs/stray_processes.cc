@@ -1,6 +1,7 @@
 #include "server/jobs/stray_processes.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -44,6 +45,11 @@ pid_t ParentOf(pid_t pid) {
   return parent;
 }
 
+bool TakesOrphans() {
+  int subreaper = 0;
+  return ::getpid() == 1 || (::prctl(PR_GET_CHILD_SUBREAPER, &subreaper) == 0 && subreaper != 0);
+}
+
 // SIGKILL needs its moment; a process that hangs in the kernel is left for later.
 void ReapKilled(pid_t pid) {
   const auto give_up = std::chrono::steady_clock::now() + kWaitForDeath;
@@ -79,6 +85,21 @@ void EndStrayChildren(const std::set<pid_t>& known) {
       ReapKilled(pid);
       found = ParentOf(pid) != ::getpid();
     }
+  }
+}
+
+void ReapStrayChildren(const std::set<pid_t>& known) {
+  if (!TakesOrphans()) return;
+  while (true) {
+    siginfo_t info = {};
+    // Looked at before it is taken: a wait for any child would take a trainer's exit status.
+    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
+    if (known.contains(info.si_pid)) break;
+    if (::waitpid(info.si_pid, nullptr, WNOHANG) != info.si_pid) return;
+  }
+  // A trainer that has ended is named again and again until it is taken: others are found by their numbers.
+  for (const pid_t pid : Processes()) {
+    if (!known.contains(pid) && ParentOf(pid) == ::getpid()) ::waitpid(pid, nullptr, WNOHANG);
   }
 }
 

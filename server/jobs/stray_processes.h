@@ -14,4 +14,7 @@ void KillHolders(const std::string& path);
 // where this process is PID 1 or has made itself the subreaper (prctl PR_SET_CHILD_SUBREAPER, as nibbled does).
 void EndStrayChildren(const std::set<pid_t>& known);
 
+// Reaps those of them that have ended by themselves; does nothing where no orphans come to this process. Cheap.
+void ReapStrayChildren(const std::set<pid_t>& known);
+
 }  // namespace nibble::jobs

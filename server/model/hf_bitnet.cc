@@ -53,6 +53,11 @@ absl::StatusOr<std::optional<HfBitNet>> ParseHfBitNet(const Json& config) {
   return std::optional<HfBitNet>(bitnet);
 }
 
+std::string HfScaleOfBias(std::string_view bias) {
+  bias.remove_suffix(std::string_view("bias").size());
+  return StrCat(bias, "weight", kHfWeightScale);
+}
+
 Json ToJson(const HfBitNet& bitnet) {
   return {{"quant_method", "bitnet"},
           {"linear_class", bitnet.linear_class == HfLinearClass::kBitLinear ? "bitlinear" : "autobitlinear"},

@@ -1,17 +1,16 @@
 // transformers' "bitnet" checkpoints (integrations/bitnet.py): quantization_config of a config.json, and weights as its
 // linear classes store them. Included by server/model/*.cc and server/convert/*.cc only.
 //
-//   bitlinear                 weight u8 [N/4, K], weight_scale [1]: y = acc / (weight_scale * activation scale)
-//   autobitlinear, offline    weight u8 [N/4, K], or float holding the codes; weight_scale [1]: y = x w^T *
-//   weight_scale autobitlinear, online     float master weights, ternarised at every forward pass: no artifact to
-//   serve, but what one is
-//                             made of
+//   bitlinear                 weight u8 [N/4, K], weight_scale [1]: y = acc / (weight_scale * activation scale) + bias
+//   autobitlinear, offline    weight u8 [N/4, K], or float holding the codes; weight_scale [1]: y = (x w^T + bias) * weight_scale
+//   autobitlinear, online     float master weights, ternarised at every forward pass: no artifact to serve, but what one is made of
 // Row r of a packed weight holds rows r, r + N/4, r + 2N/4, r + 3N/4 at bits 0-1, 2-3, 4-5, 6-7, each as code + 1.
 #pragma once
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,6 +30,9 @@ struct HfBitNet {
 
 inline constexpr char kHfWeightScale[] = "_scale";  // behind a weight's name
 inline constexpr std::int64_t kHfBitNetRows = 4;    // rows in a byte
+
+// "PATH.bias" -> "PATH.weight_scale": what autobitlinear, offline multiplies that bias by.
+std::string HfScaleOfBias(std::string_view bias);
 
 // config.json's quantization_config, or nothing where there is none. Unimplemented names another method, or what is
 // left out of it beside the head.

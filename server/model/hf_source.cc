@@ -78,22 +78,35 @@ class HfSource : public WeightSource {
       }
       values = *std::move(ternary);
     }
-    const SafetensorsTensor& stored_scale = stored_.tensors.at(spec.name + kHfWeightScale);
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, ToFloats(stored_scale.bytes, *stored_scale.dtype, 1));
-    values.scale *= bitnet_->linear_class == HfLinearClass::kBitLinear ? 1.0f / scale[0] : scale[0];
+    NIBBLE_ASSIGN_OR_RETURN(const float scale, ReadScale(spec.name + kHfWeightScale));
+    values.scale *= bitnet_->linear_class == HfLinearClass::kBitLinear ? 1.0f / scale : scale;
     if (!(values.scale > 0.0f) || !std::isfinite(values.scale)) {  // not a scale, or one whose inverse or product leaves f32
       return absl::InvalidArgumentError(StrCat("tensor \"", spec.name, "\" has the scale ", values.scale, " with ",
-                                               kHfWeightScale, " ", scale[0], ", wanted a positive number"));
+                                               kHfWeightScale, " ", scale, ", wanted a positive number"));
     }
     return values;
   }
 
   absl::StatusOr<std::string> Read(const TensorSpec& spec, DType dtype) const override {
     const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
-    return ConvertFloats(tensor.bytes, *tensor.dtype, dtype, NumElements(tensor.shape).value_or(0));
+    const std::int64_t count = NumElements(tensor.shape).value_or(0);
+    const bool is_scaled = spec.role == TensorRole::kBias && bitnet_.has_value() &&
+                           bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
+    if (!is_scaled) return ConvertFloats(tensor.bytes, *tensor.dtype, dtype, count);
+    // By weight_scale alone, whatever the magnitude of float codes: AutoBitLinear multiplies what it made with both.
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<float> bias, ToFloats(tensor.bytes, *tensor.dtype, count));
+    NIBBLE_ASSIGN_OR_RETURN(const float scale, ReadScale(HfScaleOfBias(spec.name)));
+    for (float& value : bias) value *= scale;
+    return FromFloats(bias, dtype);
   }
 
  private:
+  absl::StatusOr<float> ReadScale(const std::string& name) const {
+    const SafetensorsTensor& tensor = stored_.tensors.at(name);
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, ToFloats(tensor.bytes, *tensor.dtype, 1));
+    return scale[0];
+  }
+
   absl::Status ReadConfig(base::Json json) {
     if (json.is_object()) {
       NIBBLE_ASSIGN_OR_RETURN(bitnet_, ParseHfBitNet(json));

@@ -59,7 +59,10 @@ struct Edge {
   absl::Duration max_stream_age = absl::Hours(1);       // of an upload
   std::int64_t max_stream_messages = 10'000;
   std::size_t max_chunk_bytes = 1u << 20;
+  static constexpr std::size_t kMaxPageBytes = 2u << 20;  // half of what a gRPC client takes that was not told otherwise
+  std::size_t max_page_bytes = kMaxPageBytes;             // of a list's page
   std::size_t max_dataset_line_bytes = 1u << 20;
+  std::size_t max_send_bytes = 16u << 20;               // of an answer: more is not begun, for gRPC would not send it
 };
 
 enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };

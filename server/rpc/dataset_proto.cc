@@ -55,7 +55,7 @@ absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
   out.set_bytes(bytes);
   out.set_sha256(sha256);
   *out.mutable_create_time() = ToProto(stored.created);
-  out.set_etag(stored.sha256.substr(0, 16));
+  out.set_etag(store::Etag(stored));
   return out;
 }
 
@@ -93,6 +93,10 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
 namespace {
 
 constexpr std::int64_t kMaxPreviewRows = 100;
+constexpr std::int64_t kMaxBytesOfToken = 16;      // of nearly all tokens, for an estimate
+constexpr std::size_t kMaxPreviewText = 1u << 20;  // of a text that is shown in several rows: encoding takes 100 times its bytes
+constexpr std::size_t kMaxBytesOfCounts = 128;     // of all numbers of an answer
+constexpr std::size_t kMaxBytesOfFrame = 11;       // of a row: its tag and its length
 
 struct PreviewShape {
   data::Format format;
@@ -126,6 +130,15 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
   return shape;
 }
 
+// Of a text only what can be shown is looked at, for a book is one row; but always more than one sequence, or it would not be
+// known that it is too long.
+std::size_t TextBytes(const PreviewShape& shape) {
+  const auto of_rows = [&](std::int64_t rows) {
+    return static_cast<std::size_t>(rows * shape.options.max_seq_len * kMaxBytesOfToken) + 4096;
+  };
+  return std::min(of_rows(shape.n), std::max(of_rows(1), kMaxPreviewText));
+}
+
 absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t line, const ModelText& model) {
   v1::PreviewRow row;
   row.set_row(line);
@@ -145,26 +158,31 @@ absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t 
 }  // namespace
 
 absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
-                     v1::PreviewDatasetResponse* response) {
+                     const PreviewBounds& bounds, v1::PreviewDatasetResponse* response) {
   NIBBLE_ASSIGN_OR_RETURN(const PreviewShape shape, ShapeOf(stored, model, request));
   NIBBLE_ASSIGN_OR_RETURN(const v1::Dataset dataset, ToProto(stored));
   response->set_total_rows(dataset.rows());
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(stored.data_path));
   std::string_view rest = file->text();
   std::int64_t line_number = 0;
-  // Of a text only what can be shown is looked at: a book is one row.
-  const std::size_t text_bytes = static_cast<std::size_t>(shape.n * shape.options.max_seq_len) * 16 + 4096;
-  while (!rest.empty() && response->rows_size() < shape.n) {
+  const std::size_t text_bytes = TextBytes(shape);
+  std::size_t looked_bytes = 0;
+  std::size_t bytes = kMaxBytesOfCounts;
+  while (!rest.empty() && response->rows_size() < shape.n && response->looked_rows() < bounds.max_looked_rows &&
+         looked_bytes < bounds.max_looked_bytes) {
     const std::size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
     ++line_number;
+    if (bounds.cancelled && bounds.cancelled()) return absl::CancelledError(StrCat("cancelled at line ", line_number, " of the data"));
     if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    looked_bytes += line.size();
     auto record = data::ParseRecord(line, shape.format);
     if (!record.ok()) return data::AtLine(line_number, record.status());
     if (record->text.size() > text_bytes) record->text = ToUtf8(record->text, text_bytes);
-    const auto tokenised = data::Tokenise(*record, shape.format, model.assets, model.config, shape.options);
+    const auto tokenised = data::Tokenise(*record, shape.format, model.assets, model.config, shape.options, bounds.cancelled);
     if (!tokenised.ok()) return data::AtLine(line_number, tokenised.status());
+    response->set_looked_rows(response->looked_rows() + 1);
     const std::vector<data::Example>& pieces = *tokenised;
     if (pieces.empty()) response->set_dropped_rows(response->dropped_rows() + 1);
     if (pieces.size() > 1) response->set_split_rows(response->split_rows() + 1);
@@ -172,6 +190,13 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
     for (std::size_t part = 0; part < pieces.size() && response->rows_size() < shape.n; ++part) {
       NIBBLE_ASSIGN_OR_RETURN(v1::PreviewRow row, RowOf(pieces[part], line_number, model));
       row.set_part(static_cast<std::int32_t>(part));
+      const std::size_t row_bytes = row.ByteSizeLong() + kMaxBytesOfFrame;
+      if (bytes + row_bytes > bounds.max_bytes) {
+        if (response->rows_size() > 0) return absl::OkStatus();
+        return FieldError("data.max_seq_len", StrCat("makes line ", line_number, " ", row_bytes, " bytes, and an answer has at most ",
+                                                     bounds.max_bytes, " (--max_send_bytes)"));
+      }
+      bytes += row_bytes;
       response->set_tokens(response->tokens() + row.token_ids_size());
       response->set_trainable_tokens(response->trainable_tokens() + pieces[part].num_trained());
       *response->add_rows() = std::move(row);

@@ -1,5 +1,8 @@
 // Datasets as the API shows them; uploads and previews.
 #pragma once
+#include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -24,9 +27,18 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
                                                                         const std::string& import_root, v1::Dataset* response);
 
+// When a preview looks no further: an answer with the rows found until then, but for `cancelled`.
+struct PreviewBounds {
+  std::function<bool()> cancelled;           // asked at each line, and as data::Tokenise asks it
+  std::size_t max_bytes = 16u << 20;         // of the answer
+  std::int64_t max_looked_rows = 10'000;     // of which most may have been dropped
+  std::size_t max_looked_bytes = 16u << 20;  // of their lines; the row that passes it is the last
+};
+
 // The first rows of the file as training would see them. InvalidArgument (DATASET_FORMAT) names the line of a row that is none of
-// its format, or that is too long where that is an error.
+// its format, or that is too long where that is an error; FIELD_VIOLATION data.max_seq_len where the first row alone is more than an
+// answer; Cancelled.
 absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
-                     v1::PreviewDatasetResponse* response);
+                     const PreviewBounds& bounds, v1::PreviewDatasetResponse* response);
 
 }  // namespace nibble::rpc

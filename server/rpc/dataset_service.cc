@@ -1,8 +1,8 @@
 #include "server/rpc/dataset_service.h"
 
-#include "server/base/error.h"
+#include <optional>
+
 #include "server/base/status_macros.h"
-#include "server/base/strings.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/page.h"
 #include "server/rpc/unary.h"
@@ -30,11 +30,16 @@ grpc::ServerUnaryReactor* DatasetService::ListDatasets(grpc::CallbackServerConte
   return Unary(edge_, context, "nibble.v1.DatasetService/ListDatasets", [&]() -> absl::Status {
     const auto all = state_.datasets->List();
     const auto name_of = [](const store::StoredDataset& one) { return one.name; };
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, name_of, request->page_size(), request->page_token()));
-    for (std::size_t i = page.begin; i < page.end; ++i) {
-      NIBBLE_ASSIGN_OR_RETURN(*response->add_datasets(), ToProto(all[i]));
-    }
-    response->set_next_page_token(page.next_token);
+    const auto row_of = [](const store::StoredDataset& one) -> absl::StatusOr<std::optional<v1::Dataset>> {
+      if (!one.damaged) return ToProto(one);
+      v1::Dataset damaged;
+      damaged.set_name(one.name);
+      damaged.set_damaged(true);
+      return damaged;
+    };
+    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
+                            FillPage(all, name_of, request->page_size(), request->page_token(), edge_.max_page_bytes, row_of,
+                                     *response->mutable_datasets()));
     return absl::OkStatus();
   });
 }
@@ -42,26 +47,24 @@ grpc::ServerUnaryReactor* DatasetService::ListDatasets(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* DatasetService::DeleteDataset(grpc::CallbackServerContext* context,
                                                         const v1::DeleteDatasetRequest* request,
                                                         v1::DeleteDatasetResponse*) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.DatasetService/DeleteDataset", [=, this](const Call&) -> absl::Status {
-    if (request->has_etag()) {
-      NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(request->name()));
-      NIBBLE_ASSIGN_OR_RETURN(const v1::Dataset dataset, ToProto(stored));
-      if (dataset.etag() != request->etag()) {
-        return base::WithReason(absl::AbortedError(base::StrCat("etag: the dataset's is ", dataset.etag())), "ETAG_MISMATCH");
-      }
-    }
-    return state_.datasets->Delete(request->name());
+  return UnaryOnWorker(edge_, context, "nibble.v1.DatasetService/DeleteDataset", [=, this](const Call& call) -> absl::Status {
+    const auto etag = request->has_etag() ? std::optional(request->etag()) : std::nullopt;
+    return state_.datasets->Delete(request->name(), etag, call.principal().tenant);
   });
 }
 
 grpc::ServerUnaryReactor* DatasetService::PreviewDataset(grpc::CallbackServerContext* context,
                                                          const v1::PreviewDatasetRequest* request,
                                                          v1::PreviewDatasetResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.DatasetService/PreviewDataset", [=, this](const Call&) -> absl::Status {
+  const auto body = [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(request->dataset()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
-    return Preview(stored, *model, *request, response);
-  });
+    PreviewBounds bounds;
+    bounds.cancelled = [cancel = call.cancel()] { return cancel.cancelled(); };
+    bounds.max_bytes = edge_.max_send_bytes;
+    return Preview(stored, *model, *request, bounds, response);
+  };
+  return UnaryOnSlowWorker(edge_, previewers_, context, "nibble.v1.DatasetService/PreviewDataset", body, edge_.default_deadline);
 }
 
 }  // namespace nibble::rpc

@@ -2,6 +2,7 @@
 #include "nibble/v1/dataset_service.grpc.pb.h"
 #include "server/rpc/call.h"
 #include "server/rpc/text_cache.h"
+#include "server/rpc/worker_pool.h"
 #include "server/store/state_directory.h"
 
 namespace nibble::rpc {
@@ -27,6 +28,8 @@ class DatasetService : public v1::DatasetService::CallbackService {
   store::StateDirectory& state_;
   TextCache& texts_;
   const std::string import_root_;
+  // Other calls do not wait behind previews, which tokenise many rows to show a few.
+  WorkerPool previewers_{2, /*max_waiting=*/64};
 };
 
 }  // namespace nibble::rpc

@@ -15,6 +15,7 @@
 #include "server/base/strings.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/page.h"
+#include "server/rpc/plan_eta.h"
 #include "server/rpc/time.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/watch_job.h"
@@ -63,18 +64,6 @@ bool Matches(const jobs::JobRecord& job, const v1::JobFilter& filter) {
   return !filter.has_base_model() || filter.base_model() == job.spec.base_model;
 }
 
-// Tokens a second of the newest job that went well on the same base by the same method; 0 where there is none.
-absl::StatusOr<double> MeasuredSpeed(jobs::JobController& jobs, const jobs::JobSpec& spec) {
-  constexpr std::int64_t kLookedAt = 100;
-  NIBBLE_ASSIGN_OR_RETURN(const auto done, jobs.List({jobs::JobState::kSucceeded}, 0, kLookedAt));
-  for (const jobs::JobRecord& job : done) {
-    if (job.spec.method != spec.method || job.spec.base_model != spec.base_model || job.spec.device != spec.device) continue;
-    NIBBLE_ASSIGN_OR_RETURN(const double speed, base::GetNumber(job.progress, "tokens_per_s", "progress", 0.0));
-    if (speed > 0) return speed;
-  }
-  return 0.0;
-}
-
 }  // namespace
 
 absl::StatusOr<jobs::JobSpec> FineTuneService::SpecOf(const v1::JobSpec& request) {
@@ -101,9 +90,13 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
       warning.set_message(
           base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
     }
-    NIBBLE_ASSIGN_OR_RETURN(const double tokens_per_s, MeasuredSpeed(jobs_, planned.spec));
-    if (tokens_per_s > 0) {
-      *response->mutable_eta() = ToProto(absl::Seconds(static_cast<double>(planned.plan.tokens) / tokens_per_s));
+    NIBBLE_ASSIGN_OR_RETURN(const std::optional<PlanEta> eta, EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
+    if (!eta.has_value()) return absl::OkStatus();
+    *response->mutable_eta() = ToProto(absl::Seconds(eta->seconds));
+    if (eta->rough) {
+      v1::Warning& warning = *response->add_warnings();
+      warning.set_reason("ETA_ROUGH");
+      warning.set_message("no job of this base, method and device has run here: the time is that of another base, scaled by the weights");
     }
     return absl::OkStatus();
   });
@@ -139,19 +132,22 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
     NIBBLE_ASSIGN_OR_RETURN(std::int64_t before, ParsePageToken(request->page_token()));
     std::vector<jobs::JobState> states;
     for (const int state : request->filter().states()) {
+      if (state == v1::JOB_STATE_UNSPECIFIED) continue;  // as unset
       NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
       states.push_back(parsed);
     }
     std::int64_t last = 0;  // of the jobs answered
+    PageBytes bytes(edge_.max_page_bytes);
     while (true) {
       NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(states, before, size));
       for (const jobs::JobRecord& job : page) {
         if (!MaySee(call, job) || !Matches(job, request->filter())) continue;
-        if (response->jobs_size() == size) {  // there is one more: the token leads to it
+        v1::Job row = ToProto(job);
+        if (response->jobs_size() == size || !bytes.Take(row.ByteSizeLong())) {  // there is one more: the token leads to it
           response->set_next_page_token(std::to_string(last));
           return absl::OkStatus();
         }
-        *response->add_jobs() = ToProto(job);
+        *response->add_jobs() = std::move(row);
         last = job.number;
       }
       if (static_cast<std::int64_t>(page.size()) < size) return absl::OkStatus();
@@ -191,11 +187,16 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobEvents(grpc::CallbackServerCon
     }
     const std::int64_t after = std::max(token, request->after_sequence());
     NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(request->name(), after, size));
-    for (const jobs::Event& event : page.events) *response->add_events() = ToProto(job, event);
-    // Read before the events: a page that reaches to there is the last.
-    if (!page.events.empty() && page.events.back().sequence < job.last_sequence) {
-      response->set_next_page_token(std::to_string(page.events.back().sequence));
+    PageBytes bytes(edge_.max_page_bytes);
+    for (const jobs::Event& event : page.events) {
+      v1::JobEvent row = ToProto(job, event);
+      if (!bytes.Take(row.ByteSizeLong())) break;
+      *response->add_events() = std::move(row);
     }
+    if (response->events_size() == 0) return absl::OkStatus();
+    const std::int64_t last = page.events[static_cast<std::size_t>(response->events_size()) - 1].sequence;
+    // Read before the events: a page that reaches to there is the last.
+    if (last < job.last_sequence) response->set_next_page_token(std::to_string(last));
     return absl::OkStatus();
   });
 }
@@ -211,9 +212,10 @@ grpc::ServerUnaryReactor* FineTuneService::ListCheckpoints(grpc::CallbackServerC
     const auto key_of = [](const store::CheckpointInfo& one) {
       return base::StrCat(absl::Dec(std::numeric_limits<std::int64_t>::max() - one.step, absl::kZeroPad20));
     };
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, key_of, request->page_size(), request->page_token()));
-    for (std::size_t i = page.begin; i < page.end; ++i) *response->add_checkpoints() = ToProto(job, all[i]);
-    response->set_next_page_token(page.next_token);
+    const auto row_of = [&](const auto& one) -> absl::StatusOr<std::optional<v1::Checkpoint>> { return ToProto(job, one); };
+    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
+                            FillPage(all, key_of, request->page_size(), request->page_token(), edge_.max_page_bytes, row_of,
+                                     *response->mutable_checkpoints()));
     return absl::OkStatus();
   });
 }

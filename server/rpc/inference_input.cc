@@ -7,6 +7,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/rpc/model_name.h"
 #include "server/rpc/status.h"
 #include "server/rpc/time.h"
 
@@ -141,6 +142,7 @@ absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const v1::ChatInput& chat, 
 
 absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bool chat) {
   if (request.model().empty()) return FieldError("model", "is empty, wanted a model's name");
+  NIBBLE_RETURN_IF_ERROR(CheckModelName("GenerateRequest.model", request.model()));
   if (request.input_case() == v1::GenerateRequest::INPUT_NOT_SET) {
     return FieldError("input", "is not set, wanted text, token_ids or chat");
   }

@@ -6,10 +6,11 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
+#include "server/rpc/model_name.h"
 #include "server/rpc/score.h"
 #include "server/rpc/stream_reactor.h"
+#include "server/rpc/tokens.h"
 #include "server/rpc/unary.h"
-#include "server/text/stream_decoder.h"
 
 namespace nibble::rpc {
 
@@ -18,28 +19,48 @@ namespace {
 constexpr std::size_t kMaxRequestIdBytes = 128;
 constexpr int kMaxAborted = 1000;
 
-// Loads the model, encodes the prompt and hands both to the engine; `make_sink` gets the context of the answer.
-template <typename MakeSink>
-absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, const Call& call,
-                    const v1::GenerateRequest& proto, bool chat, MakeSink make_sink) {
-  NIBBLE_ASSIGN_OR_RETURN(GenerateOptions options, FromProto(proto, chat));
+AnswerBounds BoundsOf(const Call& call) {
+  return {.cancelled = [cancel = call.cancel()] { return cancel.cancelled(); }, .max_bytes = call.edge().max_send_bytes};
+}
+
+// A request that was found good, until the engine has it.
+struct Asked {
+  GenerateOptions options;
+  std::string id;
+  absl::Duration deadline;
+  std::unique_ptr<RequestIds::Entry> entry;
+};
+
+absl::StatusOr<std::shared_ptr<Asked>> Check(Edge& edge, RequestIds& ids, const Call& call, const v1::GenerateRequest& proto, bool chat) {
+  auto asked = std::make_shared<Asked>();
+  NIBBLE_ASSIGN_OR_RETURN(asked->options, FromProto(proto, chat));
   if (proto.request_id().size() > kMaxRequestIdBytes) {
     return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
   }
-  const std::string id = proto.request_id().empty() ? call.request_id() : proto.request_id();
-  // Before the load, which may take long: Abort finds the request there too, and it ends when the load has.
-  auto entry = std::make_unique<RequestIds::Entry>(ids, id, call.cancel());
-  const absl::Duration deadline = call.DeadlineOr(edge.generate_deadline);
-  NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));
-  NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(proto.model()));
-  NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));
+  asked->id = proto.request_id().empty() ? call.request_id() : proto.request_id();
+  // Before the load, which may take long: Abort finds the request there too.
+  asked->entry = std::make_unique<RequestIds::Entry>(ids, asked->id, call.cancel());
+  asked->deadline = call.DeadlineOr(edge.generate_deadline);
+  NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked->deadline));
+  return asked;
+}
+
+// Encodes the prompt and hands it to the model's engine; `make_sink` gets the context of the answer. What is not OK is still to be
+// told, and Abort finds nothing any more.
+template <typename MakeSink>
+absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& proto, Asked& asked, ModelLoads::Loaded loaded,
+                    MakeSink make_sink) {
+  auto entry = std::move(asked.entry);
+  NIBBLE_ASSIGN_OR_RETURN(auto resident, std::move(loaded));
+  NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked.deadline));
+  GenerateOptions& options = asked.options;
   std::string echo;
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text, options.echo ? &echo : nullptr));
   serve::Request request = options.request;
   request.prompt = prompt;
   request.prompt_field = InputField(proto);
   request.cancel = call.cancel();
-  request.deadline = deadline;
+  request.deadline = asked.deadline;
   request.arrived = call.began();
   // Of the wait for a slot: the load is none.
   if (options.queue_timeout.has_value()) request.queue_deadline = edge.clock.Monotonic() + *options.queue_timeout;
@@ -48,10 +69,17 @@ absl::Status Submit(Edge& edge, serve::ModelManager& models, RequestIds& ids, co
                        make_sink(AnswerContext{.edge = edge,
                                                .resident = std::move(resident),
                                                .options = std::move(options),
-                                               .request_id = id,
+                                               .request_id = asked.id,
                                                .echo_text = std::move(echo),
                                                .prompt = std::move(prompt),
                                                .entry = std::move(entry)}));
+}
+
+// An abort ends the wait for a load too.
+void EndOnAbort(RequestIds::Entry& entry, const std::shared_ptr<LoadWait>& wait) {
+  entry.OnAbort([weak = std::weak_ptr<LoadWait>(wait)] {
+    if (const auto waiting = weak.lock(); waiting != nullptr) waiting->Cancelled();
+  });
 }
 
 // Joins the replies of each output.
@@ -132,10 +160,20 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
                                                           const v1::GenerateRequest* request, bool chat,
                                                           v1::GenerateResponse* response) {
   const auto start = [this, request, chat, response](UnaryCall* call) {
-    const absl::Status status = Submit(edge_, models_, ids_, call->call(), *request, chat, [&](AnswerContext answer) {
-      return std::make_shared<UnarySink>(std::move(answer), call, response);
+    const auto checked = Check(edge_, ids_, call->call(), *request, chat);
+    if (!checked.ok()) return call->Done(checked.status());
+    const std::shared_ptr<Asked>& asked = *checked;
+    const auto watch = [&](const std::shared_ptr<LoadWait>& wait) {
+      call->OnCancelled([wait] { wait->Cancelled(); });
+      EndOnAbort(*asked->entry, wait);
+    };
+    WithModel(loads_, request->model(), call->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
+      const absl::Status status =
+          Submit(edge_, call->call(), *request, *asked, std::move(loaded), [&](AnswerContext answer) {
+            return std::make_shared<UnarySink>(std::move(answer), call, response);
+          });
+      if (!status.ok()) call->Done(status);
     });
-    if (!status.ok()) call->Done(status);
   };
   return UnaryAsync(edge_, edge_.workers, context, method, start, edge_.generate_deadline);
 }
@@ -146,13 +184,24 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
   auto stream = StreamReactor<v1::GenerateReply>::Make(edge_, context, method);
   if (stream->ended()) return stream.get();
   // gRPC keeps the request only as long as the call: a worker may come to it later.
-  const bool taken = edge_.workers.TryRun([this, stream, chat, copy = *request] {
+  const bool taken = edge_.workers.TryRun([this, stream, chat, copy = std::make_shared<const v1::GenerateRequest>(*request)] {
     edge_.workers.NoteWait(edge_.clock.Monotonic() - stream->call().began());
     if (stream->ended()) return;
-    const absl::Status status = Submit(edge_, models_, ids_, stream->call(), copy, chat, [&](AnswerContext answer) {
-      return std::make_shared<StreamSink>(std::move(answer), stream);
+    const auto checked = Check(edge_, ids_, stream->call(), *copy, chat);
+    if (!checked.ok()) return stream->End(checked.status());
+    const std::shared_ptr<Asked>& asked = *checked;
+    const auto watch = [&](const std::shared_ptr<LoadWait>& wait) {
+      stream->OnSpace([wait] { wait->Cancelled(); });  // nothing is sent before the load has ended: only the client calls it
+      EndOnAbort(*asked->entry, wait);
+    };
+    WithModel(loads_, copy->model(), stream->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
+      stream->OnSpace(nullptr);
+      const absl::Status status =
+          Submit(edge_, stream->call(), *copy, *asked, std::move(loaded), [&](AnswerContext answer) {
+            return std::make_shared<StreamSink>(std::move(answer), stream);
+          });
+      if (!status.ok()) stream->End(status);
     });
-    if (!status.ok()) stream->End(status);
   });
   if (!taken) stream->End(TooManyWait(edge_.workers));
   return stream.get();
@@ -181,57 +230,41 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::ChatStream(grpc::
 grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* context, const v1::ScoreRequest* request,
                                                   v1::ScoreResponse* response) {
   const auto start = [this, request, response](UnaryCall* call) {
-    const absl::Status status = SubmitScore(edge_, models_, *request, call, response);
-    if (!status.ok()) call->Done(status);
+    if (const absl::Status status = CheckScore(*request); !status.ok()) return call->Done(status);
+    WithModel(loads_, request->model(), call, call->call().DeadlineOr(edge_.generate_deadline), [=, this](ModelLoads::Loaded loaded) {
+      const absl::Status status = SubmitScore(edge_, std::move(loaded), *request, call, response);
+      if (!status.ok()) call->Done(status);
+    });
   };
   return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.InferenceService/Score", start, edge_.generate_deadline);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request, v1::TokenizeResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/Tokenize", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/Tokenize", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckModelName("TokenizeRequest.model", request->model()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
-    v1::ScoreRequest input;  // the same inputs
-    if (request->has_text()) input.set_text(request->text());
-    if (request->has_chat()) *input.mutable_chat() = request->chat();
-    if (request->has_add_special_tokens()) input.set_add_special_tokens(request->add_special_tokens());
-    NIBBLE_ASSIGN_OR_RETURN(const auto ids, PromptOf(input, model->assets));
-    for (const std::int32_t id : ids) {
-      response->add_token_ids(id);
-      response->add_tokens(ToUtf8(model->assets.tokenizer->Token(id).value_or("")));
-    }
-    return absl::OkStatus();
+    return rpc::Tokenize(*request, *model, BoundsOf(call), response);
   });
 }
 
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
                                                        const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/Detokenize", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/Detokenize", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckModelName("DetokenizeRequest.model", request->model()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
-    text::StreamDecoder decoder(*model->assets.tokenizer, !request->has_skip_special_tokens() || request->skip_special_tokens());
-    for (const std::int32_t id : request->token_ids()) {
-      if (id < 0) return base::FieldError("token_ids", base::StrCat("has ", id, ", wanted 0 or more"));
-      NIBBLE_ASSIGN_OR_RETURN(const std::string piece, decoder.Append(id));
-      response->mutable_text()->append(piece);
-    }
-    NIBBLE_ASSIGN_OR_RETURN(const auto tail, decoder.Finish());
-    response->mutable_text()->append(tail.text);
-    response->set_incomplete_utf8(tail.incomplete_utf8);
-    return absl::OkStatus();
+    return rpc::Detokenize(*request, *model, BoundsOf(call), response);
   });
 }
 
 grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerContext* context,
                                                            const v1::RenderTemplateRequest* request,
                                                            v1::RenderTemplateResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/RenderTemplate", [=, this](const Call&) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/RenderTemplate", [=, this](const Call& call) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckModelName("RenderTemplateRequest.model", request->model()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
-    NIBBLE_ASSIGN_OR_RETURN(const std::string rendered, Render(request->chat(), model->assets));
-    NIBBLE_ASSIGN_OR_RETURN(const auto ids, model->assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false));
-    response->set_text(rendered);
-    response->mutable_token_ids()->Add(ids.begin(), ids.end());
-    return absl::OkStatus();
+    return rpc::RenderTemplate(*request, *model, BoundsOf(call), response);
   });
 }
 

@@ -1,16 +1,16 @@
 #pragma once
 #include "nibble/v1/inference_service.grpc.pb.h"
 #include "server/rpc/call.h"
+#include "server/rpc/model_loads.h"
 #include "server/rpc/request_ids.h"
 #include "server/rpc/text_cache.h"
-#include "server/serve/model_manager.h"
 
 namespace nibble::rpc {
 
 // Thread-safe.
 class InferenceService : public v1::InferenceService::CallbackService {
  public:
-  InferenceService(Edge& edge, serve::ModelManager& models, TextCache& texts) : edge_(edge), models_(models), texts_(texts) {}
+  InferenceService(Edge& edge, ModelLoads& loads, TextCache& texts) : edge_(edge), loads_(loads), texts_(texts) {}
 
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext*, const v1::GenerateRequest*,
                                      v1::GenerateResponse*) override;
@@ -36,7 +36,7 @@ class InferenceService : public v1::InferenceService::CallbackService {
                                                       const v1::GenerateRequest*, bool chat);
 
   Edge& edge_;
-  serve::ModelManager& models_;
+  ModelLoads& loads_;
   TextCache& texts_;
   RequestIds ids_;
 };

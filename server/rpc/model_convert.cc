@@ -129,11 +129,8 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
   if (HasHead(request) && request.head() != v1::MODEL_FORMAT_INT8 && request.head() != v1::MODEL_FORMAT_BF16) {
     return FieldError("head", "wanted INT8 or BF16");
   }
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
-  if (state_.models->Get(request.name()).ok()) {
-    return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),
-                            "NAME_TAKEN", {{"kind", "model"}, {"name", request.name()}});
-  }
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
+  NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
   if (request.lora() == v1::LORA_HANDLING_MERGE && info.format != model::Format::kLora) {
@@ -237,7 +234,7 @@ absl::Status ModelLibrary::AddRecord(const std::string& source, const std::strin
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertModelRequest& request, OperationScope& scope) {
   const absl::Duration began = clock_.Monotonic();
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "a conversion"));
   NIBBLE_ASSIGN_OR_RETURN(const std::string dataset, EvalDatasetOf(request, source));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
@@ -290,7 +287,7 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
   if (!v1::HfLinearClass_IsValid(request.linear_class())) {
     return FieldError("linear_class", StrCat("is ", static_cast<int>(request.linear_class()), ", wanted BITLINEAR or AUTOBITLINEAR"));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   if (request.format() == v1::EXPORT_FORMAT_HF_BITNET && !info.bitnet.has_value()) {
     return FieldError("format", StrCat("HF_BITNET is for BitNet models, \"", request.model(), "\" is ", Name(info.format)));
@@ -310,7 +307,7 @@ absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
 }
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModelRequest& request, OperationScope& scope) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, state_.models->Get(request.model()));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "an export"));
   scope.Progress("read", 0, 1);
   NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));

@@ -44,8 +44,11 @@ ModelLibrary::ModelLibrary(store::StateDirectory& state, serve::ModelManager& ma
       serve_stream_(serve_stream), options_(std::move(options)) {}
 
 absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool detailed) const {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(name));
-  return ToProto(stored, manager_.IsLoaded(name), detailed);
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
+  auto model = ToProto(stored, manager_.IsLoaded(name), detailed);
+  if (model.ok() || !store::SaysDamaged(model.status())) return model;
+  NIBBLE_RETURN_IF_ERROR(state_.models->Get(name).status());  // it may have been deleted since
+  return TellDamaged(metrics_, name, model.status());
 }
 
 absl::StatusOr<std::unique_ptr<store::Upload>> ModelLibrary::BeginUpload() {
@@ -88,14 +91,11 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request) {
   }
   if (request.has_base_model()) {
     if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED) return FieldError("dtype", "is not for adapters, which are kept in f32");
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(request.base_model()));
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, request.base_model()));
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), request.base_model()));
   }
-  if (state_.models->Get(request.name()).ok()) {
-    return base::WithReason(absl::AlreadyExistsError(StrCat("there is a model named \"", request.name(), "\" already")),
-                            "NAME_TAKEN", {{"kind", "model"}, {"name", request.name()}});
-  }
+  NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name()));
   if (request.source_case() == v1::ImportModelRequest::SOURCE_NOT_SET) {
     return FieldError("source", "is not set, wanted upload_id or server_path");
   }
@@ -169,7 +169,7 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
 }
 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, const store::Cancelled& cancelled) {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(name));
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
   const auto replayed = Replay(stored);
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));

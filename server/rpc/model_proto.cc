@@ -156,7 +156,7 @@ absl::StatusOr<v1::Model> ToProto(const store::StoredModel& stored, bool loaded,
   out.set_loaded(loaded);
   *out.mutable_create_time() = ToProto(stored.created);
   // A model never changes, but for being loaded, which is no change of the resource.
-  out.set_etag(stored.manifest_digest.substr(0, 16));
+  out.set_etag(store::Etag(stored));
   const auto report = files.Read(base::JoinPath(stored.directory, kConversionFile), 64u << 20);
   if (report.ok() && google::protobuf::util::JsonStringToMessage(*report, out.mutable_conversion()).ok() && !detailed) {
     out.mutable_conversion()->clear_layers();

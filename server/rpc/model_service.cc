@@ -1,9 +1,12 @@
 #include "server/rpc/model_service.h"
 
+#include <optional>
+
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/rpc/model_name.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/model_transfer.h"
 #include "server/rpc/page.h"
@@ -18,6 +21,13 @@ template <typename Request>
 std::string DigestOf(Request request) {
   request.clear_request_id();
   return base::Sha256Hex(base::StrCat(request.GetTypeName(), request.SerializeAsString()));
+}
+
+v1::Model Damaged(const store::StoredModel& stored) {
+  v1::Model model;
+  model.set_name(stored.name);
+  model.set_damaged(true);
+  return model;
 }
 
 // The client has gone: what reads gigabytes for it ends.
@@ -38,17 +48,17 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ListModels", [=, this](const Call&) -> absl::Status {
     const auto all = library_.models().List();
     const auto name_of = [](const store::StoredModel& one) { return one.name; };
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, name_of, request->page_size(), request->page_token()));
-    for (std::size_t i = page.begin; i < page.end; ++i) {
-      absl::StatusOr<v1::Model> model = ToProto(all[i], library_.manager().IsLoaded(all[i].name), false);
-      if (!model.ok()) {
-        // Deleted since the names were listed: the others are there.
-        if (absl::IsNotFound(library_.models().Get(all[i].name).status())) continue;
-        return model.status();
-      }
-      *response->add_models() = *std::move(model);
-    }
-    response->set_next_page_token(page.next_token);
+    const auto row_of = [&](const store::StoredModel& one) -> absl::StatusOr<std::optional<v1::Model>> {
+      if (one.damaged) return Damaged(one);
+      absl::StatusOr<v1::Model> model = ToProto(one, library_.manager().IsLoaded(one.name), false);
+      // Deleted since the names were listed: the others are there.
+      if (!model.ok() && absl::IsNotFound(library_.models().Get(one.name).status())) return std::nullopt;
+      if (store::SaysDamaged(model.status())) return Damaged(one);
+      return model;
+    };
+    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
+                            FillPage(all, name_of, request->page_size(), request->page_token(), edge_.max_page_bytes, row_of,
+                                     *response->mutable_models()));
     return absl::OkStatus();
   });
 }
@@ -63,14 +73,9 @@ grpc::ServerUnaryReactor* ModelService::GetModel(grpc::CallbackServerContext* co
 
 grpc::ServerUnaryReactor* ModelService::DeleteModel(grpc::CallbackServerContext* context,
                                                     const v1::DeleteModelRequest* request, v1::DeleteModelResponse*) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/DeleteModel", [=, this](const Call&) -> absl::Status {
-    if (request->has_etag()) {
-      NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, library_.Describe(request->name(), false));
-      if (model.etag() != request->etag()) {
-        return base::WithReason(absl::AbortedError(base::StrCat("etag: the model's is ", model.etag())), "ETAG_MISMATCH");
-      }
-    }
-    return library_.models().Delete(request->name());
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/DeleteModel", [=, this](const Call& call) -> absl::Status {
+    const auto etag = request->has_etag() ? std::optional(request->etag()) : std::nullopt;
+    return library_.models().Delete(request->name(), etag, call.principal().tenant);
   });
 }
 
@@ -130,13 +135,22 @@ grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadAr
 
 grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context, const v1::LoadModelRequest* request,
                                                   v1::LoadModelResponse* response) {
-  return UnaryOnSlowWorker(edge_, readers_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call&) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
-    NIBBLE_RETURN_IF_ERROR(library_.manager().Acquire(request->name()).status());
+  const auto check = [request]() -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckModelName("LoadModelRequest.name", request->name()));
+    return CheckDevice(request->device());
+  };
+  const auto answer = [=, this](const ModelLoads::Loaded& loaded) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(loaded.status());
     NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
     *response->mutable_residents() = ToProto(library_.manager());
     return absl::OkStatus();
-  });
+  };
+  const auto start = [=, this](UnaryCall* call) {
+    if (const absl::Status good = check(); !good.ok()) return call->Done(good);
+    WithModel(loads_, request->name(), call, call->call().deadline(),
+              [call, answer](const ModelLoads::Loaded& loaded) { call->Done(answer(loaded)); });
+  };
+  return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.ModelService/LoadModel", start);
 }
 
 grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext* context,

@@ -2,6 +2,7 @@
 #include "nibble/v1/model_service.grpc.pb.h"
 #include "server/rpc/call.h"
 #include "server/rpc/model_library.h"
+#include "server/rpc/model_loads.h"
 #include "server/rpc/operations.h"
 #include "server/rpc/worker_pool.h"
 
@@ -10,8 +11,8 @@ namespace nibble::rpc {
 // Thread-safe.
 class ModelService : public v1::ModelService::CallbackService {
  public:
-  ModelService(Edge& edge, ModelLibrary& library, OperationTable& operations)
-      : edge_(edge), library_(library), operations_(operations) {}
+  ModelService(Edge& edge, ModelLibrary& library, ModelLoads& loads, OperationTable& operations)
+      : edge_(edge), library_(library), loads_(loads), operations_(operations) {}
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,
                                                                v1::UploadModelResponse*) override;
@@ -40,6 +41,7 @@ class ModelService : public v1::ModelService::CallbackService {
  private:
   Edge& edge_;
   ModelLibrary& library_;
+  ModelLoads& loads_;
   OperationTable& operations_;
   // Those that read whole models: beside the workers that admit requests.
   WorkerPool readers_{2, /*max_waiting=*/64};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <optional>
 
 #include "server/base/status_macros.h"
 #include "server/rpc/page.h"
@@ -90,11 +91,13 @@ grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServer
                                                             longrunning::ListOperationsResponse* response) {
   return Unary(edge_, context, "google.longrunning.Operations/ListOperations", [&]() -> absl::Status {
     if (!request->filter().empty()) return NotBuilt("ListOperationsRequest.filter");
+    if (!request->name().empty() && request->name() != "operations") return NotBuilt("ListOperationsRequest.name");  // there is one list
     const auto all = operations_.List();
     const auto name_of = [](const longrunning::Operation& one) { return one.name(); };
-    NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, name_of, request->page_size(), request->page_token()));
-    for (std::size_t i = page.begin; i < page.end; ++i) *response->add_operations() = all[i];
-    response->set_next_page_token(page.next_token);
+    const auto row_of = [](const auto& one) -> absl::StatusOr<std::optional<longrunning::Operation>> { return one; };
+    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
+                            FillPage(all, name_of, request->page_size(), request->page_token(), edge_.max_page_bytes, row_of,
+                                     *response->mutable_operations()));
     return absl::OkStatus();
   });
 }

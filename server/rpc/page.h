@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -30,6 +31,25 @@ struct Page {
   std::string next_token;  // "" on the last page
 };
 
+// The bytes of one page's rows, so that a page fits what a client takes (Edge::max_page_bytes). One thread.
+class PageBytes {
+ public:
+  explicit PageBytes(std::size_t most) : most_(most) {}
+  // Whether a row that is so long belongs to this page too: the first does, however long it is.
+  bool Take(std::size_t row_bytes) {
+    const std::size_t taken = taken_ + row_bytes + kRowOverhead;
+    if (taken_ > 0 && taken + kTokenBytes > most_) return false;
+    taken_ = taken;
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kRowOverhead = 8;   // its tag and length, at most
+  static constexpr std::size_t kTokenBytes = 512;  // a name and a prefix
+  const std::size_t most_;
+  std::size_t taken_ = 0;
+};
+
 // `all` in ascending order of key_of(row), a string of at least one byte. A page begins behind the last key of the one before:
 // rows that come and go meanwhile shift nothing. Errors: those of CheckPageSize and KeyOfToken.
 template <typename Row, typename KeyOf>
@@ -42,6 +62,22 @@ absl::StatusOr<Page> PageOf(const std::vector<Row>& all, KeyOf key_of, std::int6
   page.end = std::min(page.begin + static_cast<std::size_t>(size), all.size());
   if (page.end < all.size()) page.next_token = TokenAfter(key_of(all[page.end - 1]));
   return page;
+}
+
+// PageOf as messages: `out` gets them, up to `most_bytes`; returns the token of the page behind. row_of(row) gives
+// absl::StatusOr<std::optional<Message>>; nothing: the row has gone since it was listed. Errors: those of PageOf and row_of.
+template <typename Row, typename KeyOf, typename RowOf, typename Messages>
+absl::StatusOr<std::string> FillPage(const std::vector<Row>& all, KeyOf key_of, std::int64_t page_size, const std::string& token,
+                                     std::size_t most_bytes, RowOf row_of, Messages& out) {
+  NIBBLE_ASSIGN_OR_RETURN(const Page page, PageOf(all, key_of, page_size, token));
+  PageBytes bytes(most_bytes);
+  for (std::size_t i = page.begin; i < page.end; ++i) {
+    NIBBLE_ASSIGN_OR_RETURN(auto row, row_of(all[i]));
+    if (!row.has_value()) continue;
+    if (!bytes.Take(row->ByteSizeLong())) return TokenAfter(key_of(all[i - 1]));
+    *out.Add() = *std::move(row);
+  }
+  return page.next_token;
 }
 
 }  // namespace nibble::rpc

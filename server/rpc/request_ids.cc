@@ -1,10 +1,13 @@
 #include "server/rpc/request_ids.h"
 
+#include <utility>
+#include <vector>
+
 namespace nibble::rpc {
 
 RequestIds::Entry::Entry(RequestIds& owner, const std::string& id, base::CancelToken cancel) : owner_(owner) {
   base::MutexLock lock(owner_.mutex_);
-  at_ = owner_.running_.emplace(id, std::move(cancel));
+  at_ = owner_.running_.emplace(id, Running{std::move(cancel), {}});
 }
 
 RequestIds::Entry::~Entry() {
@@ -12,11 +15,25 @@ RequestIds::Entry::~Entry() {
   owner_.running_.erase(at_);
 }
 
+void RequestIds::Entry::OnAbort(std::function<void()> callback) {
+  base::MutexLock lock(owner_.mutex_);
+  at_->second.on_abort = std::move(callback);
+}
+
 bool RequestIds::Abort(const std::string& id) {
-  base::MutexLock lock(mutex_);
-  const auto [begin, end] = running_.equal_range(id);
-  for (auto it = begin; it != end; ++it) it->second.Cancel();
-  return begin != end;
+  std::vector<std::function<void()>> callbacks;  // called after the lock: they drop entries
+  bool found = false;
+  {
+    base::MutexLock lock(mutex_);
+    const auto [begin, end] = running_.equal_range(id);
+    for (auto it = begin; it != end; ++it) {
+      found = true;
+      it->second.cancel.Cancel();
+      if (it->second.on_abort) callbacks.push_back(std::exchange(it->second.on_abort, {}));
+    }
+  }
+  for (const auto& callback : callbacks) callback();
+  return found;
 }
 
 }  // namespace nibble::rpc

@@ -1,6 +1,7 @@
 // Which requests run under which id, so that Abort finds them.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -12,6 +13,11 @@ namespace nibble::rpc {
 
 // Several requests may share an id: they are ended together. Thread-safe.
 class RequestIds {
+  struct Running {
+    base::CancelToken cancel;
+    std::function<void()> on_abort;
+  };
+
  public:
   // One request, until it is dropped.
   class Entry {
@@ -21,9 +27,13 @@ class RequestIds {
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
 
+    // Called at most once, after the token was cancelled, by an abort that comes from now on: for what waits and does not ask the
+    // token. It must not hold the entry, and may drop it.
+    void OnAbort(std::function<void()> callback);
+
    private:
     RequestIds& owner_;
-    std::multimap<std::string, base::CancelToken>::iterator at_;
+    std::multimap<std::string, Running>::iterator at_;
   };
 
   // False when none runs under that id.
@@ -31,7 +41,7 @@ class RequestIds {
 
  private:
   base::Mutex mutex_;
-  std::multimap<std::string, base::CancelToken> running_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<std::string, Running> running_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace nibble::rpc

@@ -9,6 +9,7 @@
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/inference_input.h"
+#include "server/rpc/model_name.h"
 
 namespace nibble::rpc {
 
@@ -72,15 +73,20 @@ class ScoreSink final : public serve::ResponseSink {
 
 }  // namespace
 
-absl::Status SubmitScore(Edge& edge, serve::ModelManager& models, const v1::ScoreRequest& request, UnaryCall* call,
-                         v1::ScoreResponse* response) {
+absl::Status CheckScore(const v1::ScoreRequest& request) {
+  NIBBLE_RETURN_IF_ERROR(CheckModelName("ScoreRequest.model", request.model()));
   if (request.top_n() < 0 || request.top_n() > kMaxTop) {
     return base::FieldError("top_n", base::StrCat("is ", request.top_n(), ", wanted 0 to ", kMaxTop));
   }
   if (request.has_chunk_tokens() && request.chunk_tokens() < 1) {
     return base::FieldError("chunk_tokens", base::StrCat("is ", request.chunk_tokens(), ", wanted at least 1"));
   }
-  NIBBLE_ASSIGN_OR_RETURN(auto resident, models.Acquire(request.model()));
+  return absl::OkStatus();
+}
+
+absl::Status SubmitScore(Edge& edge, ModelLoads::Loaded loaded, const v1::ScoreRequest& request, UnaryCall* call,
+                         v1::ScoreResponse* response) {
+  NIBBLE_ASSIGN_OR_RETURN(auto resident, std::move(loaded));
   const absl::Duration deadline = call->call().DeadlineOr(edge.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call->call().StillWanted(deadline));  // a load may take long
   serve::Request score;

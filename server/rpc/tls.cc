@@ -1,15 +1,26 @@
 #include "server/rpc/tls.h"
 
+#include <fcntl.h>
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
+#include <openssl/ssl.h>
 #include <openssl/x509.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <ctime>
+#include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "server/base/files.h"
+#include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -20,6 +31,7 @@ namespace {
 using base::StrCat;
 
 constexpr std::uint64_t kMaxPemBytes = 1 << 20;
+constexpr int kGrpcLooksSeconds = 1;
 
 template <auto Function>
 struct Free {
@@ -31,6 +43,7 @@ struct Free {
 using Bio = std::unique_ptr<BIO, Free<BIO_free>>;
 using Certificate = std::unique_ptr<X509, Free<X509_free>>;
 using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
+using Context = std::unique_ptr<SSL_CTX, Free<SSL_CTX_free>>;
 
 absl::StatusOr<std::string> ReadPem(const char* flag, const std::string& path) {
   auto text = base::RealFileSystem().Read(path, kMaxPemBytes);
@@ -40,58 +53,229 @@ absl::StatusOr<std::string> ReadPem(const char* flag, const std::string& path) {
 
 Bio OpenText(const std::string& text) { return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size()))); }
 
-absl::StatusOr<Certificate> ReadCertificate(const char* flag, const std::string& path) {
+// At least one, and all: gRPC would take those before the first that it cannot read for the whole file.
+absl::StatusOr<std::vector<Certificate>> ReadCertificates(const char* flag, const std::string& path) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, ReadPem(flag, path));
   const Bio bio = OpenText(text);
-  Certificate certificate(PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr));
+  std::vector<Certificate> all;
   ERR_clear_error();
-  if (certificate == nullptr) return absl::InvalidArgumentError(StrCat(flag, ": ", path, " holds no certificate in PEM"));
-  return certificate;
+  while (true) {
+    Certificate one(PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr));
+    if (one == nullptr) break;
+    all.push_back(std::move(one));
+  }
+  const unsigned long end = ERR_peek_last_error();
+  ERR_clear_error();
+  if (ERR_GET_LIB(end) != ERR_LIB_PEM || ERR_GET_REASON(end) != PEM_R_NO_START_LINE) {
+    return absl::InvalidArgumentError(StrCat(flag, ": ", path, ": certificate ", all.size() + 1, " is damaged or cut off"));
+  }
+  if (all.empty()) return absl::InvalidArgumentError(StrCat(flag, ": ", path, " holds no certificate in PEM"));
+  return all;
 }
 
 // A key that wants a passphrase is refused: nobody is there to type it.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
+// Not only that both belong together: a key may be too short for the library's security level.
+bool OpensslTakes(X509* certificate, EVP_PKEY* key) {
+  const Context context(SSL_CTX_new(TLS_server_method()));
+  return context != nullptr && SSL_CTX_use_certificate(context.get(), certificate) == 1 &&
+         SSL_CTX_use_PrivateKey(context.get(), key) == 1;
+}
+
+absl::StatusOr<Key> ReadKey(const std::string& path, X509* certificate) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text, ReadPem("--tls_key", path));
+  const Bio bio = OpenText(text);
+  Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassphrase, nullptr));
+  const bool matches = key != nullptr && X509_check_private_key(certificate, key.get()) == 1;
+  const bool taken = matches && OpensslTakes(certificate, key.get());
+  ERR_clear_error();
+  if (key == nullptr) return absl::InvalidArgumentError(StrCat("--tls_key: ", path, " holds no plain private key in PEM"));
+  if (!matches) return absl::InvalidArgumentError(StrCat("--tls_key: ", path, " is not the key of --tls_cert"));
+  if (!taken) return absl::InvalidArgumentError(StrCat("--tls_key: ", path, ": OpenSSL refuses the key or its certificate (too short?)"));
+  return key;
+}
+
+std::string Text(absl::Time time) { return absl::FormatTime(absl::RFC3339_sec, time, absl::UTCTimeZone()); }
+
 absl::StatusOr<absl::Time> Expiry(const X509* certificate) {
   std::tm parts{};
-  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &parts) != 1) return absl::InvalidArgumentError("has no end of validity");
+  if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate), &parts) != 1) {
+    return absl::InvalidArgumentError("a certificate has no end of validity");
+  }
   return absl::FromTM(parts, absl::UTCTimeZone());
 }
 
+absl::StatusOr<absl::Time> FirstExpiry(const std::vector<Certificate>& all) {
+  absl::Time first = absl::InfiniteFuture();
+  for (const Certificate& one : all) {
+    NIBBLE_ASSIGN_OR_RETURN(const absl::Time expiry, Expiry(one.get()));
+    first = std::min(first, expiry);
+  }
+  return first;
+}
+
+// What was read, as PEM again: a reader finds that and nothing that stood around it. "" where OpenSSL cannot write it.
+std::string ToPem(const std::vector<Certificate>& certificates, EVP_PKEY* key) {
+  const Bio bio(BIO_new(BIO_s_mem()));
+  bool written = bio != nullptr;
+  for (const Certificate& one : certificates) written = written && PEM_write_bio_X509(bio.get(), one.get()) == 1;
+  if (key != nullptr) written = written && PEM_write_bio_PrivateKey(bio.get(), key, nullptr, nullptr, 0, nullptr, nullptr) == 1;
+  ERR_clear_error();
+  char* data = nullptr;
+  const long size = written ? BIO_get_mem_data(bio.get(), &data) : 0;
+  return {data, data + size};
+}
+
+// A file without a name, whose text is replaced at once: a path that gRPC can read, and no key on any disk. Thread-compatible.
+class MemoryFile {
+ public:
+  MemoryFile() = default;
+  ~MemoryFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+
+  // `version` becomes its time of modification, in seconds, by which gRPC tells that it read both parts of a pair of one version.
+  absl::Status Put(const std::string& text, std::time_t version) {
+    const int fresh = ::memfd_create("nibble-tls", MFD_CLOEXEC);
+    if (fresh < 0) return absl::UnavailableError(StrCat("TLS: no file in memory: ", std::strerror(errno)));
+    const timespec time{version, 0};
+    const timespec times[] = {time, time};
+    bool done = ::write(fresh, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::futimens(fresh, times) == 0;
+    if (done && descriptor_ < 0) {
+      descriptor_ = fresh;
+      return absl::OkStatus();
+    }
+    done = done && ::dup3(fresh, descriptor_, O_CLOEXEC) == descriptor_;
+    const int error = errno;
+    ::close(fresh);
+    return done ? absl::OkStatus() : absl::UnavailableError(StrCat("TLS: a file in memory: ", std::strerror(error)));
+  }
+  std::string path() const { return StrCat("/proc/self/fd/", descriptor_); }
+
+ private:
+  int descriptor_ = -1;
+};
+
 }  // namespace
 
-absl::StatusOr<absl::Time> CertificateExpiry(const std::string& path) {
-  NIBBLE_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate("--tls_cert", path));
-  return Expiry(certificate.get());
-}
-
-absl::Status CheckTlsFiles(const TlsFiles& files) {
-  NIBBLE_ASSIGN_OR_RETURN(const Certificate certificate, ReadCertificate("--tls_cert", files.cert));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string text, ReadPem("--tls_key", files.key));
-  const Bio bio = OpenText(text);
-  const Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, NoPassphrase, nullptr));
-  const bool matches = key != nullptr && X509_check_private_key(certificate.get(), key.get()) == 1;
-  ERR_clear_error();
-  if (key == nullptr) return absl::InvalidArgumentError(StrCat("--tls_key: ", files.key, " holds no plain private key in PEM"));
-  if (!matches) return absl::InvalidArgumentError(StrCat("--tls_key: ", files.key, " is not the key of --tls_cert"));
-  NIBBLE_ASSIGN_OR_RETURN(const absl::Time expiry, Expiry(certificate.get()));
+absl::StatusOr<TlsTexts> ReadTlsFiles(const TlsFiles& files) {
+  TlsTexts texts;
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Certificate> chain, ReadCertificates("--tls_cert", files.cert));
+  NIBBLE_ASSIGN_OR_RETURN(const Key key, ReadKey(files.key, chain.front().get()));
+  NIBBLE_ASSIGN_OR_RETURN(const absl::Time expiry, Expiry(chain.front().get()));
   if (expiry <= absl::Now()) {
-    return absl::InvalidArgumentError(StrCat("--tls_cert: ", files.cert, " expired on ", absl::FormatTime(expiry)));
+    return absl::InvalidArgumentError(StrCat("--tls_cert: ", files.cert, " expired on ", Text(expiry)));
   }
-  if (files.client_ca.empty()) return absl::OkStatus();
-  return ReadCertificate("--tls_client_ca", files.client_ca).status();
+  NIBBLE_ASSIGN_OR_RETURN(texts.cert_expiry, FirstExpiry(chain));
+  texts.pair = ToPem(chain, key.get());
+  if (texts.pair.empty()) return absl::InvalidArgumentError(StrCat("--tls_key: ", files.key, ": OpenSSL cannot copy it"));
+  if (files.client_ca.empty()) return texts;
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Certificate> authorities, ReadCertificates("--tls_client_ca", files.client_ca));
+  NIBBLE_ASSIGN_OR_RETURN(texts.client_ca_expiry, FirstExpiry(authorities));
+  texts.client_ca = ToPem(authorities, nullptr);
+  if (texts.client_ca.empty()) {
+    return absl::InvalidArgumentError(StrCat("--tls_client_ca: ", files.client_ca, ": OpenSSL cannot copy it"));
+  }
+  return texts;
 }
 
-std::shared_ptr<grpc::ServerCredentials> MakeTlsCredentials(const TlsFiles& files) {
-  const auto seconds = static_cast<unsigned>(absl::ToInt64Seconds(kTlsReload));
-  const auto provider =
-      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(files.key, files.cert, files.client_ca, seconds);
+absl::Status CheckTlsFiles(const TlsFiles& files) { return ReadTlsFiles(files).status(); }
+
+class TlsWatch::Copies {
+ public:
+  absl::Status Put(const TlsTexts& texts) {
+    ++version_;  // 0 is no time to gRPC
+    NIBBLE_RETURN_IF_ERROR(pair.Put(texts.pair, version_));
+    if (texts.client_ca.empty()) return absl::OkStatus();
+    return client_ca.Put(texts.client_ca, version_);
+  }
+
+  MemoryFile pair;
+  MemoryFile client_ca;
+
+ private:
+  std::time_t version_ = 0;
+};
+
+TlsWatch::TlsWatch(TlsFiles files, std::chrono::nanoseconds every)
+    : files_(std::move(files)), every_(every), copies_(std::make_shared<Copies>()) {}
+
+absl::StatusOr<std::unique_ptr<TlsWatch>> TlsWatch::Start(TlsFiles files, std::chrono::nanoseconds every) {
+  auto watch = std::unique_ptr<TlsWatch>(new TlsWatch(std::move(files), every));
+  NIBBLE_RETURN_IF_ERROR(watch->Look().files);
+  if (::access(watch->copies_->pair.path().c_str(), R_OK) != 0) return absl::UnavailableError("TLS: wants /proc/self/fd");
+  watch->thread_ = std::thread([raw = watch.get()] { raw->Run(); });
+  return watch;
+}
+
+TlsWatch::~TlsWatch() {
+  {
+    base::MutexLock lock(mutex_);
+    ended_ = true;
+  }
+  ended_changed_.NotifyAll();
+  if (thread_.joinable()) thread_.join();
+}
+
+void TlsWatch::Run() {
+  while (true) {
+    {
+      base::MutexLock lock(mutex_);
+      const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return ended_; };
+      if (ended_changed_.WaitFor(lock, every_, ended)) return;
+    }
+    Look();
+  }
+}
+
+absl::Status TlsWatch::Take(TlsTexts texts) {
+  if (texts.pair == served_.pair && texts.client_ca == served_.client_ca) return absl::OkStatus();
+  NIBBLE_RETURN_IF_ERROR(copies_->Put(texts));
+  const bool first = served_.pair.empty();
+  served_ = std::move(texts);
+  told_of_expired_ca_ = false;
+  if (!first && last_.ok()) base::LogInfo("new TLS files are served");
+  return absl::OkStatus();
+}
+
+TlsHealth TlsWatch::Look() {
+  base::MutexLock lock(mutex_);
+  absl::StatusOr<TlsTexts> texts = ReadTlsFiles(files_);
+  // Once more: the link to both may have moved between one file and the next.
+  if (!texts.ok()) texts = ReadTlsFiles(files_);
+  const absl::Status now = texts.ok() ? Take(*std::move(texts)) : texts.status();
+  const bool serving = !served_.pair.empty();  // otherwise Start says it
+  if (now != last_ && serving) {
+    if (now.ok()) {
+      base::LogInfo("the TLS files can be used again");
+    } else {
+      base::LogError("the TLS files cannot be used: new connections get the last good ones", {{"error", std::string(now.message())}});
+    }
+  }
+  last_ = now;
+  if (serving && served_.client_ca_expiry <= absl::Now() && !told_of_expired_ca_) {
+    told_of_expired_ca_ = true;
+    base::LogWarning("a certificate of --tls_client_ca has expired: clients that it signed are refused",
+                     {{"file", files_.client_ca}, {"expired", Text(served_.client_ca_expiry)}});
+  }
+  return {.files = now, .cert_expiry = served_.cert_expiry, .client_ca_expiry = served_.client_ca_expiry};
+}
+
+std::shared_ptr<const void> TlsWatch::copies() const { return copies_; }
+
+std::shared_ptr<grpc::ServerCredentials> TlsWatch::Credentials() const {
+  const std::string pair = copies_->pair.path();
+  const std::string client_ca = files_.client_ca.empty() ? "" : copies_->client_ca.path();
+  const auto provider = std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(pair, pair, client_ca, kGrpcLooksSeconds);
   grpc::experimental::TlsServerCredentialsOptions options(provider);
   options.watch_identity_key_cert_pairs();
-  if (!files.client_ca.empty()) {
+  if (!files_.client_ca.empty()) {
     options.watch_root_certs();
-    options.set_cert_request_type(files.require_client_cert ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                                                            : GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
+    options.set_cert_request_type(files_.require_client_cert ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                                             : GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
   }
   return grpc::experimental::TlsServerCredentials(options);
 }

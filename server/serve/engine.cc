@@ -291,7 +291,8 @@ void Engine::EndOutput(Group& group, Sequence& output, FinishReason reason) {
   OutputEnd end = {output.index, reason, output.stops.matched_stop(), ""};
   if (auto tail = output.decoder.Finish(); tail.ok() && !output.stops.matched()) {
     end.incomplete_utf8 = tail->incomplete_utf8;
-    std::string rest = group.Shown(output, tail->text);
+    const bool of_end_token = reason == FinishReason::kEos && group.request.include_special_tokens;
+    std::string rest = of_end_token ? tail->text : group.Shown(output, tail->text);
     if (output.stops.matched()) {
       end.reason = FinishReason::kStop;
       end.matched_stop = output.stops.matched_stop();

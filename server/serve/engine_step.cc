@@ -203,7 +203,8 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
       EndGroup(group, text.status(), FinishReason::kCancelled);
       return;
     }
-    shown = group.Shown(output, *text);
+    // An end token matches no stop string, whatever its text: what was held back for one is text like it.
+    shown = eos ? output.stops.Flush() + *text : group.Shown(output, *text);
   }
   group.sink->OnDelta(output.index, shown, {&token, 1});
   if (eos) {

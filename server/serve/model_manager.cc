@@ -21,7 +21,7 @@ ModelManager::ModelManager(Locate locate, EngineOptions options, std::shared_ptr
       clock_(clock),
       observer_(std::move(observer)) {}
 
-absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std::string& name) {
+absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std::string& name, const Cancelled& cancelled) {
   while (true) {
     std::shared_ptr<Slot> slot;
     {
@@ -39,7 +39,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
       const auto it = slots_.find(name);
       if (it == slots_.end() || it->second != slot) continue;  // unloaded while this one waited
     }
-    const absl::StatusOr<Artifact> artifact = locate_(name);
+    const absl::StatusOr<Artifact> artifact = locate_(name, cancelled);
     auto resident = artifact.ok() ? Load(name, artifact->directory) : artifact.status();
     if (!resident.ok()) resident = base::About(resident.status(), name);
     base::MutexLock lock(mutex_);
@@ -130,10 +130,10 @@ std::vector<std::shared_ptr<const Resident>> ModelManager::residents() const {
   return result;
 }
 
-bool ModelManager::IsLoaded(const std::string& name) const {
+std::shared_ptr<const Resident> ModelManager::Find(const std::string& name) const {
   base::MutexLock lock(mutex_);
   const auto it = slots_.find(name);
-  return it != slots_.end() && it->second->resident != nullptr;
+  return it == slots_.end() ? nullptr : it->second->resident;
 }
 
 }  // namespace nibble::serve

@@ -32,9 +32,11 @@ class ModelManager {
     std::string directory;
     std::shared_ptr<const void> pin;  // kept until the model is unloaded: nobody deletes what is in memory, or on its way
   };
+  // Asked before each piece that is read of what may be gigabytes: true ends the work with Cancelled. Empty: nobody can.
+  using Cancelled = std::function<bool()>;
   // Where the artifact of a name lies, asked before a load and not for what is in memory: NotFound for a name that is not there,
   // DataLoss for one that is damaged.
-  using Locate = std::function<absl::StatusOr<Artifact>(const std::string& name)>;
+  using Locate = std::function<absl::StatusOr<Artifact>(const std::string& name, const Cancelled& cancelled)>;
   // Told when a model came or went, with its load time; for metrics.
   using Observer = std::function<void(const Resident& resident, bool loaded, absl::Duration took)>;
 
@@ -44,12 +46,15 @@ class ModelManager {
 
   // The resident of that name, loaded now if it is not there. Concurrent callers share one load, or its failure. What it is
   // planned to take must be left of the memory: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan).
-  absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name);
+  // `cancelled` is that of the caller whose load it is.
+  absl::StatusOr<std::shared_ptr<const Resident>> Acquire(const std::string& name, const Cancelled& cancelled = {});
+  // The same where it is in memory; nullptr otherwise. Never waits for a load.
+  std::shared_ptr<const Resident> Find(const std::string& name) const;
   // FailedPrecondition (MODEL_NOT_LOADED) when it is not there.
   absl::Status Unload(const std::string& name);
   std::vector<std::shared_ptr<const Resident>> residents() const;
   const EngineTotals& totals() const { return *options_.totals; }
-  bool IsLoaded(const std::string& name) const;
+  bool IsLoaded(const std::string& name) const { return Find(name) != nullptr; }
 
  private:
   struct Slot {

@@ -153,4 +153,16 @@ absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_
   return RemoveTemporaries(files, JoinPath(attempt_directory, kCheckpointsDirectory));
 }
 
+absl::Status CollectAttempts(base::FileSystem& files, const std::string& attempts_directory, std::int64_t living) {
+  if (!files.Exists(attempts_directory)) return absl::OkStatus();
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(attempts_directory));
+  absl::Status first;
+  for (const std::string& name : names) {
+    const auto attempt = AttemptNumber(name);
+    if (!attempt.has_value() || *attempt == living) continue;
+    first.Update(CollectAttempt(files, JoinPath(attempts_directory, name)));
+  }
+  return first;
+}
+
 }  // namespace nibble::store

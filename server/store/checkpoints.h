@@ -53,5 +53,7 @@ absl::Status PruneOlderAttempts(base::FileSystem& files, const std::string& atte
 
 // Removes the unfinished work (base::TemporaryName) of an attempt that no trainer writes to any more.
 absl::Status CollectAttempt(base::FileSystem& files, const std::string& attempt_directory);
+// The same for every attempt of a job but `living`, whose trainer may write (0: none has one). One that fails keeps no other.
+absl::Status CollectAttempts(base::FileSystem& files, const std::string& attempts_directory, std::int64_t living);
 
 }  // namespace nibble::store

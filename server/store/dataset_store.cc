@@ -42,19 +42,29 @@ absl::StatusOr<std::unique_ptr<DatasetStore>> DatasetStore::Open(base::FileSyste
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(layout.datasets()));
   base::MutexLock lock(store->mutex_);
   for (const std::string& name : names) {
-    auto dataset = store->Load(name);
-    if (dataset.ok()) {
-      store->datasets_.emplace(name, *std::move(dataset));
-    } else {
-      base::LogWarning("a directory of datasets/ is left out",
-                       {{"name", name}, {"why", std::string(dataset.status().message())}});
+    if (const absl::Status named = base::CheckName("name", name); !named.ok()) {
+      base::LogWarning("an entry of datasets/ is left out", {{"name", name}, {"why", std::string(named.message())}});
+      continue;
     }
+    auto dataset = store->Load(name);
+    if (!dataset.ok()) {
+      base::LogError("a dataset cannot be read", {{"name", name}, {"why", std::string(dataset.status().message())}});
+    }
+    store->datasets_.emplace(name, dataset.ok() ? *std::move(dataset) : Unread(name));
   }
   return store;
 }
 
+std::string Etag(const StoredDataset& dataset) { return dataset.sha256.substr(0, 16); }
+
+StoredDataset DatasetStore::Unread(const std::string& name) {
+  StoredDataset dataset;
+  dataset.name = name;
+  dataset.damaged = true;
+  return dataset;
+}
+
 absl::StatusOr<StoredDataset> DatasetStore::Load(const std::string& name) const {
-  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   const std::string directory = layout_.dataset(name);
   NIBBLE_ASSIGN_OR_RETURN(const Manifest manifest, CheckSizes(files_, directory));
   const auto data = std::find_if(manifest.files.begin(), manifest.files.end(),
@@ -75,29 +85,49 @@ absl::StatusOr<StoredDataset> DatasetStore::Load(const std::string& name) const 
 std::vector<StoredDataset> DatasetStore::List() const {
   base::MutexLock lock(mutex_);
   std::vector<StoredDataset> all;
-  for (const auto& [name, dataset] : datasets_) all.push_back(dataset);
+  for (const auto& [name, dataset] : datasets_) {
+    if (dataset.damaged) Find(name).status().IgnoreError();
+    all.push_back(dataset);
+  }
   return all;
+}
+
+// As ModelStore::Find.
+absl::StatusOr<StoredDataset> DatasetStore::Find(std::string_view name) const {
+  const auto it = datasets_.find(name);
+  if (it == datasets_.end()) return names_->NotFound(name);
+  if (it->second.damaged) {
+    auto dataset = Load(it->first);
+    if (!dataset.ok()) return SaysDamaged(dataset.status()) ? names_->Damaged(name) : dataset.status();
+    it->second = *std::move(dataset);
+  }
+  return it->second;
 }
 
 absl::StatusOr<StoredDataset> DatasetStore::Get(std::string_view name) const {
   base::MutexLock lock(mutex_);
+  return Find(name);
+}
+
+absl::StatusOr<std::shared_ptr<const Pin>> DatasetStore::PinDataset(std::string_view name, std::string_view user,
+                                                                    const JobTenant& tenant) {
+  base::MutexLock lock(mutex_);
+  if (!datasets_.contains(name)) return names_->NotFound(name);
+  return names_->AddPin(name, user, tenant);
+}
+
+absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
+  base::MutexLock lock(mutex_);
   const auto it = datasets_.find(name);
   if (it == datasets_.end()) return names_->NotFound(name);
-  return it->second;
-}
-
-absl::StatusOr<std::shared_ptr<const Pin>> DatasetStore::PinDataset(std::string_view name, std::string_view user) {
-  base::MutexLock lock(mutex_);
-  if (!datasets_.contains(name)) return names_->NotFound(name);
-  return names_->AddPin(name, user);
-}
-
-absl::Status DatasetStore::Delete(std::string_view name) {
-  base::MutexLock lock(mutex_);
-  if (!datasets_.contains(name)) return names_->NotFound(name);
-  NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name));
-  NIBBLE_RETURN_IF_ERROR(RemovePublished(files_, layout_.dataset(name)));
-  datasets_.erase(datasets_.find(name));
+  if (etag.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(const StoredDataset dataset, Find(name));
+    NIBBLE_RETURN_IF_ERROR(names_->CheckEtag(Etag(dataset), etag));
+  }
+  NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
+  const absl::Status removed = RemovePublished(files_, layout_.dataset(name));
+  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;  // as ModelStore::Delete
+  datasets_.erase(it);
   return absl::OkStatus();
 }
 
@@ -112,7 +142,7 @@ absl::StatusOr<std::unique_ptr<DatasetStore::Pending>> DatasetStore::Begin(std::
   {
     base::MutexLock lock(mutex_);
     if (datasets_.contains(name)) return names_->Taken(name);
-    NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner));
+    NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner, std::nullopt));
   }
   auto upload = Upload::Begin(files_, layout_, limits_);
   absl::Status status = upload.status();
@@ -134,10 +164,9 @@ absl::StatusOr<StoredDataset> DatasetStore::Pending::Finish(std::string_view sha
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(files, JoinPath(directory.path(), kDatasetMetaFile), base::Dump(meta, 1)));
   NIBBLE_RETURN_IF_ERROR(directory.Commit().status());
-  NIBBLE_ASSIGN_OR_RETURN(StoredDataset dataset, store_.Load(name_));
   base::MutexLock lock(store_.mutex_);
-  store_.datasets_.emplace(name_, dataset);
-  return dataset;
+  store_.datasets_.emplace(name_, Unread(name_));  // it is there, even if it cannot be read just now
+  return store_.Find(name_);
 }
 
 }  // namespace nibble::store

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,7 +30,11 @@ struct StoredDataset {
   std::uint64_t bytes = 0;
   absl::Time created;
   base::Json meta;  // what the validator returned: "format", "rows", ...
+  bool damaged = false;  // of List alone: nothing but its name is known
 };
+
+// Changes with the data's bytes.
+std::string Etag(const StoredDataset& dataset);
 
 // Reads the whole file at `data_path` and returns meta.json, or why the data is refused (DATASET_FORMAT, with lines).
 using DatasetValidator = std::function<absl::StatusOr<base::Json>(const std::string& data_path)>;
@@ -37,14 +42,16 @@ using DatasetValidator = std::function<absl::StatusOr<base::Json>(const std::str
 // Uploaded training data below datasets/, by name. A dataset never changes once it is there. Thread-safe.
 class DatasetStore {
  public:
+  // As ModelStore::Open: a damaged dataset keeps its name.
   static absl::StatusOr<std::unique_ptr<DatasetStore>> Open(base::FileSystem& files, const Layout& layout,
                                                             UploadLimits limits = {});
 
   const UploadLimits& limits() const { return limits_; }
   std::vector<StoredDataset> List() const;
-  absl::StatusOr<StoredDataset> Get(std::string_view name) const;  // NotFound (DATASET)
-  absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user);
-  absl::Status Delete(std::string_view name);  // NotFound; FailedPrecondition (DATASET_IN_USE)
+  absl::StatusOr<StoredDataset> Get(std::string_view name) const;  // NotFound (DATASET); as ModelStore::Get DataLoss (ARTIFACT_CORRUPT)
+  absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user, const JobTenant& tenant = {});
+  // As ModelStore::Delete: NotFound; FailedPrecondition (DATASET_IN_USE); Aborted (ETAG_MISMATCH).
+  absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {}, const std::string& tenant = "");
 
   // A stream of chunks that becomes a dataset, whole, or leaves nothing. One thread.
   class Pending {
@@ -68,12 +75,14 @@ class DatasetStore {
  private:
   DatasetStore(base::FileSystem& files, Layout layout, UploadLimits limits);
   absl::StatusOr<StoredDataset> Load(const std::string& name) const;
+  static StoredDataset Unread(const std::string& name);
+  absl::StatusOr<StoredDataset> Find(std::string_view name) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::FileSystem& files_;
   const Layout layout_;
   const UploadLimits limits_;
   mutable base::Mutex mutex_;
-  std::map<std::string, StoredDataset, std::less<>> datasets_ ABSL_GUARDED_BY(mutex_);
+  mutable std::map<std::string, StoredDataset, std::less<>> datasets_ ABSL_GUARDED_BY(mutex_);  // Find reads the damaged again
   const std::shared_ptr<NameTable> names_;
 };
 

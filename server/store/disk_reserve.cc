@@ -49,6 +49,13 @@ bool DiskReserve::Release() {
   return true;
 }
 
+void DiskReserve::MakeRoom(std::uint64_t bytes) {
+  for (std::uint64_t made = 0; made < bytes; made += kReservePieceBytes) {
+    const auto free = files_.FreeBytes(path_);
+    if (!free.ok() || *free >= bytes || !Release()) return;
+  }
+}
+
 void DiskReserve::Refill() {
   base::MutexLock lock(mutex_);
   if (size_ >= kReserveBytes) return;

@@ -1,6 +1,7 @@
 // Room on the disk that is kept for ends: a cancel, a pause, the end of a job, its deletion (docs/faults.md, R8). A file beside the
 // database whose blocks hold nothing. Where the database has no room for an end, a piece of the file is given back; when there is
 // room again it is filled up. In pieces, because others wait for room too: a trainer at its checkpoint would take all of it at once.
+// A server that starts on a full disk has two of them: one that is not there can end nothing.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -27,6 +28,8 @@ class DiskReserve {
 
   // Gives back one piece; false when nothing is left.
   bool Release();
+  // For a start: gives back pieces while less than `bytes` is free, no more than hold as much.
+  void MakeRoom(std::uint64_t bytes);
   // Makes the file whole unless the disk is so short of room that others need it more. Costs nothing while it is whole.
   void Refill();
   std::uint64_t bytes() const;

@@ -1,7 +1,7 @@
 // Where everything lies under one state directory. This is the only place that spells these paths.
 //   nibble.db                                     jobs, attempts, events, idempotency (SQLite, WAL)
 //   lock                                          held with flock by the one server; its text is the pid
-//   reserve                                       room for cancels and ends on a full disk (disk_reserve.h)
+//   reserve                                       room for cancels, ends and a start on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
 //   uploads/ID/                                   what a client is sending; emptied at every start

@@ -31,22 +31,33 @@ absl::StatusOr<std::unique_ptr<ModelStore>> ModelStore::Open(base::FileSystem& f
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files.List(layout.models()));
   base::MutexLock lock(store->mutex_);
   for (const std::string& name : names) {
-    auto model = store->Load(name);
-    if (model.ok()) {
-      store->models_.emplace(name, *std::move(model));
-    } else {
-      base::LogWarning("a directory of models/ is left out",
-                       {{"name", name}, {"why", std::string(model.status().message())}});
+    if (const absl::Status named = base::CheckName("name", name); !named.ok()) {
+      base::LogWarning("an entry of models/ is left out", {{"name", name}, {"why", std::string(named.message())}});
+      continue;
     }
+    auto model = store->Load(name, layout.model(name));
+    if (!model.ok()) {
+      base::LogError("a model cannot be read", {{"name", name}, {"why", std::string(model.status().message())}});
+    }
+    store->models_.emplace(name, model.ok() ? *std::move(model) : store->Unread(name));
   }
   return store;
 }
 
-absl::StatusOr<StoredModel> ModelStore::Load(const std::string& name) const {
-  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
+std::string Etag(const StoredModel& model) { return model.manifest_digest.substr(0, 16); }
+
+StoredModel ModelStore::Unread(const std::string& name) const {
   StoredModel model;
   model.name = name;
   model.directory = layout_.model(name);
+  model.damaged = true;
+  return model;
+}
+
+absl::StatusOr<StoredModel> ModelStore::Load(const std::string& name, const std::string& directory) const {
+  StoredModel model;
+  model.name = name;
+  model.directory = directory;
   NIBBLE_ASSIGN_OR_RETURN(const Manifest manifest, CheckSizes(files_, model.directory));
   model.manifest_digest = manifest.digest;
   model.bytes = manifest.total_bytes();
@@ -62,15 +73,33 @@ absl::StatusOr<StoredModel> ModelStore::Load(const std::string& name) const {
 std::vector<StoredModel> ModelStore::List() const {
   base::MutexLock lock(mutex_);
   std::vector<StoredModel> all;
-  for (const auto& [name, model] : models_) all.push_back(model);
+  for (const auto& [name, model] : models_) {
+    if (model.damaged) Find(name).status().IgnoreError();
+    all.push_back(model);
+  }
   return all;
+}
+
+// What was damaged may have been put back since, and what could not be read may be readable now.
+absl::StatusOr<StoredModel> ModelStore::Find(std::string_view name) const {
+  const auto it = models_.find(name);
+  if (it == models_.end()) return names_->NotFound(name);
+  if (it->second.damaged) {
+    auto model = Load(it->first, it->second.directory);
+    if (!model.ok()) return SaysDamaged(model.status()) ? names_->Damaged(name) : model.status();
+    it->second = *std::move(model);
+  }
+  return it->second;
 }
 
 absl::StatusOr<StoredModel> ModelStore::Get(std::string_view name) const {
   base::MutexLock lock(mutex_);
-  const auto it = models_.find(name);
-  if (it == models_.end()) return names_->NotFound(name);
-  return it->second;
+  return Find(name);
+}
+
+absl::Status ModelStore::CheckFree(std::string_view name) const {
+  base::MutexLock lock(mutex_);
+  return models_.contains(name) ? names_->Taken(name) : absl::OkStatus();
 }
 
 absl::StatusOr<Manifest> ModelStore::Verify(std::string_view name, const Cancelled& cancelled) const {
@@ -78,11 +107,11 @@ absl::StatusOr<Manifest> ModelStore::Verify(std::string_view name, const Cancell
   return store::Verify(files_, model.directory, cancelled);
 }
 
-absl::Status ModelStore::Reserve(std::string_view name, std::string_view owner) {
+absl::Status ModelStore::Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   base::MutexLock lock(mutex_);
   if (models_.contains(name)) return names_->Taken(name);
-  return names_->Reserve(name, owner);
+  return names_->Reserve(name, owner, tenant);
 }
 
 void ModelStore::Unreserve(std::string_view name, std::string_view owner) { names_->Unreserve(name, owner); }
@@ -91,23 +120,31 @@ absl::Status ModelStore::Publish(std::string_view name, std::string_view owner, 
                                  const std::string& manifest_digest) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   base::MutexLock lock(mutex_);
-  if (const auto it = models_.find(name); it != models_.end()) {
-    if (it->second.manifest_digest != manifest_digest) return names_->Taken(name);
+  const std::string target = layout_.model(name);
+  if (models_.contains(name)) {
+    NIBBLE_ASSIGN_OR_RETURN(const StoredModel model, Find(name));
+    if (model.manifest_digest != manifest_digest) return names_->Taken(name);
+    // The server that moved it may have been killed before it synced.
+    NIBBLE_RETURN_IF_ERROR(files_.SyncDirectory(layout_.models()));
     names_->Unreserve(name, owner);
     return absl::OkStatus();
   }
   if (!names_->ReservedBy(name, owner)) {
     return absl::FailedPreconditionError(StrCat("the model name \"", name, "\" is not reserved by ", owner));
   }
-  const auto manifest = CheckSizes(files_, directory);
-  if (absl::IsNotFound(manifest.status())) return absl::DataLossError(StrCat(directory, " is gone"));
-  if (!manifest.ok()) return manifest.status();
-  if (manifest->digest != manifest_digest) {
+  // Read before it is moved: after the rename nothing can fail but the syncs.
+  auto model = Load(std::string(name), directory);
+  // A try before this one failed after its rename.
+  const bool moved = absl::IsNotFound(model.status()) && !files_.Exists(directory) && files_.Exists(target);
+  if (moved) model = Load(std::string(name), target);
+  if (absl::IsNotFound(model.status())) return absl::DataLossError(StrCat(directory, " is gone"));
+  if (!model.ok()) return SaysDamaged(model.status()) ? absl::DataLossError(model.status().message()) : model.status();
+  if (model->manifest_digest != manifest_digest) {
     return absl::DataLossError(StrCat(directory, " is not the output that the job recorded"));
   }
-  NIBBLE_RETURN_IF_ERROR(MovePublished(files_, directory, layout_.model(name)));
-  NIBBLE_ASSIGN_OR_RETURN(StoredModel model, Load(std::string(name)));
-  models_.emplace(name, std::move(model));
+  NIBBLE_RETURN_IF_ERROR(moved ? SyncMoved(files_, directory, target) : MovePublished(files_, directory, target));
+  model->directory = target;
+  models_.emplace(name, *std::move(model));
   names_->Unreserve(name, owner);
   return absl::OkStatus();
 }
@@ -132,25 +169,31 @@ absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::stri
 absl::StatusOr<StoredModel> ModelStore::Pending::Commit(const Cancelled& cancelled) {
   // Hashing takes seconds: not under the store's mutex. The reservation keeps the name.
   NIBBLE_RETURN_IF_ERROR(directory_.Commit(cancelled).status());
-  NIBBLE_ASSIGN_OR_RETURN(StoredModel model, store_.Load(name_));
   base::MutexLock lock(store_.mutex_);
-  store_.models_.emplace(name_, model);
+  // It is there, even if it cannot be read just now.
+  store_.models_.emplace(name_, store_.Unread(name_));
   store_.names_->Unreserve(name_, owner_);
-  return model;
+  return store_.Find(name_);
 }
 
-absl::StatusOr<std::shared_ptr<const Pin>> ModelStore::PinModel(std::string_view name, std::string_view user) {
+absl::StatusOr<std::shared_ptr<const Pin>> ModelStore::PinModel(std::string_view name, std::string_view user, const JobTenant& tenant) {
   base::MutexLock lock(mutex_);
   if (!models_.contains(name)) return names_->NotFound(name);
-  return names_->AddPin(name, user);
+  return names_->AddPin(name, user, tenant);
 }
 
-absl::Status ModelStore::Delete(std::string_view name) {
+absl::Status ModelStore::Delete(std::string_view name, const std::optional<std::string>& etag, const std::string& tenant) {
   base::MutexLock lock(mutex_);
   const auto it = models_.find(name);
   if (it == models_.end()) return names_->NotFound(name);
-  NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name));
-  NIBBLE_RETURN_IF_ERROR(RemovePublished(files_, it->second.directory));
+  if (etag.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(const StoredModel model, Find(name));
+    NIBBLE_RETURN_IF_ERROR(names_->CheckEtag(Etag(model), etag));
+  }
+  NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
+  const absl::Status removed = RemovePublished(files_, it->second.directory);
+  // Its directory may have been taken away, by hand or by a deletion that failed after its rename.
+  if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
   models_.erase(it);
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 #include "server/store/name_table.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -11,6 +12,8 @@ namespace nibble::store {
 using base::StrCat;
 
 namespace {
+
+constexpr char kSomeJob[] = "a job";
 
 class CallOnDrop : public Pin {
  public:
@@ -33,12 +36,27 @@ absl::Status NameTable::NotFound(std::string_view name) const {
                           {{"name", std::string(name)}});
 }
 
-absl::Status NameTable::Reserve(std::string_view name, std::string_view owner) {
+absl::Status DamagedError(std::string_view kind, std::string_view name) {
+  return base::WithReason(absl::DataLossError(StrCat(kind, " \"", name, "\" is damaged: its files do not fit its manifest")),
+                          "ARTIFACT_CORRUPT", {{std::string(kind), std::string(name)}});
+}
+
+bool NameTable::MaySee(const JobTenant& viewer, const Holder& holder) {
+  return !holder.tenant.has_value() || (viewer.has_value() && (viewer->empty() || *viewer == *holder.tenant));
+}
+
+absl::Status NameTable::CheckEtag(const std::string& etag, const std::optional<std::string>& wanted) const {
+  if (!wanted.has_value() || *wanted == etag) return absl::OkStatus();
+  return base::WithReason(absl::AbortedError(StrCat("etag: the ", kind_, "'s is ", etag)), "ETAG_MISMATCH", {{"etag", etag}});
+}
+
+absl::Status NameTable::Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant) {
   base::MutexLock lock(mutex_);
-  const auto [it, added] = owners_.emplace(name, owner);
-  if (!added && it->second != owner) {
+  const auto [it, added] = owners_.emplace(name, Holder{std::string(owner), tenant});
+  if (!added && it->second.who != owner) {
+    const std::string who = MaySee(tenant, it->second) ? it->second.who : kSomeJob;
     return base::WithReason(
-        absl::AlreadyExistsError(StrCat("the ", kind_, " name \"", name, "\" is taken by ", it->second, ", which is not done")),
+        absl::AlreadyExistsError(StrCat("the ", kind_, " name \"", name, "\" is taken by ", who, ", which is not done")),
         "NAME_TAKEN", {{"kind", kind_}, {"name", std::string(name)}});
   }
   return absl::OkStatus();
@@ -47,33 +65,36 @@ absl::Status NameTable::Reserve(std::string_view name, std::string_view owner) {
 void NameTable::Unreserve(std::string_view name, std::string_view owner) {
   base::MutexLock lock(mutex_);
   const auto it = owners_.find(name);
-  if (it != owners_.end() && it->second == owner) owners_.erase(it);
+  if (it != owners_.end() && it->second.who == owner) owners_.erase(it);
 }
 
 bool NameTable::ReservedBy(std::string_view name, std::string_view owner) const {
   base::MutexLock lock(mutex_);
   const auto it = owners_.find(name);
-  return it != owners_.end() && it->second == owner;
+  return it != owners_.end() && it->second.who == owner;
 }
 
-std::shared_ptr<const Pin> NameTable::AddPin(std::string_view name, std::string_view user) {
+std::shared_ptr<const Pin> NameTable::AddPin(std::string_view name, std::string_view user, const JobTenant& tenant) {
   base::MutexLock lock(mutex_);
-  users_[std::string(name)].insert(std::string(user));
-  return std::make_shared<CallOnDrop>([table = shared_from_this(), name = std::string(name), user = std::string(user)] {
+  const Holder holder{std::string(user), tenant};
+  users_[std::string(name)].insert(holder);
+  return std::make_shared<CallOnDrop>([table = shared_from_this(), name = std::string(name), holder] {
     base::MutexLock lock(table->mutex_);
     const auto it = table->users_.find(name);
-    it->second.erase(it->second.find(user));
+    it->second.erase(it->second.find(holder));
     if (it->second.empty()) table->users_.erase(it);
   });
 }
 
-absl::Status NameTable::CheckUnused(std::string_view name) const {
+absl::Status NameTable::CheckUnused(std::string_view name, const std::string& tenant) const {
   base::MutexLock lock(mutex_);
   const auto it = users_.find(name);
   if (it == users_.end()) return absl::OkStatus();
-  return base::WithReason(
-      absl::FailedPreconditionError(StrCat("the ", kind_, " \"", name, "\" is in use (", *it->second.begin(), ")")),
-      StrCat(reason_, "_IN_USE"), {{"name", std::string(name)}, {"user", *it->second.begin()}});
+  const std::multiset<Holder>& users = it->second;
+  const auto known = std::find_if(users.begin(), users.end(), [&](const Holder& one) { return MaySee(tenant, one); });
+  const std::string user = known == users.end() ? kSomeJob : known->who;
+  return base::WithReason(absl::FailedPreconditionError(StrCat("the ", kind_, " \"", name, "\" is in use (", user, ")")),
+                          StrCat(reason_, "_IN_USE"), {{"name", std::string(name)}, {"user", user}});
 }
 
 }  // namespace nibble::store

@@ -251,6 +251,10 @@ absl::Status MovePublished(base::FileSystem& files, const std::string& from, con
   // rename(2) would replace an empty directory.
   if (files.Exists(to)) return absl::AlreadyExistsError(StrCat(to, " exists"));
   NIBBLE_RETURN_IF_ERROR(files.Rename(from, to));
+  return SyncMoved(files, from, to);
+}
+
+absl::Status SyncMoved(base::FileSystem& files, const std::string& from, const std::string& to) {
   NIBBLE_RETURN_IF_ERROR(files.SyncDirectory(Parent(to)));
   if (Parent(from) != Parent(to)) NIBBLE_RETURN_IF_ERROR(files.SyncDirectory(Parent(from)));
   return absl::OkStatus();

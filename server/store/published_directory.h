@@ -72,8 +72,10 @@ class PendingDirectory {
   std::string target_;
 };
 
-// Moves a directory that has its manifest already; both parents are synced. AlreadyExists when `to` is there.
+// Moves a directory that has its manifest already; both parents are synced. AlreadyExists when `to` is there. After another error it
+// may have been moved: then SyncMoved makes it last.
 absl::Status MovePublished(base::FileSystem& files, const std::string& from, const std::string& to);
+absl::Status SyncMoved(base::FileSystem& files, const std::string& from, const std::string& to);
 // Out of sight at once by a rename, then removed: a crash leaves only what start-up collects.
 absl::Status RemovePublished(base::FileSystem& files, const std::string& directory);
 // Removes what base::TemporaryName named directly below `directory`. Fine when it is absent.

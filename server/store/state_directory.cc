@@ -8,6 +8,13 @@
 
 namespace nibble::store {
 
+namespace {
+
+// A start on a full disk writes little: SQLite's shared memory (32 KiB), operations that were cut, server.json.
+constexpr std::uint64_t kStartBytes = 2 * kReservePieceBytes;
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileSystem& files, const std::string& path,
                                                                      UploadLimits limits) {
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(path));
@@ -19,6 +26,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileS
   NIBBLE_ASSIGN_OR_RETURN(auto lock, StateLock::Acquire(layout.lock()));
   NIBBLE_ASSIGN_OR_RETURN(auto reserve, DiskReserve::Open(files, layout.reserve()));
   NIBBLE_RETURN_IF_ERROR(files.RemoveAll(layout.uploads()));
+  reserve->MakeRoom(kStartBytes);
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.uploads()));
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.jobs()));
   NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, layout, limits.min_free_bytes));

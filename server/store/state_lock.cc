@@ -9,6 +9,7 @@
 #include <string>
 
 #include "server/base/error.h"
+#include "server/base/log.h"
 #include "server/base/strings.h"
 
 namespace nibble::store {
@@ -26,10 +27,19 @@ absl::StatusOr<std::unique_ptr<StateLock>> StateLock::Acquire(const std::string&
         absl::FailedPreconditionError(base::StrCat("another nibbled (pid ", owner, ") serves this state directory: ", path)),
         "STATE_DIR_IN_USE", {{"pid", owner}});
   }
+  // Over the pid that stands there: its block is taken already, and a full disk would not give another.
   const std::string pid = std::to_string(::getpid());
-  if (::ftruncate(fd, 0) != 0 || ::pwrite(fd, pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
-    return absl::InternalError(base::StrCat("write ", path, ": ", std::strerror(errno)));
+  const ssize_t written = ::pwrite(fd, pid.data(), pid.size(), 0);
+  const int error = written < 0 ? errno : ENOSPC;
+  const bool whole = written == static_cast<ssize_t>(pid.size());
+  if (!whole && error != ENOSPC && error != EDQUOT) {
+    return absl::InternalError(base::StrCat("write ", path, ": ", std::strerror(error)));
   }
+  // What counts is the lock: without a pid it is one that a second server cannot name, and not another's.
+  if (::ftruncate(fd, whole ? static_cast<off_t>(pid.size()) : 0) != 0) {
+    return absl::InternalError(base::StrCat("truncate ", path, ": ", std::strerror(errno)));
+  }
+  if (!whole) base::LogWarning("the disk is full: the lock does not tell who holds it", {{"path", path}});
   return lock;
 }
 

@@ -93,7 +93,9 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Counter, rejected, Count, "nibble_rejected_total", "Requests refused before any work, by reason");
   NIBBLE_FAMILY(Counter, auth_failures, Count, "nibble_auth_failures_total", "Calls refused for who makes them, by reason");
   NIBBLE_FAMILY(Gauge, certificate_expiry, Level, "nibble_tls_certificate_expiry_timestamp_seconds",
-                "End of the validity of the server's certificate; absent without TLS");
+                "End of the validity of what is served: the certificate that ends first of file server or client_ca; absent without");
+  NIBBLE_FAMILY(Gauge, tls_files_ok, Level, "nibble_tls_files_ok",
+                "1: the TLS files can be used; 0: they cannot, and new connections get the last good ones; absent without TLS");
   NIBBLE_FAMILY(Counter, launches, Count, "nibble_kernel_launches_total",
                 "Calls of a kernel on the CPU, grid launches on CUDA; torch's own operators as torch:<op>");
   NIBBLE_FAMILY(Gauge, peak_memory, Level, "nibble_peak_memory_bytes", "High-water mark: VmHWM on the CPU, the allocators' own on CUDA");

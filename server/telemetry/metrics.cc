@@ -155,7 +155,10 @@ void Metrics::RpcHandled(std::string_view type, std::string_view service, std::s
 
 void Metrics::Rejected(std::string_view reason) { families_->rejected.Add({{"reason", Text(reason)}}).Increment(); }
 void Metrics::AuthFailed(std::string_view reason) { families_->auth_failures.Add({{"reason", Text(reason)}}).Increment(); }
-void Metrics::SetCertificateExpiry(double unix_seconds) { families_->certificate_expiry.Add({}).Set(unix_seconds); }
+void Metrics::SetCertificateExpiry(std::string_view file, double unix_seconds) {
+  families_->certificate_expiry.Add({{"file", Text(file)}}).Set(unix_seconds);
+}
+void Metrics::SetTlsFilesOk(bool ok) { families_->tls_files_ok.Add({}).Set(ok ? 1 : 0); }
 
 void Metrics::SetKernelLaunches(std::string_view phase, std::string_view device,
                                 const std::map<std::string, std::uint64_t>& counts) {

@@ -71,7 +71,8 @@ class Metrics {
                   double seconds);
   void Rejected(std::string_view reason);
   void AuthFailed(std::string_view reason);
-  void SetCertificateExpiry(double unix_seconds);
+  void SetCertificateExpiry(std::string_view file, double unix_seconds);  // file "server" | "client_ca"
+  void SetTlsFilesOk(bool ok);
 
   // Kernels. Set: the counter's own figures, which only rise. Add: a trainer's report.
   void SetKernelLaunches(std::string_view phase, std::string_view device, const std::map<std::string, std::uint64_t>& counts);

@@ -12,6 +12,9 @@ namespace nibble::text {
 namespace {
 
 constexpr std::string_view kReplacement = "\uFFFD";
+// What a tokenizer strips at the start of a text is a blank or two. After so many
+// ids without any text the rest is held back and decoded once.
+constexpr std::size_t kMaxHead = 64;
 
 absl::StatusOr<std::string> TokenBytes(const NibbleTokenizer* tokenizer,
                                        std::int32_t id) {
@@ -38,10 +41,14 @@ absl::StatusOr<std::string> StreamDecoder::Append(std::int32_t id) {
     case NIBBLE_DECODER_BYTES:
       return AppendBytes(id);
     case NIBBLE_DECODER_RUNS:
-      return AppendToRun(id);
+      if (tokenizer_.anchor_ && head_.size() <= kMaxHead) {
+        return AppendToRun(id);
+      }
+      break;
     case NIBBLE_DECODER_WHOLE:
       break;
   }
+  incomplete_.clear();
   pending_.push_back(id);
   return std::string();
 }
@@ -67,42 +74,70 @@ absl::StatusOr<std::string> StreamDecoder::AppendToRun(std::int32_t id) {
   } else {
     std::string whole;
     incomplete_.erase(0, TakeWholeCharacters(incomplete_, &whole));
-    if (!incomplete_.empty()) return std::string();
   }
-  return Release();
+  // A token of a byte is one byte: those of the cut character stay.
+  return Release(pending_.size() - incomplete_.size());
 }
 
-absl::StatusOr<std::string> StreamDecoder::Release() {
-  NIBBLE_ASSIGN_OR_RETURN(std::string before,
-                          tokenizer_.Decode(shown_, skip_special_tokens_));
-  std::vector<std::int32_t> all = shown_;
-  all.insert(all.end(), pending_.begin(), pending_.end());
-  NIBBLE_ASSIGN_OR_RETURN(std::string after,
-                          tokenizer_.Decode(all, skip_special_tokens_));
-  if (after.compare(0, before.size(), before) != 0) {
+absl::StatusOr<std::string> StreamDecoder::Release(std::size_t count) {
+  if (count == 0) return std::string();
+  const Ids ids = Ids(pending_).first(count);
+  NIBBLE_ASSIGN_OR_RETURN(
+      std::string text, begun_ ? InsideText(ids) : DecodeAfter(head_, ids));
+  if (begun_ || !text.empty()) {
+    begun_ = true;
+    head_.clear();
+  } else {
+    NIBBLE_ASSIGN_OR_RETURN(const std::string stripped, InsideText(ids));
+    // The first counts even where it is no text anywhere: some decoders treat
+    // the token in front, whatever it is, unlike the others.
+    if (head_.empty() || !stripped.empty()) {
+      head_.insert(head_.end(), ids.begin(), ids.end());
+    }
+  }
+  pending_.erase(pending_.begin(),
+                 pending_.begin() + static_cast<std::ptrdiff_t>(count));
+  return text;
+}
+
+absl::StatusOr<std::string> StreamDecoder::DecodeAfter(Ids before, Ids ids) {
+  std::vector<std::int32_t> all(before.begin(), before.end());
+  all.insert(all.end(), ids.begin(), ids.end());
+  num_decoded_ += static_cast<std::int64_t>(all.size());
+  // The special ones that are skipped have not come so far.
+  return tokenizer_.Decode(all, /*skip_special_tokens=*/false);
+}
+
+// What the ids are where they do not begin a text.
+absl::StatusOr<std::string> StreamDecoder::InsideText(Ids ids) {
+  const Tokenizer::Anchor& anchor = *tokenizer_.anchor_;
+  NIBBLE_ASSIGN_OR_RETURN(std::string text,
+                          DecodeAfter(Ids(&anchor.id, 1), ids));
+  if (!text.starts_with(anchor.text)) {
     return absl::InternalError(
         "stream decoding: a token changed the text before it");
   }
-  // The shortest context that gives text: what strips the start of a text has
-  // then done so.
-  NIBBLE_ASSIGN_OR_RETURN(std::string alone,
-                          tokenizer_.Decode(pending_, skip_special_tokens_));
-  shown_ = alone.empty() ? std::move(all) : std::move(pending_);
-  pending_.clear();
-  return after.substr(before.size());
+  text.erase(0, anchor.text.size());
+  return text;
 }
 
 absl::StatusOr<StreamDecoder::Tail> StreamDecoder::Finish() {
   Tail tail;
   if (!pending_.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(tail.text, Release());
-    if (!incomplete_.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(tail.text, begun_ ? InsideText(pending_)
+                                              : DecodeAfter(head_, pending_));
+    if (!incomplete_.empty() && tail.text.ends_with(kReplacement)) {
       // Decode shows the cut character as one U+FFFD.
       tail.text.resize(tail.text.size() - kReplacement.size());
+    } else {
+      // Also of a decoder that strips or replaces U+FFFD.
+      incomplete_.clear();
     }
   }
   tail.incomplete_utf8 = std::exchange(incomplete_, {});
-  shown_.clear();
+  begun_ = false;
+  head_.clear();
+  pending_.clear();
   return tail;
 }
 

@@ -1,12 +1,18 @@
 #include "server/text/tokenizer.h"
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "server/base/status_macros.h"
 #include "server/text/ffi_result.h"
 
 namespace nibble::text {
 namespace {
+
+// How many tokens may be tried as an anchor: the first ones of a vocabulary are
+// its special ones, which are texts.
+constexpr std::size_t kMaxAnchorsTried = 4096;
 
 template <typename T>
 std::vector<T> CopyAs(std::string_view bytes) {
@@ -26,7 +32,27 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
   const NibbleTextCode code = nibble_tokenizer_load(FfiData(json), json.size(),
                                                     &handle, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "tokenizer.json", answer));
-  return std::unique_ptr<Tokenizer>(new Tokenizer(handle));
+  std::unique_ptr<Tokenizer> tokenizer(new Tokenizer(handle));
+  tokenizer->anchor_ = tokenizer->FindAnchor();
+  return tokenizer;
+}
+
+std::optional<Tokenizer::Anchor> Tokenizer::FindAnchor() const {
+  if (nibble_tokenizer_decoder_kind(handle_) != NIBBLE_DECODER_RUNS) {
+    return std::nullopt;
+  }
+  const auto end = static_cast<std::int32_t>(
+      std::min(vocab_size(), kMaxAnchorsTried));
+  for (std::int32_t id = 0; id < end; ++id) {
+    FfiBytes byte;
+    if (nibble_tokenizer_token_bytes(handle_, id, byte.out()) != NIBBLE_TEXT_OK ||
+        !byte.view().empty()) {
+      continue;
+    }
+    auto text = Decode(std::span(&id, 1), /*skip_special_tokens=*/false);
+    if (text.ok() && !text->empty()) return Anchor{id, *std::move(text)};
+  }
+  return std::nullopt;
 }
 
 Tokenizer::~Tokenizer() { nibble_tokenizer_free(handle_); }

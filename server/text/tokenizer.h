@@ -69,9 +69,18 @@ class Tokenizer {
 
  private:
   friend class StreamDecoder;
+  // A token, no <0xNN>, that is a text of its own: in front of others it has used
+  // up what is stripped at the start of a text.
+  struct Anchor {
+    std::int32_t id;
+    std::string text;
+  };
+
   explicit Tokenizer(NibbleTokenizer* handle) : handle_(handle) {}
+  std::optional<Anchor> FindAnchor() const;
 
   NibbleTokenizer* const handle_;
+  std::optional<Anchor> anchor_;
 };
 
 }  // namespace nibble::text

@@ -8,12 +8,30 @@
 #include <deque>
 #include <thread>
 
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
 #include "server/base/mutex.h"
 
 namespace nibble::trainer {
 
 namespace v1 = ::nibble::internal::v1;
+
+namespace {
+
+// The one refusal that ends the attempt. A server that has taken the port of a dead one knows neither job nor token and says so:
+// it is asked again, as one that cannot be reached is.
+bool SaysFenced(const grpc::Status& status) {
+  google::rpc::Status details;
+  if (!details.ParseFromString(status.error_details())) return false;
+  for (const auto& detail : details.details()) {
+    google::rpc::ErrorInfo info;
+    if (detail.UnpackTo(&info) && info.domain() == "nibble" && info.reason() == "FENCED") return true;
+  }
+  return false;
+}
+
+}  // namespace
 
 struct Reporter::State {
   Options options;
@@ -99,12 +117,12 @@ struct Reporter::State {
     }
     reader.join();
     const grpc::Status status = stream->Finish();
-    if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
-        status.error_code() == grpc::StatusCode::UNAUTHENTICATED || status.error_code() == grpc::StatusCode::NOT_FOUND) {
-      fenced = true;
-    }
     base::MutexLock lock(mutex);
     context = nullptr;
+    if (SaysFenced(status)) {
+      fenced = true;
+      changed.NotifyAll();
+    }
   }
 };
 

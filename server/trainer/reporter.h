@@ -22,7 +22,7 @@ class Reporter {
   void Send(std::string line);  // sequence numbers count from 1
   // Waits until all is acknowledged, at most that long.
   void Flush(absl::Duration timeout);
-  // The server has a newer attempt: this one must end at once, without writing.
+  // The server said that this attempt is over (FENCED): it must end at once, without writing.
   bool fenced() const;
 
  private:

@@ -9,6 +9,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "golden/mod
 import make_family_golden as golden  # noqa: E402
 
 TOP = 20  # what the API gives of a position
+# Activations become codes: one that two sums round to different codes, a tie, changes every later logit of its text. By up to 0.12
+# where transformers computes the models of test_hf_bitnet.py in f32 and in f64.
+TIE = 0.2
 
 
 def straight(value, rounded):
@@ -50,8 +53,9 @@ def worst_top_difference(answer, model, count=TOP):
     return worst
 
 
-def compare(answer, model, tokens, top=0):
-    """Each token's logprob, and at each position the `top` likeliest tokens'."""
+def compare(answer, model, tokens, top=0, most_of_top=1e-3):
+    """Each token's logprob, and at each position the `top` likeliest tokens'. A model that activations are codes of meets a tie in any
+    long text: the token that a trained one is sure of stays within 1e-3, the unlikely ones beside it within TIE."""
     assert len(answer["token_ids"]) == tokens
     worst = worst_difference(answer, model)
     print(f"worst difference of {tokens - 1} logprobs: {worst:.2e}")
@@ -59,13 +63,13 @@ def compare(answer, model, tokens, top=0):
     if top:
         worst = worst_top_difference(answer, model, top)
         print(f"and of the {top} likeliest tokens' at each position: {worst:.2e}")
-        assert worst <= 1e-3
+        assert worst <= most_of_top
 
 
 def compare_where_no_tie(answers, model):
-    """Short texts, each alone, the TOP likeliest tokens of each position. One activation that two sums round to different codes
-    changes every later logit of its text, by up to 0.1, so that a third of the texts must meet no such tie: a wrong formula, a wrong
-    order or a token left out would fail them all."""
+    """Short texts, each alone, the TOP likeliest tokens of each position: half of the texts must meet no tie, and none may depart by
+    more than one makes. A wrong formula, a wrong order or a token left out would fail them all."""
     worst = [worst_top_difference(answer, model) for answer in answers]
     print(f"worst differences of {TOP} logprobs a position, {len(worst)} texts: " + " ".join(f"{value:.1e}" for value in worst))
-    assert len(worst) >= 16 and 3 * sum(value <= 1e-3 for value in worst) >= len(worst)
+    assert len(worst) >= 16 and 2 * sum(value <= 1e-3 for value in worst) >= len(worst)
+    assert max(worst) <= TIE

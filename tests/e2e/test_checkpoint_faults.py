@@ -297,6 +297,57 @@ def test_R12_truncated_model_is_not_served(make_server, model_directory):
     server.run("models", "load", "small")
 
 
+def test_R12_model_damaged_while_no_server_ran_keeps_its_name(make_server, model_directory, text_file):
+    """After a restart, too, damage is told as damage and counted, and the name is nobody else's until the model is deleted."""
+    server = make_server()
+    for name in ["other", "small"]:
+        server.run("models", "import", model_directory, "--name", name, "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    directory, metric = server.state / "models/small", "nibble_artifact_verify_failures_total"
+    digest = server.json("models", "get", "small")["digest"]
+
+    def score():
+        answer = server.json("score", "small", "--text", "The keeper of the light")
+        del answer["usage"]  # times
+        return answer
+
+    before = score()
+
+    def restart_with(path, size):
+        server.stop()
+        path.write_bytes(path.read_bytes()[:size])
+        server.start()
+
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        kept = path.read_bytes()
+        restart_with(path, len(kept) // 2)
+        assert server.metrics()[metric] == 0
+        uses = [("models", "get", "small"), ("models", "load", "small"), ("models", "verify", "small"),
+                ("models", "convert", "small", "--to", "int8", "--name", "made"), ("generate", "small", "--prompt", "The"),
+                ("score", "small", "--text", "The keeper")]
+        for number, use in enumerate(uses, start=1):
+            result = server.run(*use, check=False)
+            assert result.returncode != 0 and "DATA_LOSS" in result.stderr and "ARTIFACT_CORRUPT" in result.stderr, (path.name, use, result)
+            assert str(server.state) not in result.stderr
+            assert server.metrics()[metric] == number, (path.name, use)
+        shown = {model["name"]: model.get("damaged", False) for model in server.json("models", "list")["models"]}
+        assert shown == {"other": False, "small": True}, path.name
+        for take in [("models", "import", model_directory, "--name", "small"),
+                     ("models", "convert", "other", "--to", "int8", "--name", "small"),
+                     ("jobs", "create", "--method", "qlora", "--base", "other", "--dataset", "page", "--output", "small", "--max-steps", 1,
+                      *TRAIN)]:
+            result = server.run(*take, check=False)
+            assert result.returncode != 0 and "NAME_TAKEN" in result.stderr, (path.name, take, result.stderr)
+        path.write_bytes(kept)
+        assert score() == before, "put back, it is served as it was"
+
+    restart_with(directory / "model.safetensors", 1)
+    server.run("models", "delete", "small")
+    assert not directory.exists()
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    assert server.json("models", "get", "small")["digest"] == digest
+
+
 def test_R12_flipped_byte_of_a_checkpoint_is_passed_over(calm_of_each_method):
     method, server, digest, undisturbed = calm_of_each_method
     output = f"bad-checkpoint-{method}"

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+import small_model
 from conftest import ROOT, Server
 
 METHODS = {"qlora": ["--method", "qlora", "--rank", 16], "bitnet_qat": ["--method", "bitnet_qat"]}
@@ -35,6 +36,33 @@ def test_a_plan_tells_memory_steps_and_tokens(shared, method):
     assert {warning["reason"] for warning in plan["warnings"]} >= {"NO_EVALUATION"}
     again = shared.json("jobs", "plan", *METHODS[method], "--base", "small", "--dataset", "page", "--max-steps", 3)
     assert again["eta_s"] > 0  # such a job has run now
+
+
+def weights_a_token(config):
+    hidden, ffn, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    heads = 2 * config["num_attention_heads"] + 2 * config["num_key_value_heads"]  # q and o, k and v
+    return config["num_hidden_layers"] * hidden * (heads * head_dim + 3 * ffn) + config["vocab_size"] * hidden
+
+
+def test_the_time_on_another_base_is_scaled_by_the_weights_and_called_rough(tmp_path, model_directory, text_file):
+    server = Server(tmp_path / "state").start()
+    try:
+        server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+        deeper = small_model.write(tmp_path / "deeper", num_hidden_layers=7)
+        server.run("models", "import", deeper, "--name", "deeper", "--dtype", "f32")
+        server.run("datasets", "upload", text_file, "--name", "page")
+        flags = [*METHODS["qlora"], "--dataset", "page", "--micro-batch", 2, "--seq-len", 128, "--max-steps", 1000]
+        assert server.json("jobs", "plan", "--base", "small", *flags)["eta_s"] is None  # nothing has run here
+        server.run("jobs", "create", "--base", "small", *flags[:-1], 2, "--watch")
+        small, other = (server.json("jobs", "plan", "--base", base, *flags) for base in ("small", "deeper"))
+        assert small["eta_s"] > 0 and "ETA_ROUGH" not in {warning["reason"] for warning in small["warnings"]}
+        assert "ETA_ROUGH" in {warning["reason"] for warning in other["warnings"]} and other["tokens"] == small["tokens"]
+        scale = weights_a_token({**small_model.CONFIG, "num_hidden_layers": 7}) / weights_a_token(small_model.CONFIG)
+        assert other["eta_s"] == pytest.approx(small["eta_s"] * scale, abs=0.01 * scale)
+        none = server.json("jobs", "plan", *METHODS["bitnet_qat"], "--base", "small", "--dataset", "page", "--max-steps", 3)
+        assert none["eta_s"] is None  # another method tells nothing
+    finally:
+        server.stop()
 
 
 def test_an_epoch_has_the_steps_that_were_planned(shared):

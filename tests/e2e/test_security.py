@@ -269,20 +269,68 @@ def test_s8_another_client_authority_is_trusted_without_a_restart(tmp_path):
         secure.server.stop()
 
 
-def test_s8_key_and_certificate_that_do_not_match_cut_nobody_off(secure):
-    """An operator's mistake: connections that are open go on, and the next good pair is served."""
-    with secure.channel() as channel:
-        secure.info(channel)
-        certificate, _ = secure.ca.issue("lone", "DNS:localhost,IP:127.0.0.1")
-        _, other_key = secure.ca.issue("other", "DNS:localhost,IP:127.0.0.1")
-        pki.put_in_place(secure.folder / "served", certificate, other_key)
-        time.sleep(7)
-        secure.info(channel)
-        pki.put_in_place(secure.folder / "served", *secure.ca.issue("mended", "DNS:localhost,IP:127.0.0.1"))
-        began = time.monotonic()
-        while secure.run("server", "info", check=False, timeout=60).returncode != 0:
-            assert time.monotonic() - began < 60
-        secure.info(channel)
+def wait_until(said, what):
+    began = time.monotonic()
+    while not said():
+        assert time.monotonic() - began < 60, f"not within 60 s: {what}"
+        time.sleep(0.2)
+
+
+UNUSABLE, USABLE = "the TLS files cannot be used: new connections get the last good ones", "the TLS files can be used again"
+
+
+@pytest.mark.parametrize("fault", ["another key", "half a certificate", "half a key", "half an authority"])
+def test_s8_files_that_cannot_be_used_are_told_and_the_last_good_ones_serve(secure, tmp_path, fault):
+    """An operator's mistake: open connections go on, new ones get the pair from before, and log, gauge and (by it) an alert tell."""
+    def served():
+        return handshake(secure.server.grpc, *NEW, secure.ca.certificate, secure.client)[1]
+
+    def check_calls(kept):
+        secure.info(kept)
+        with secure.channel() as fresh:
+            secure.info(fresh)
+        assert secure.run("server", "info").returncode == 0
+        with urllib.request.urlopen(f"http://{secure.server.http}/readyz", timeout=5) as answer:
+            assert answer.status == 200
+
+    certificate, key = secure.ca.issue("unused", "DNS:localhost,IP:127.0.0.1")
+    file, flag = {"another key": ("tls.key", "--tls_key"), "half a certificate": ("tls.crt", "--tls_cert"),
+                  "half a key": ("tls.key", "--tls_key"), "half an authority": ("client_ca.crt", "--tls_client_ca")}[fault]
+    if fault == "another key":
+        key = secure.ca.issue("other", "DNS:localhost,IP:127.0.0.1")[1]
+    else:
+        whole = {"tls.crt": certificate, "tls.key": key, "client_ca.crt": secure.ca.certificate}[file].read_bytes()
+        half = tmp_path / file
+        half.write_bytes(whole[:len(whole) // 2])
+        certificate, key = {"tls.crt": (half, key), "tls.key": (certificate, half)}.get(file, (certificate, key))
+    metrics = secure.server.metrics()
+    assert metrics["nibble_tls_files_ok"] == 1
+    ends = {of: metrics[f'nibble_tls_certificate_expiry_timestamp_seconds{{file="{of}"}}'] - time.time() for of in ("server", "client_ca")}
+    assert 0 < ends["server"] < 8 * 86400 < 29 * 86400 < ends["client_ca"] < 31 * 86400
+    before, errors, mended = served(), len(secure.server.logged(UNUSABLE)), len(secure.server.logged(USABLE))
+    with secure.channel() as kept:
+        secure.info(kept)
+        if fault == "half an authority":
+            os.replace(half, secure.client_ca)
+        pki.put_in_place(secure.folder / "served", certificate, key)
+        # Before any scrape: the server looks by itself.
+        wait_until(lambda: len(secure.server.logged(UNUSABLE)) > errors, "the error is logged")
+        time.sleep(3)  # gRPC has looked at what it is given since
+        assert served() == before
+        check_calls(kept)
+        assert secure.server.metrics()["nibble_tls_files_ok"] == 0
+        time.sleep(5)
+        told = secure.server.logged(UNUSABLE)[errors:]
+        assert len(told) == 1 and told[0]["level"] == "error"
+        assert told[0]["error"].startswith(flag + ": ") and file in told[0]["error"] and "BEGIN" not in told[0]["error"]
+        secure.trust(secure.ca)
+        new = secure.ca.issue("mended", "DNS:localhost,IP:127.0.0.1")
+        pki.put_in_place(secure.folder / "served", *new)
+        wanted = ssl.PEM_cert_to_DER_cert(new[0].read_text())
+        wait_until(lambda: served() == wanted, "the new pair is served")
+        check_calls(kept)
+        assert secure.server.metrics()["nibble_tls_files_ok"] == 1
+        assert len(secure.server.logged(USABLE)) == mended + 1
 
 
 def test_s9_tokens_are_in_no_log_and_no_metric(secure):

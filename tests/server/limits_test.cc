@@ -16,6 +16,8 @@
 #include "server/model/safetensors.h"
 #include "server/model/text_assets.h"
 #include "server/rpc/call.h"
+#include "server/rpc/dataset_proto.h"
+#include "server/rpc/tokens.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble {
@@ -62,10 +64,16 @@ TEST(LimitsTest, ConstantsOfTheTableThatAreNoFlags) {
   EXPECT_EQ(model::kMaxTensorRank, 8u);
   EXPECT_EQ(model::kMaxTensorName, 512u);
   EXPECT_EQ(model::kMaxConfigJsonBytes, 1u << 20);
+  EXPECT_EQ(data::kMaxMessages, 1024u);
+  EXPECT_EQ(rpc::kMaxDetokenizedIds, 1'048'576);
+  EXPECT_EQ(rpc::PreviewBounds().max_looked_rows, 10'000);
+  EXPECT_EQ(rpc::PreviewBounds().max_looked_bytes, 16u << 20);
   std::atomic<bool> draining{false};
   telemetry::Metrics metrics({}, {});
   rpc::WorkerPool workers(1, 1);
-  EXPECT_EQ(rpc::Edge(metrics, workers, base::RealClock(), draining).max_chunk_bytes, 1u << 20);
+  const rpc::Edge edge(metrics, workers, base::RealClock(), draining);
+  EXPECT_EQ(edge.max_chunk_bytes, 1u << 20);
+  EXPECT_EQ(edge.max_page_bytes, 2u << 20);
 }
 
 // Every field, by the name of its flag.

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "kernels/formats/ternary.h"
 #include "server/base/error.h"
@@ -281,6 +283,109 @@ TEST_F(TernaryTest, AnExportHoldsTransformersPackedBytes) {
   }
   EXPECT_EQ(packed, 14);
   EXPECT_EQ(theirs->tensors.size(), ours->tensors.size());
+}
+
+// transformers 5 leaves the weights of an offline autobitlinear in the types of their file and mixes none; those of bitlinear it
+// casts. Values of bf16 come back from f32 as they were.
+TEST_F(TernaryTest, AnExportOfAutoBitLinearIsOfOneFloatType) {
+  const auto source = Import("bitnet", "auto_packed", DType::kBF16);
+  ASSERT_EQ(source->Tensor(model::kEmbeddingName)->dtype, DType::kBF16);
+  for (const auto bitnet_class : {HfBitNetClass::kAutoBitLinear, HfBitNetClass::kBitLinear}) {
+    const bool is_auto = bitnet_class == HfBitNetClass::kAutoBitLinear;
+    const std::string out = directory_.Path("export");
+    ASSERT_TRUE(ExportHf(files_, *source, out, bitnet_class).ok());
+    const auto config = *base::ParseJson(model::ReadBytes(out + "/config.json"));
+    for (const char* key : {"dtype", "torch_dtype"}) EXPECT_EQ(config[key], is_auto ? "float32" : "bfloat16");
+    const auto file = model::OpenSafetensors(out + "/model.safetensors");
+    ASSERT_TRUE(file.ok()) << file.status();
+    std::set<DType> types;
+    for (const auto& [name, tensor] : file->tensors) types.insert(*tensor.dtype);
+    EXPECT_EQ(types, is_auto ? (std::set{DType::kF32, DType::kU8}) : (std::set{DType::kF32, DType::kBF16, DType::kU8}));
+    const auto& embedding = file->tensors.at(model::kEmbeddingName);
+    const auto widened = model::ToFloats(embedding.bytes, *embedding.dtype, *model::NumElements(embedding.shape));
+    EXPECT_EQ(*widened, *source->FloatTensor(model::kEmbeddingName));
+    const auto again = model::ImportModel(files_, out, directory_.Path("again"), DType::kBF16);
+    ASSERT_TRUE(again.ok()) << again.status();
+    if (is_auto) {
+      EXPECT_EQ(again->info.weights_digest, source->info().weights_digest);
+    }
+    EXPECT_EQ(again->info.bitnet->head_dtype, DType::kBF16);
+    EXPECT_EQ(again->info.kv_dtype, DType::kBF16);
+    std::filesystem::remove_all(out);
+    std::filesystem::remove_all(directory_.Path("again"));
+  }
+}
+
+// A llama with biases of gate, up and down: those of layer 0's gate are given, and its scale is a quarter.
+class BiasTest : public TernaryTest {
+ protected:
+  const std::string path_ = "model.layers.0.mlp.gate_proj";
+
+  std::unique_ptr<Artifact> Ternary(const std::vector<float>& first) {
+    const auto source = Import("families", "llama");
+    std::vector<std::vector<float>> values;
+    for (const auto& spec : model::RequiredTensors(source->config())) {
+      values.push_back(*source->FloatTensor(spec.name));
+      std::vector<float>& tensor = values.back();
+      if (spec.name == path_ + ".bias") std::ranges::copy(first, tensor.begin());
+      if (spec.name != path_ + ".weight") continue;
+      for (std::size_t i = 0; i < tensor.size(); ++i) tensor[i] = i % 2 == 0 ? -0.125f : 0.375f;
+    }
+    const std::vector<std::span<const float>> spans(values.begin(), values.end());
+    EXPECT_TRUE(MakeMasterModel(files_, source->config(), {.act_bits = 8, .head_dtype = DType::kBF16}, DType::kBF16, spans,
+                                source->directory(), base::Json::object(), directory_.Path("masters"))
+                    .ok());
+    EXPECT_TRUE(ToTernary(*Open("masters"), "ternary").ok());
+    return Open("ternary");
+  }
+};
+
+// transformers' integrations/bitnet.py: AutoBitLinear makes (x w^T + bias) * weight_scale, BitLinear x w^T / weight_scale + bias.
+TEST_F(BiasTest, OfAnExportIsWhatItsLinearClassMakesOursOf) {
+  const std::vector<float> first = {3.0f, -0.5f, 0.1f};
+  const auto ternary = Ternary(first);
+  ASSERT_EQ((*ternary->FloatTensor(path_ + ".weight_scale"))[0], 0.25f);
+  for (const auto bitnet_class : {HfBitNetClass::kAutoBitLinear, HfBitNetClass::kBitLinear}) {
+    const bool is_auto = bitnet_class == HfBitNetClass::kAutoBitLinear;
+    const std::string out = directory_.Path("export");
+    ASSERT_TRUE(ExportHf(files_, *ternary, out, bitnet_class).ok());
+    const auto file = model::OpenSafetensors(out + "/model.safetensors");
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto floats = [&](const std::string& name) {
+      const model::SafetensorsTensor& tensor = file->tensors.at(name);
+      EXPECT_EQ(tensor.dtype, DType::kF32) << name;
+      return *model::ToFloats(tensor.bytes, *tensor.dtype, *model::NumElements(tensor.shape));
+    };
+    EXPECT_EQ(floats(path_ + ".weight_scale")[0], is_auto ? 0.25f : 4.0f);
+    const std::vector<float> bias = floats(path_ + ".bias");
+    const std::vector<float> want = is_auto ? std::vector<float>{12.0f, -2.0f, 0.4f} : first;
+    EXPECT_EQ(std::vector<float>(bias.begin(), bias.begin() + 3), want);
+    ASSERT_TRUE(model::ImportModel(files_, out, directory_.Path("again"), DType::kBF16).ok());
+    const auto again = Open("again");
+    int biases = 0;
+    for (const auto& [name, view] : ternary->tensors()) {
+      if (!name.ends_with(".bias")) continue;
+      ++biases;
+      const std::vector<float> ours = *ternary->FloatTensor(name), back = *again->FloatTensor(name);
+      ASSERT_EQ(back.size(), ours.size());
+      // A quotient and a product, each rounded once; of another scale than a power of two they may cost a last bit.
+      const float ulps = is_auto && !name.starts_with(path_) ? 0x1p-23f : 0.0f;
+      for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(back[i], ours[i], std::fabs(ours[i]) * ulps) << name << " " << i;
+    }
+    EXPECT_EQ(biases, 6);
+    std::filesystem::remove_all(out);
+    std::filesystem::remove_all(directory_.Path("again"));
+  }
+}
+
+TEST_F(BiasTest, ThatAutoBitLinearCannotHoldIsRefused) {
+  const auto ternary = Ternary({0.0f, 1e38f});
+  const auto status = ExportHf(files_, *ternary, directory_.Path("export"), HfBitNetClass::kAutoBitLinear);
+  EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
+  EXPECT_EQ(base::Reason(status), "UNSUPPORTED_MODEL");
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path_ + ".bias: 1e+38 / 0.25"));
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("export")));
+  EXPECT_TRUE(ExportHf(files_, *ternary, directory_.Path("export"), HfBitNetClass::kBitLinear).ok());
 }
 
 TEST_F(TernaryTest, WhatTransformersHasNoPlaceForIsRefusedByName) {

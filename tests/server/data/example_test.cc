@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <cctype>
 #include <fstream>
 #include <numeric>
 
@@ -87,6 +88,65 @@ TEST_F(ExampleTest, TheLossIsOnEveryAssistantTurn) {
   EXPECT_THAT(trained, ::testing::Not(HasSubstr("a?")));
   EXPECT_THAT(trained, ::testing::Not(HasSubstr("b?")));
   EXPECT_THAT(Trained(One(line, Format::kChat, {.max_seq_len = 1000, .train_on_prompt = true})), HasSubstr("a?"));
+}
+
+TEST_F(ExampleTest, OfManyTurnsEachAnswerIsTrainedAndNoQuestion) {
+  std::string line = R"({"messages": [)";
+  std::string answers, all;
+  for (int i = 0; i < 20; ++i) {
+    const std::string number = std::to_string(100 + i);
+    line += std::string(i == 0 ? "" : ", ") + R"({"role": "user", "content": "q)" + number + R"("}, )" +
+            R"({"role": "assistant", "content": "a)" + number + "\"" + (i % 5 == 0 ? R"(, "train": false)" : "") + "}";
+    if (i % 5 != 0) answers += "a" + number;
+    all += "a" + number;
+  }
+  line += "]}";
+  // Of the trained text what begins with a letter of ours.
+  const auto turns = [](const std::string& text) {
+    std::string found;
+    for (std::size_t i = 0; i + 4 <= text.size(); ++i) {
+      if ((text[i] == 'a' || text[i] == 'q') && text[i + 1] == '1' && std::isdigit(static_cast<unsigned char>(text[i + 3])) != 0) {
+        found += text.substr(i, 4);
+      }
+    }
+    return found;
+  };
+  const Example example = One(line, Format::kChat, {.max_seq_len = 100'000});
+  EXPECT_EQ(turns(Trained(example)), answers);
+  EXPECT_EQ(turns(text_.tokenizer->Decode(example.tokens, false).value_or("")).size(), 2 * all.size()) << "every turn is in the text";
+  const std::string rest = turns(Trained(One(line, Format::kChat, {.max_seq_len = 100'000, .train_on_prompt = true})));
+  EXPECT_THAT(rest, HasSubstr("q100"));
+  EXPECT_THAT(rest, ::testing::Not(HasSubstr("a100")));
+  EXPECT_THAT(rest, HasSubstr("a101"));
+}
+
+TEST_F(ExampleTest, AConversationIsRenderedNoFurtherOnceThatIsCancelled) {
+  const std::string line =
+      R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
+      R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}]})";
+  const auto record = ParseRecord(line, Format::kChat);
+  ASSERT_TRUE(record.ok()) << record.status();
+  int asked = 0;
+  const auto tokenise = [&](int renderings) {
+    asked = 0;
+    return Tokenise(*record, Format::kChat, text_, config_, {.max_seq_len = 1000}, [&asked, renderings] { return asked++ == renderings; })
+        .status();
+  };
+  // The whole, before and after the first answer, and before the second.
+  for (int renderings = 0; renderings < 4; ++renderings) {
+    EXPECT_TRUE(absl::IsCancelled(tokenise(renderings))) << renderings;
+    EXPECT_EQ(asked, renderings + 1);
+  }
+  const absl::Status whole = tokenise(4);
+  EXPECT_TRUE(whole.ok()) << whole;
+  EXPECT_EQ(asked, 4);
+  const testing::TempDirectory directory;
+  std::ofstream(directory / "rows.jsonl") << line << "\n";
+  asked = 0;
+  const auto file = LoadDataset(directory / "rows.jsonl", Format::kChat, text_, config_, {.max_seq_len = 1000},
+                                [&asked] { return asked++ == 3; });
+  EXPECT_TRUE(absl::IsCancelled(file.status())) << file.status();
+  EXPECT_EQ(asked, 4) << "once at the line, then at its renderings";
 }
 
 TEST_F(ExampleTest, AMessagesOwnFlagWinsOverItsRole) {

@@ -101,6 +101,21 @@ TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {
   EXPECT_THAT(std::string(flag.status().message()), HasSubstr("true or false"));
 }
 
+// A line of a MiB could hold 30,000 of them, and each is rendered with all those before it.
+TEST(RecordTest, AConversationHasAtMost1024Messages) {
+  const auto line = [](std::size_t messages) {
+    std::string text = R"({"messages": [)";
+    for (std::size_t i = 0; i < messages; ++i) text += std::string(i == 0 ? "" : ",") + R"({"role": "assistant", "content": ""})";
+    return text + "]}";
+  };
+  const auto most = ParseRecord(line(1024), Format::kChat);
+  ASSERT_TRUE(most.ok()) << most.status();
+  EXPECT_EQ(most->roles.size(), 1024u);
+  const absl::Status refused = Validate(line(1) + "\n" + line(1025) + "\n", 1000).status();
+  EXPECT_EQ(refused.message(), "line 2: \"messages\" has 1025 messages, wanted at most 1024");
+  EXPECT_EQ(base::Reason(refused), "DATASET_FORMAT");
+}
+
 TEST(RecordTest, CompletionMustNotBeEmpty) {
   EXPECT_FALSE(ParseRecord("{\"prompt\": \"a\", \"completion\": \"\"}", Format::kPromptCompletion).ok());
 }

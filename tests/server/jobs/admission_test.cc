@@ -5,6 +5,7 @@
 
 #include "server/base/error.h"
 #include "tests/server/jobs/controller_fixture.h"
+#include "tests/server/jobs/faulty_database.h"
 
 namespace nibble::jobs {
 namespace {
@@ -123,6 +124,33 @@ TEST_F(AdmissionTest, OwnersHaveAQuotaAndRequestIdsOfTheirOwn) {
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(submit("", "").ok()) << "nobody's quota";
 }
 
+TEST_F(AdmissionTest, OneNameInTwoTenantsIsTwoOwners) {  // S2
+  Kill();
+  options_.max_open_per_owner = 1;
+  Open();
+  const auto submit = [&](const std::string& tenant, const std::string& owner, const std::string& request, const std::string& body) {
+    return controller_->Submit(Spec(), request, {.body_digest = body, .owner = owner, .tenant = tenant});
+  };
+  const auto red = submit("red", "ci", "r1", "body");
+  ASSERT_TRUE(red.ok()) << red.status();
+  const auto blue = submit("blue", "ci", "r1", "body");
+  ASSERT_TRUE(blue.ok()) << blue.status() << ": neither its quota nor its request id";
+  EXPECT_NE(blue->id, red->id);
+  EXPECT_EQ(blue->tenant, "blue");
+  EXPECT_EQ(submit("red", "ci", "r1", "body")->id, red->id);
+  EXPECT_EQ(submit("blue", "ci", "r1", "body")->id, blue->id);
+  EXPECT_EQ(base::Reason(submit("red", "ci", "r1", "another").status()), "IDEMPOTENCY_CONFLICT");
+  EXPECT_EQ(base::Reason(submit("red", "ci", "r2", "body").status()), "TENANT_QUOTA");
+  // A request id may look like any key, and names nobody else's.
+  for (const auto& [owner, request] : {std::pair("red", "ci\nr1"), std::pair("x", "\nred\nci\nr1")}) {
+    const auto other = submit("", owner, request, "another");
+    EXPECT_TRUE(other.ok()) << other.status();
+  }
+  // The keys of the schema's fourth version, and of before.
+  EXPECT_EQ((*database_->FindRequest("\nred\nci\nr1", "body"))->id, red->id);
+  EXPECT_TRUE(database_->FindRequest("red\nci\nr1", "another")->has_value());
+}
+
 TEST_F(AdmissionTest, RequestIdIsKeptForADayEvenWhenItsJobIsDeleted) {
   const auto submit = [&](const std::string& output) { return controller_->Submit(Spec(output), "request"); };
   const std::string id = submit("out")->id;
@@ -203,6 +231,30 @@ TEST_F(AdmissionTest, AJobWaitsForTheMemoryOfLoadedModelsAndSaysSo) {
   machine_.Exit(Trainer(job), kExitBadInput);
   controller_->Tick();
   EXPECT_EQ(options_.memory->left(), 100);
+}
+
+TEST_F(AdmissionTest, NothingIsToldOfAJobThatIsCancelledMeanwhile) {
+  Kill();
+  options_.queue = {.max_running = 4, .memory_bytes = 1000};
+  options_.memory = base::MemoryBudget::Make(1000);
+  options_.plan_memory = [](const JobSpec&, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> { return PlannedMemory{600, ""}; };
+  Open();
+  auto& database = OpenOn<MeddledDatabase>();
+  const auto model = options_.memory->TryTake(500);
+  const std::string job = Submit();
+  database.meddle = [&] { EXPECT_TRUE(controller_->Cancel(job).ok()); };
+  controller_->Tick();
+  EXPECT_FALSE(database.meddle) << "the scheduler was about to tell it";
+  EXPECT_EQ(Story(job), "state:QUEUED state:CANCELLED") << "the last event is the last";
+
+  // One that comes back to the queue has to wait again, and is told so.
+  const std::string other = Submit();
+  database.meddle = [&] { EXPECT_TRUE(controller_->Pause(other).ok()); };
+  controller_->Tick();
+  EXPECT_EQ(Story(other), "state:QUEUED state:PAUSED");
+  ASSERT_TRUE(controller_->Resume(other).ok());
+  for (int i = 0; i < 2; ++i) controller_->Tick();
+  EXPECT_EQ(Story(other), "state:QUEUED state:PAUSED state:QUEUED warning");
 }
 
 // A plan reads all data: minutes for a GiB of it.

@@ -1,9 +1,11 @@
 // Trainers that hang (docs/faults.md, R16) and that leave processes behind (R17).
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -14,10 +16,13 @@
 #include <iterator>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "server/base/files.h"
+#include "server/jobs/process.h"
+#include "server/jobs/runner.h"
 #include "tests/server/jobs/local_runner_fixture.h"
 
 namespace nibble::jobs {
@@ -199,6 +204,110 @@ TEST_F(BadTrainerTest, NothingThatATrainerStartsOutlivesIt) {  // R17
   ::prctl(PR_SET_CHILD_SUBREAPER, 0);
   // The fixture looks for zombies.
   if (!bound_.made()) GTEST_SKIP() << "all but the bound: no cgroup hierarchy for processes that may be written";
+}
+
+// As long as it lives, orphans come to this process, as they do to nibbled.
+class Subreaper {
+ public:
+  Subreaper() { EXPECT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0); }
+  ~Subreaper() { EXPECT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 0), 0); }
+  Subreaper(const Subreaper&) = delete;
+  Subreaper& operator=(const Subreaper&) = delete;
+};
+
+// Forks a child that does nothing, or one that has ended.
+pid_t Fork(bool ended) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    if (ended) ::_exit(3);
+    while (true) ::pause();
+  }
+  EXPECT_GT(pid, 0);
+  return pid;
+}
+
+// A process that does nothing, whose parent has ended: it is this one's now.
+pid_t Orphan() {
+  int ends[2];
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const pid_t parent = ::fork();
+  if (parent == 0) {
+    const pid_t own = Fork(/*ended=*/false);
+    (void)!::write(ends[1], &own, sizeof own);
+    ::_exit(0);
+  }
+  pid_t pid = 0;
+  EXPECT_EQ(::read(ends[0], &pid, sizeof pid), static_cast<ssize_t>(sizeof pid));
+  ::close(ends[0]);
+  ::close(ends[1]);
+  ::waitpid(parent, nullptr, 0);  // or it was reaped already
+  return pid;
+}
+
+// A zombie is there.
+bool IsThere(pid_t pid) { return ::kill(pid, 0) == 0; }
+
+bool WaitUntilGone(pid_t pid) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (IsThere(pid) && std::chrono::steady_clock::now() < give_up) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  return !IsThere(pid);
+}
+
+void WaitForZombie(pid_t pid) {
+  siginfo_t info = {};
+  EXPECT_EQ(::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT), 0);
+  EXPECT_EQ(info.si_pid, pid);
+}
+
+TEST_F(BadTrainerTest, OrphansThatEndAreReapedWhetherATrainerRunsOrNone) {  // R17
+  const Subreaper subreaper;
+  const pid_t first = Orphan();
+  ASSERT_TRUE(IsThere(first));
+  ::kill(first, SIGKILL);
+  EXPECT_TRUE(WaitUntilGone(first)) << "no job has run yet";
+
+  std::ofstream(Hold()) << "x";
+  const std::string id = Submit("crash", "out");
+  WaitFor(id, [](const JobRecord& job) { return job.progress.value("step", 0) == 3; });
+  const pid_t trainer = Pid(id), ends = Orphan(), lives = Orphan();
+  ::kill(ends, SIGKILL);
+  EXPECT_TRUE(WaitUntilGone(ends)) << "the trainer still runs";
+  EXPECT_TRUE(IsThere(lives)) << "only those that have ended are taken in";
+  EXPECT_TRUE(IsThere(trainer));
+  std::filesystem::remove(Hold());
+  EXPECT_EQ(WaitForEnd(id).state, kSucceeded);
+  EXPECT_TRUE(Told(id, "TRAINER_SIGNAL")) << "how the first trainer ended was the controller's to know";
+  EXPECT_TRUE(WaitUntilGone(lives)) << "with the end of an attempt";
+}
+
+TEST_F(BadTrainerTest, ATrainersStatusIsNotTakenBeforeItsPoll) {  // R17
+  Kill();  // It would take the trainer for a stray.
+  const Subreaper subreaper;
+  auto runner = MakeLocalRunner({.trainer_path = "/bin/false", .environment = {}});
+  const auto trainer = runner->Start(temp_.path());
+  ASSERT_TRUE(trainer.ok()) << trainer.status();
+  const pid_t pid = static_cast<pid_t>(trainer->pid);
+  WaitForZombie(pid);  // first in the kernel's list: the other stands behind it
+  const pid_t stray = Fork(/*ended=*/true), other = Fork(/*ended=*/true);
+  WaitForZombie(stray);
+  WaitForZombie(other);
+  runner->ReapStrays();
+  EXPECT_FALSE(IsThere(stray));
+  EXPECT_FALSE(IsThere(other));
+  EXPECT_TRUE(IsThere(pid));
+  const auto status = runner->Poll(temp_.path());
+  ASSERT_TRUE(status.has_value());
+  EXPECT_EQ(status->kind, ExitStatus::Kind::kExited);
+  EXPECT_EQ(status->value, 1);
+}
+
+TEST_F(BadTrainerTest, WhereNoOrphansComeNothingIsReaped) {
+  Kill();
+  auto runner = MakeLocalRunner({.trainer_path = "/bin/false", .environment = {}});
+  const pid_t child = Fork(/*ended=*/true);
+  WaitForZombie(child);
+  runner->ReapStrays();
+  EXPECT_EQ(Reap(child, /*wait=*/true).value, 3) << "it is this program's own";
 }
 
 }  // namespace

@@ -56,6 +56,19 @@ class ControllerFixture : public ::testing::Test {
     database_.reset();
     state_.reset();
   }
+  // The controller again, on a `Wrapper` around its database.
+  template <typename Wrapper>
+  Wrapper& OpenOn() {
+    controller_.reset();
+    runner_ = std::make_unique<FakeRunner>(machine_);
+    auto wrapper = std::make_unique<Wrapper>(std::move(database_));
+    Wrapper& wrapped = *wrapper;
+    database_ = std::move(wrapper);
+    auto controller = JobController::Open(*state_, *database_, *runner_, clock_, options_, &observer_);
+    EXPECT_TRUE(controller.ok()) << controller.status();
+    controller_ = *std::move(controller);
+    return wrapped;
+  }
   void KillAndReopen() {
     Kill();
     Open();

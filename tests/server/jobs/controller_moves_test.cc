@@ -6,6 +6,7 @@
 
 #include "server/base/error.h"
 #include "tests/server/jobs/controller_fixture.h"
+#include "tests/server/jobs/faulty_database.h"
 
 namespace nibble::jobs {
 namespace {
@@ -120,6 +121,24 @@ TEST_F(JobMovesTest, EtagGuardsEveryMove) {
   EXPECT_TRUE(controller_->Resume(id, Etag(*controller_->Get(id))).ok());
   EXPECT_TRUE(controller_->Cancel(id).ok());
   EXPECT_EQ(base::Reason(controller_->Delete(id, running)), "ETAG_MISMATCH");
+  EXPECT_TRUE(controller_->Delete(id, Etag(*controller_->Get(id))).ok());
+}
+
+// Who saw it run does not mean to delete the record of its failure.
+TEST_F(JobMovesTest, AJobThatEndsWhileItIsDeletedIsNotTheOneThatTheEtagNames) {
+  auto& database = OpenOn<MeddledDatabase>();
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  const std::string running = Etag(*controller_->Get(id));
+  Fail(Trainer(id), "NAN_LOSS", kExitBadInput);
+  machine_.Exit(Trainer(id), kExitBadInput);
+  database.meddle = [this] { controller_->Tick(); };
+  EXPECT_EQ(base::Reason(controller_->Delete(id, running)), "ETAG_MISMATCH");
+  EXPECT_FALSE(database.meddle) << "it ended just then";
+  EXPECT_EQ(State(id), kFailed);
+  EXPECT_TRUE(base::RealFileSystem().Exists(state_->layout.job(id)));
   EXPECT_TRUE(controller_->Delete(id, Etag(*controller_->Get(id))).ok());
 }
 

@@ -329,6 +329,34 @@ TEST_F(ControllerTest, TrainerThatShowsThatItLivesIsNotTakenForHung) {
   EXPECT_THAT(Trainer(id).signals, ElementsAre(Runner::Signal::kTerminate));
 }
 
+TEST_F(ControllerTest, TrainerThatFreezesIsKilledWithinThirtySecondsOfTheTimeout) {  // R16
+  const std::string id = Submit();
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  Ready(trainer);
+  for (int second = 1; second <= 910; ++second) {  // an evaluation: no line for half of the timeout
+    clock_.Advance(absl::Seconds(1));
+    controller_->Tick();
+    if (second % 10 != 0) continue;
+    ASSERT_TRUE(ShowAlive(base::RealFileSystem(), trainer.directory, second).ok());  // just after the server looked
+  }
+  ASSERT_TRUE(trainer.signals.empty());
+  const absl::Duration frozen = clock_.Monotonic();
+  std::optional<absl::Duration> told;
+  while (machine_.num_alive() == 1 && clock_.Monotonic() - frozen < absl::Hours(1)) {
+    clock_.Advance(absl::Seconds(1));
+    controller_->Tick();
+    if (!trainer.signals.empty() && !told.has_value()) told = clock_.Monotonic() - frozen;
+  }
+  ASSERT_TRUE(told.has_value());
+  EXPECT_GE(*told, options_.no_progress_timeout);
+  EXPECT_THAT(trainer.signals, ElementsAre(Runner::Signal::kTerminate, Runner::Signal::kKill));
+  EXPECT_LE(clock_.Monotonic() - frozen, options_.no_progress_timeout + absl::Seconds(30));
+  controller_->Tick();
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_EQ(controller_->Get(id)->retries, 1);
+}
+
 TEST_F(ControllerTest, KeepLastHoldsAcrossAttemptsWhileTheTrainerLives) {
   const auto kept = [this](const std::string& id) {
     std::vector<std::pair<int, int>> kept;  // attempt, step

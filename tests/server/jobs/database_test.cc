@@ -145,6 +145,43 @@ TEST_F(DatabaseTest, ListIsNewestFirstInPagesAndByState) {
   EXPECT_EQ(*database_->Count(JobState::kQueued), 4);
 }
 
+TEST_F(DatabaseTest, WhoMustMissNoneGetsAll) {
+  ASSERT_TRUE(Insert("job-1").ok());
+  const std::string columns =
+      "state, attempt, retries, spec, error, progress, output_digest, published, last_sequence, created_us, started_us, ended_us";
+  Execute("INSERT INTO jobs (id, " + columns + ") WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10001) " +
+          "SELECT 'more-' || i, " + columns + " FROM jobs, n WHERE id = 'job-1'");
+  const auto all = database_->ListAll({JobState::kQueued, JobState::kRunning});
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->size(), 10'002u);
+  EXPECT_EQ(all->front().id, "more-10001");
+  EXPECT_EQ(all->back().id, "job-1");
+  EXPECT_TRUE(database_->ListAll({JobState::kRunning})->empty());
+  Execute("UPDATE jobs SET state = 'SUCCEEDED'");
+  EXPECT_EQ(database_->ListUnpublished()->size(), 10'002u);
+}
+
+TEST_F(DatabaseTest, AppendWhileIsFencedByStateAndAttempt) {
+  ASSERT_TRUE(Insert("job-1").ok());
+  const JobRecord queued = *database_->Get("job-1");
+  EXPECT_TRUE(*database_->AppendWhile(queued, {Server("warning")}));
+  ASSERT_TRUE(*database_->Apply(Start("job-1", 0)));
+  EXPECT_FALSE(*database_->AppendWhile(queued, {Server("warning")}));
+  Transition back;
+  back.job_id = "job-1";
+  back.from = JobState::kPreparing;
+  back.to = JobState::kQueued;
+  back.attempt = 1;
+  ASSERT_TRUE(*database_->Apply(back));
+  EXPECT_FALSE(*database_->AppendWhile(queued, {Server("warning")})) << "another attempt's";
+  EXPECT_EQ(database_->Get("job-1")->last_sequence, 3);
+  EXPECT_EQ(database_->Events("job-1", 0, 10)->size(), 3u);
+  EXPECT_TRUE(*database_->AppendWhile(*database_->Get("job-1"), {Server("warning")}));
+  JobRecord gone = queued;
+  gone.id = "job-2";
+  EXPECT_FALSE(*database_->AppendWhile(gone, {Server("warning")}));
+}
+
 TEST_F(DatabaseTest, FailedTransitionLeavesNoTrace) {
   ASSERT_TRUE(Insert("job-1").ok());
   Execute("CREATE TRIGGER no_events BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'injected'); END");
@@ -171,14 +208,17 @@ TEST_F(DatabaseTest, EveryCallTurnsSqlErrorsIntoStatus) {
   EXPECT_FALSE(database_->ForgetRequests(absl::Now()).ok());
   EXPECT_FALSE(database_->Get("job-1").ok());
   EXPECT_FALSE(database_->List({}, 0, 1).ok());
+  EXPECT_FALSE(database_->ListAll({}).ok());
   EXPECT_FALSE(database_->ListUnpublished().ok());
   EXPECT_FALSE(database_->Count(JobState::kQueued).ok());
-  EXPECT_FALSE(database_->Delete("job-1").ok());
+  EXPECT_FALSE(database_->CountOpen("ann", "red").ok());
+  EXPECT_FALSE(database_->Delete("job-1", {}).ok());
   EXPECT_FALSE(database_->Apply(Start("job-1", 0)).ok());
   EXPECT_FALSE(database_->RecordProcess("job-1", 1, {1, 1}).ok());
   EXPECT_FALSE(database_->MarkPublished("job-1", {}).ok());
   EXPECT_FALSE(database_->GetAttempt("job-1", 1).ok());
   EXPECT_FALSE(database_->Append("job-1", {Line(1, 1)}, nullptr).ok());
+  EXPECT_FALSE(database_->AppendWhile(JobRecord{}, {Line(1, 1)}).ok());
   EXPECT_FALSE(database_->Events("job-1", 0, 1).ok());
   EXPECT_FALSE(database_->LastAttemptSequence("job-1", 1).ok());
 }
@@ -200,13 +240,14 @@ TEST_F(DatabaseTest, FileThatIsNoDatabaseAndSchemaOfTheFutureAreRefused) {
 
 TEST_F(DatabaseTest, DeleteTakesFinalJobsOnlyAndAllTheirRows) {
   ASSERT_TRUE(Insert("job-1", "r1").ok());
-  EXPECT_EQ(base::Reason(database_->Delete("job-1")), "ILLEGAL_STATE");
+  EXPECT_EQ(base::Reason(database_->Delete("job-1", {})), "ILLEGAL_STATE");
   Transition cancel;
   cancel.job_id = "job-1";
   cancel.from = JobState::kQueued;
   cancel.to = JobState::kCancelled;
   ASSERT_TRUE(*database_->Apply(cancel));
-  ASSERT_TRUE(database_->Delete("job-1").ok());
+  EXPECT_EQ(base::Reason(database_->Delete("job-1", "QUEUED-0")), "ETAG_MISMATCH");
+  ASSERT_TRUE(database_->Delete("job-1", "CANCELLED-0").ok());
   EXPECT_FALSE(database_->Get("job-1").ok());
   EXPECT_TRUE(database_->Events("job-1", 0, 10)->empty());
   EXPECT_EQ(database_->FindRequest("r1", "d").status().code(), absl::StatusCode::kNotFound) << "remembered all the same";
@@ -248,6 +289,23 @@ TEST_F(DatabaseTest, SchemaOfEveryEarlierVersionIsTakenForward) {
   EXPECT_EQ(job->memory_bytes, 0);
   EXPECT_FALSE(job->keep_checkpoint);
   EXPECT_EQ((*reopened)->Counts()->at(0).method, "qlora");
+}
+
+TEST_F(DatabaseTest, RequestsOfATenantAreItsOwnFromVersionFour) {
+  for (const auto& [id, key] : {std::pair("of-red", "ci\nr1"), std::pair("of-no-tenant", "ann\nr1"), std::pair("of-nobody", "r1")}) {
+    ASSERT_TRUE(Insert(id, key).ok());
+  }
+  Execute("UPDATE jobs SET owner = 'ci', tenant = 'red' WHERE id = 'of-red'");
+  Execute("UPDATE jobs SET owner = 'ann' WHERE id = 'of-no-tenant'");
+  Execute("UPDATE schema_version SET version = 3");
+  Reopen();
+  for (const auto& [id, key] : {std::pair("of-red", "\nred\nci\nr1"), std::pair("of-no-tenant", "ann\nr1"), std::pair("of-nobody", "r1")}) {
+    const auto job = database_->FindRequest(key, "d");
+    ASSERT_TRUE(job.ok()) << job.status();
+    ASSERT_TRUE(job->has_value()) << id;
+    EXPECT_EQ((*job)->id, id);
+  }
+  EXPECT_FALSE(database_->FindRequest("ci\nr1", "d")->has_value());
 }
 
 TEST_F(DatabaseTest, FileIsInWalMode) {

@@ -1,4 +1,6 @@
 #pragma once
+#include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,12 +32,15 @@ class FaultyDatabase : public Database {
                                               std::int64_t limit) override {
     return real_->List(states, before, limit);
   }
+  absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) override { return real_->ListAll(states); }
   absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override { return real_->ListUnpublished(); }
   absl::StatusOr<std::int64_t> Count(JobState state) override { return real_->Count(state); }
-  absl::StatusOr<std::int64_t> CountOpen(const std::string& owner) override { return real_->CountOpen(owner); }
+  absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) override {
+    return real_->CountOpen(owner, tenant);
+  }
   absl::StatusOr<std::vector<JobCount>> Counts() override { return real_->Counts(); }
-  absl::Status Delete(const std::string& id) override {
-    return Write<absl::Status>([&] { return real_->Delete(id); });
+  absl::Status Delete(const std::string& id, const IfEtag& etag) override {
+    return Write<absl::Status>([&] { return real_->Delete(id, etag); });
   }
   absl::StatusOr<bool> Apply(const Transition& transition) override {
     return Write<absl::StatusOr<bool>>([&] { return real_->Apply(transition); });
@@ -52,6 +57,9 @@ class FaultyDatabase : public Database {
   absl::StatusOr<std::vector<Event>> Append(const std::string& id, const std::vector<NewEvent>& events,
                                             const base::Json* progress) override {
     return Write<absl::StatusOr<std::vector<Event>>>([&] { return real_->Append(id, events, progress); });
+  }
+  absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) override {
+    return Write<absl::StatusOr<bool>>([&] { return real_->AppendWhile(seen, events); });
   }
   absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) override {
     return real_->Events(id, after, limit);
@@ -73,6 +81,28 @@ class FaultyDatabase : public Database {
   const int fail_at_;
   const bool after_;
   int writes_ = 0;
+};
+
+// A database to which something happens just before a write that follows a look at a job: `meddle` is called once. One thread.
+class MeddledDatabase : public FaultyDatabase {
+ public:
+  explicit MeddledDatabase(std::unique_ptr<Database> real)
+      : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), /*after=*/false) {}
+  std::function<void()> meddle;
+
+  absl::Status Delete(const std::string& id, const IfEtag& etag) override {
+    Meddle();
+    return FaultyDatabase::Delete(id, etag);
+  }
+  absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) override {
+    Meddle();
+    return FaultyDatabase::AppendWhile(seen, events);
+  }
+
+ private:
+  void Meddle() {
+    if (const auto once = std::exchange(meddle, nullptr)) once();
+  }
 };
 
 }  // namespace nibble::jobs

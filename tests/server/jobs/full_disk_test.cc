@@ -7,13 +7,20 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "server/base/clock.h"
 #include "server/base/error.h"
+#include "server/base/files.h"
+#include "server/jobs/controller.h"
 #include "server/jobs/database.h"
 #include "server/store/disk_reserve.h"
+#include "server/store/state_directory.h"
+#include "server/store/state_lock.h"
+#include "tests/server/jobs/fake_runner.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::jobs {
@@ -59,13 +66,13 @@ class FullDiskTest : public ::testing::Test {
   }
   std::string Filler() const { return disk_ + "/filler"; }
 
-  absl::Status Insert(const std::string& id) {
+  absl::Status Insert(const std::string& id, const std::string& request_id = "") {
     JobRecord job;
     job.id = id;
     job.spec.base_model = "b";
     job.spec.train_dataset = "t";
     job.created = absl::FromUnixMicros(5);
-    return database_->Insert(job, "", "d", Event("state")).status();
+    return database_->Insert(job, request_id, "d", Event("state")).status();
   }
   static NewEvent Event(const std::string& type) { return {0, std::nullopt, absl::FromUnixMicros(1), type, base::Json::object()}; }
   absl::StatusOr<bool> Move(const std::string& id, JobState from, JobState to, std::int64_t attempt = 0) {
@@ -121,7 +128,7 @@ TEST_F(FullDiskTest, WhatEndsAJobHasRoomAndWhatIsNewHasNone) {  // R8
   Fill();
   EXPECT_TRUE(Move("running", kCancelling, kCancelled, 1).value_or(false));
   Fill();
-  EXPECT_TRUE(database_->Delete("cancelled").ok());
+  EXPECT_TRUE(database_->Delete("cancelled", {}).ok());
 
   ASSERT_EQ(::unlink(Filler().c_str()), 0);
   Reopen();
@@ -133,6 +140,63 @@ TEST_F(FullDiskTest, WhatEndsAJobHasRoomAndWhatIsNewHasNone) {  // R8
   ASSERT_TRUE(events.ok()) << events.status();
   ASSERT_EQ(events->size(), 5u);
   for (std::size_t i = 0; i < events->size(); ++i) EXPECT_EQ((*events)[i].sequence, static_cast<std::int64_t>(i) + 1);
+}
+
+// A server that was killed on a full disk, and one that left nothing behind that the next could write over.
+TEST_F(FullDiskTest, AServerStartsReadsAndCancels) {  // R8, R1
+  for (const char* id : {"queued", "paused"}) ASSERT_TRUE(Insert(id, id).ok());
+  ASSERT_TRUE(Move("paused", kQueued, kPaused).value_or(false));
+  reserve_.reset();
+  ASSERT_TRUE(store::StateDirectory::Open(base::RealFileSystem(), disk_).ok());  // its directories are there
+  database_.reset();  // and with it SQLite's -wal and -shm: they have to be made again
+  ASSERT_EQ(::unlink((disk_ + "/lock").c_str()), 0);
+  Fill();
+
+  const auto state = store::StateDirectory::Open(base::RealFileSystem(), disk_);
+  ASSERT_TRUE(state.ok()) << state.status();
+  EXPECT_LT((*state)->reserve->bytes(), store::kReserveBytes);
+  EXPECT_GE((*state)->reserve->bytes(), store::kReserveBytes / 8 * 7) << "most of it is for cancels";
+  const auto database = Database::Open((*state)->layout.database(), [&] { return (*state)->reserve->Release(); });
+  ASSERT_TRUE(database.ok()) << database.status();
+  Fill();  // others want room too
+  base::FakeClock clock(absl::FromUnixSeconds(1'700'000'000));  // the request ids are older than a day
+  FakeMachine machine(clock);
+  FakeRunner runner(machine);
+  {
+    const auto controller = JobController::Open(**state, **database, runner, clock, {});
+    ASSERT_TRUE(controller.ok()) << controller.status() << ": it forgets the ids another time";
+    EXPECT_TRUE((*database)->FindRequest("paused", "d")->has_value());
+    EXPECT_EQ((*controller)->List({}, 0, 10)->size(), 2u);
+    const auto cancelled = (*controller)->Cancel("queued");
+    ASSERT_TRUE(cancelled.ok()) << cancelled.status();
+    EXPECT_EQ(cancelled->state, kCancelled);
+  }
+  ASSERT_EQ(::unlink(Filler().c_str()), 0);
+  const auto controller = JobController::Open(**state, **database, runner, clock, {});
+  ASSERT_TRUE(controller.ok()) << controller.status();
+  EXPECT_FALSE((*database)->FindRequest("paused", "d")->has_value());
+  EXPECT_EQ((*controller)->Get("queued")->state, kCancelled);
+}
+
+TEST_F(FullDiskTest, ALockIsTakenThoughItCannotTellByWhom) {  // R8, R23
+  const std::string old = disk_ + "/old", fresh = disk_ + "/fresh";
+  {
+    const int fd = ::open(old.c_str(), O_WRONLY | O_CREAT, 0640);
+    ASSERT_GE(fd, 0) << std::strerror(errno);
+    const std::string pid = "4194304-of-the-one-before";
+    ASSERT_EQ(::write(fd, pid.data(), pid.size()), static_cast<ssize_t>(pid.size()));
+    ::close(fd);
+  }
+  Fill();
+  const auto pid_at = [](const std::string& path) {
+    return base::ReasonMetadata(store::StateLock::Acquire(path).status())["pid"];
+  };
+  const auto over = store::StateLock::Acquire(old);
+  ASSERT_TRUE(over.ok()) << over.status();
+  EXPECT_EQ(pid_at(old), std::to_string(::getpid())) << "over the pid of the one before: that needs no room";
+  const auto anew = store::StateLock::Acquire(fresh);
+  ASSERT_TRUE(anew.ok()) << anew.status();
+  EXPECT_EQ(pid_at(fresh), "unknown");
 }
 
 TEST_F(FullDiskTest, WithoutARestOfTheReserveItIsSaidAndNothingHasHappened) {  // R8

@@ -2,9 +2,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <algorithm>
 #include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "server/base/error.h"
+#include "server/base/hooked_files.h"
+#include "server/base/ids.h"
 #include "tests/server/jobs/controller_fixture.h"
 #include "tests/server/jobs/faulty_database.h"
 
@@ -47,6 +55,46 @@ TEST_F(RestartTest, AcknowledgedJobsAreThere) {
   EXPECT_EQ(base::Reason(state_->datasets->Delete("train")), "DATASET_IN_USE");
 }
 
+// A page of the newest jobs, however long, may lack the oldest.
+class ShortPages : public FaultyDatabase {
+ public:
+  explicit ShortPages(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+  absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before, std::int64_t limit) override {
+    return FaultyDatabase::List(states, before, std::min<std::int64_t>(limit, 2));
+  }
+};
+
+TEST_F(RestartTest, JobsThatAreNotOverAreTakenUpHoweverManyCameAfterThem) {  // R1
+  const std::string running = Submit(Spec("a"));
+  controller_->Tick();
+  const std::string next = Submit(Spec("b"));
+  for (int i = 0; i < 4; ++i) Submit();
+  OpenOn<ShortPages>();
+  ASSERT_EQ(controller_->List({}, 0, 10)->size(), 2u);
+  Ready(Trainer(running));
+  controller_->Tick();
+  EXPECT_EQ(State(running), kRunning) << "its trainer was adopted";
+  EXPECT_EQ(machine_.num_alive(), 1);
+  EXPECT_EQ(controller_->Get(next)->progress["queue_position"], 0);
+  Finish(Trainer(running));
+  machine_.Exit(Trainer(running), 0);
+  controller_->Tick();
+  EXPECT_EQ(State(running), kSucceeded);
+  EXPECT_EQ(State(next), kPreparing) << "first come, first served";
+}
+
+// A disk that is full is none (full_disk_test.cc).
+TEST_F(RestartTest, RequestIdsThatCannotBeForgottenAreAReasonNotToStart) {
+  class Damaged : public FaultyDatabase {
+   public:
+    explicit Damaged(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+    absl::Status ForgetRequests(absl::Time) override { return absl::DataLossError("database: its file is damaged"); }
+  };
+  controller_.reset();
+  Damaged database(std::move(database_));
+  EXPECT_TRUE(absl::IsDataLoss(JobController::Open(*state_, database, *runner_, clock_, options_).status()));
+}
+
 TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDoubled) {
   const std::string id = Submit(Spec("out"));
   controller_->Tick();
@@ -80,11 +128,10 @@ TEST_F(RestartTest, TrainerThatDiedWithTheServerIsLostAndGoesOnAtOnceFromItsChec
   Step(Trainer(id), 2);
   machine_.Kill(Trainer(id));
   KillAndReopen();
-  EXPECT_EQ(State(id), kQueued);
+  controller_->Tick();
   EXPECT_THAT(observer_.attempts, ElementsAre("LOST"));
   EXPECT_EQ(database_->GetAttempt(id, 1)->state, "LOST");
-  EXPECT_EQ(Events(id).back().body["reason"], "ATTEMPT_LOST");
-  controller_->Tick();
+  EXPECT_EQ(Events(id)[6].body["reason"], "ATTEMPT_LOST");
   EXPECT_EQ(Trainer(id).order.attempt, 2);
   EXPECT_EQ(Trainer(id).order.resume_step, 1);
   EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
@@ -147,9 +194,32 @@ TEST_F(RestartTest, TrainerThatFinishedMeanwhileHasSucceeded) {
   Finish(trainer);
   machine_.Exit(trainer, 0);
   Open();
+  // Its output, gigabytes perhaps, is hashed by the first round, when calls are served already: a start takes no longer for it.
+  EXPECT_EQ(State(id), kPreparing);
+  EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
+  EXPECT_EQ(base::Reason(controller_->IngestReport(id, 1, trainer.order.token, {}).status()), "FENCED");
+  EXPECT_EQ(machine_.num_alive(), 0);
+  controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_TRUE(state_->models->Get("out").ok());
   EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step model state:SUCCEEDED");
+}
+
+TEST_F(RestartTest, ACancelBeforeTheFirstRoundLeavesNoModelOfATrainerThatFinishedMeanwhile) {
+  const std::string id = Submit(Spec("out"));
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  Kill();
+  Ready(trainer);
+  Finish(trainer);
+  machine_.Exit(trainer, 0);
+  Open();
+  const auto cancelled = controller_->Cancel(id);
+  ASSERT_TRUE(cancelled.ok()) << cancelled.status();
+  EXPECT_EQ(cancelled->state, kCancelling);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kCancelled);
+  EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
 }
 
 TEST_F(RestartTest, CancelSurvivesTheServer) {
@@ -165,6 +235,63 @@ TEST_F(RestartTest, CancelSurvivesTheServer) {
   machine_.Exit(*machine_.All()[0], 0);
   controller_->Tick();
   EXPECT_EQ(State(id), kCancelled);
+}
+
+TEST_F(RestartTest, PauseSurvivesTheServer) {
+  const std::string id = Submit();
+  controller_->Tick();
+  Ready(Trainer(id));
+  controller_->Tick();
+  ASSERT_TRUE(controller_->Pause(id).ok());
+  KillAndReopen();  // Before the trainer was told.
+  EXPECT_EQ(State(id), kPausing);
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(id);
+  EXPECT_THAT(trainer.signals, ElementsAre(Runner::Signal::kTerminate));
+  EXPECT_EQ(*ReadControl(base::RealFileSystem(), trainer.directory), Control::kPause);
+  EXPECT_EQ(State(id), kPausing) << "it is adopted, and has its time to write a checkpoint";
+  Checkpoint(trainer, 3);
+  Stop(trainer, Outcome::Kind::kPaused);
+  machine_.Exit(trainer, kExitTempFail);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kPaused);
+  controller_->Tick();
+  EXPECT_EQ(machine_.num_alive(), 0) << "it waits for its user";
+  EXPECT_EQ(controller_->Resume(id)->state, kQueued);
+  controller_->Tick();
+  EXPECT_EQ(Trainer(id).order.attempt, 2);
+  EXPECT_EQ(Trainer(id).order.resume_step, 3);
+  EXPECT_EQ(controller_->Get(id)->retries, 0);
+}
+
+TEST_F(RestartTest, PauseWhoseTrainerEndedWithTheServerIsPaused) {
+  for (const bool in_good_order : {true, false}) {
+    SCOPED_TRACE(in_good_order);
+    const std::string id = Submit();
+    controller_->Tick();
+    FakeMachine::Trainer& trainer = Trainer(id);
+    Ready(trainer);
+    Checkpoint(trainer, 1);
+    controller_->Tick();
+    ASSERT_TRUE(controller_->Pause(id).ok());
+    controller_->Tick();
+    Kill();
+    if (in_good_order) {
+      Checkpoint(trainer, 3);
+      Stop(trainer, Outcome::Kind::kPaused);
+    }
+    machine_.Kill(trainer);
+    Open();
+    controller_->Tick();
+    EXPECT_EQ(State(id), kPaused);
+    ASSERT_TRUE(controller_->Resume(id).ok());
+    controller_->Tick();
+    EXPECT_EQ(Trainer(id).order.resume_step, in_good_order ? 3 : 1);
+    machine_.Kill(Trainer(id));
+    ASSERT_TRUE(controller_->Cancel(id).ok());
+    controller_->Tick();
+    EXPECT_EQ(State(id), kCancelled);
+  }
 }
 
 TEST_F(RestartTest, OrderlyShutdownStopsTrainersAndTheyGoOnLater) {
@@ -328,6 +455,146 @@ TEST_F(CrashTest, DeathOfTheServerAtAnyWriteLosesAndDoublesNothing) {  // R1
   }
 }
 
+// A server that is killed in the middle of a removal: what it had renamed out of sight, or not yet begun to remove, stays behind.
+class RemovalTest : public RestartTest {
+ protected:
+  // Nothing is removed whose path holds `kept`.
+  struct Disk {
+    std::string kept;
+  };
+  class Hook {
+   public:
+    explicit Hook(const Disk& disk) : disk_(disk) {}
+    template <typename Work>
+    auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
+      const bool is_kept = !disk_.kept.empty() && path.find(disk_.kept) != std::string::npos;
+      if (operation == "remove" && is_kept) return absl::InternalError("killed");
+      return work();
+    }
+    template <typename Write>
+    absl::Status Append(const std::string&, std::string_view bytes, Write write) {
+      return write(bytes);
+    }
+
+   private:
+    const Disk& disk_;
+  };
+
+  void SetUp() override {
+    files_ = &hooked_;
+    RestartTest::SetUp();
+  }
+  void TearDown() override { Kill(); }  // before the disk
+
+  int Rubbish(const std::string& id, std::int64_t attempt) {
+    const auto names = base::RealFileSystem().List(state_->layout.attempt(id, attempt) + "/checkpoints");
+    EXPECT_TRUE(names.ok()) << names.status();
+    return names.ok() ? static_cast<int>(std::count_if(names->begin(), names->end(), base::IsTemporaryName)) : -1;
+  }
+  // A job at its second attempt, whose checkpoint of step 3 puts that of step 1 of the first out of sight. It stays there.
+  std::string PruneAndDie() {
+    const std::string id = Submit(Spec("out"));  // keep_last 2
+    controller_->Tick();
+    Ready(Trainer(id));
+    Checkpoint(Trainer(id), 1);
+    Checkpoint(Trainer(id), 2);
+    machine_.Kill(Trainer(id));
+    controller_->Tick();
+    clock_.Advance(absl::Seconds(10));
+    controller_->Tick();
+    Ready(Trainer(id), 2);
+    Checkpoint(Trainer(id), 3);
+    disk_.kept = "/checkpoints/";
+    controller_->Tick();
+    disk_.kept = "";
+    EXPECT_EQ(Rubbish(id, 1), 1);
+    EXPECT_EQ(controller_->Checkpoints(id)->size(), 2u);
+    return id;
+  }
+
+  Disk disk_;
+  base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
+};
+
+TEST_F(RemovalTest, WhatWasLeftInAnEarlierAttemptIsRemovedAtTheStart) {  // R5
+  const std::string id = PruneAndDie();
+  FakeMachine::Trainer& second = Trainer(id);
+  // What its trainer, which lives, is writing.
+  std::filesystem::create_directory(second.directory + "/checkpoints/" + base::TemporaryName("step-00000004"));
+  KillAndReopen();
+  EXPECT_EQ(Rubbish(id, 1), 0);
+  EXPECT_EQ(Rubbish(id, 2), 1);
+  EXPECT_EQ(controller_->Checkpoints(id)->size(), 2u);
+  machine_.Kill(second);
+  controller_->Tick();
+  EXPECT_EQ(Rubbish(id, 2), 0);
+}
+
+TEST_F(RemovalTest, WhatWasLeftInAnEarlierAttemptIsRemovedWithTheEndOfTheJobAtTheLatest) {  // R5
+  const std::string id = PruneAndDie();
+  Finish(Trainer(id));
+  machine_.Exit(Trainer(id), 0);
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_EQ(Rubbish(id, 1), 0);
+}
+
+TEST_F(RemovalTest, WhatWasLeftOfAJobThatHasNoTrainerIsRemovedByTheNextAttemptAndAtTheStart) {  // R5
+  for (const bool restarted : {false, true}) {
+    SCOPED_TRACE(restarted);
+    const std::string id = Submit();
+    controller_->Tick();
+    Ready(Trainer(id));
+    for (const int step : {1, 2, 3}) Checkpoint(Trainer(id), step);
+    machine_.Kill(Trainer(id));
+    controller_->Tick();
+    ASSERT_EQ(State(id), kQueued);
+    disk_.kept = "/checkpoints/";
+    clock_.Advance(absl::Seconds(10));
+    controller_->Tick();  // As the removal failed, the attempt did not begin.
+    disk_.kept = "";
+    EXPECT_EQ(State(id), kQueued);
+    EXPECT_EQ(Rubbish(id, 1), 1);
+    if (restarted) {
+      KillAndReopen();
+    } else {
+      clock_.Advance(absl::Seconds(100));
+      controller_->Tick();
+      EXPECT_EQ(Trainer(id).order.resume_step, 3);
+      machine_.Kill(Trainer(id));
+    }
+    EXPECT_EQ(Rubbish(id, 1), 0);
+    EXPECT_EQ(controller_->Checkpoints(id)->size(), 2u);
+    ASSERT_TRUE(controller_->Cancel(id).ok());
+    controller_->Tick();
+    EXPECT_EQ(State(id), kCancelled);
+  }
+}
+
+TEST_F(RemovalTest, DeletionThatTheServerDidNotSurviveIsFinishedByTheNext) {
+  std::vector<std::string> ids;
+  for (const char* output : {"deleted", "stays"}) {
+    ids.push_back(Submit(Spec(output)));
+    controller_->Tick();
+    Finish(Trainer(ids.back()));
+    machine_.Exit(Trainer(ids.back()), 0);
+    controller_->Tick();
+    ASSERT_EQ(State(ids.back()), kSucceeded);
+  }
+  const std::string deleted = state_->layout.job(ids[0]), stays = state_->layout.job(ids[1]);
+  disk_.kept = ids[0];
+  EXPECT_FALSE(controller_->Delete(ids[0]).ok());
+  disk_.kept = "";
+  EXPECT_EQ(base::Reason(controller_->Get(ids[0]).status()), "JOB") << "for the database it is done";
+  ASSERT_TRUE(base::RealFileSystem().Exists(deleted));
+  KillAndReopen();
+  EXPECT_FALSE(base::RealFileSystem().Exists(deleted));
+  EXPECT_TRUE(base::RealFileSystem().Exists(stays));
+  EXPECT_EQ(base::Reason(controller_->Get(ids[0]).status()), "JOB");
+  EXPECT_EQ(State(ids[1]), kSucceeded);
+  EXPECT_TRUE(state_->models->Verify("deleted").ok()) << "its model stays";
+}
+
 TEST_F(RestartTest, PublishThatFailsIsTriedAgainWithoutARestart) {
   const std::string id = EndsAndFailsToPublish("out");
   controller_->Tick();
@@ -344,6 +611,70 @@ TEST_F(RestartTest, AnOutputThatIsLostBeforeItIsPublishedIsToldInAWarning) {
   EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
   EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning state:SUCCEEDED");
   EXPECT_EQ(Events(id)[3].body["reason"], "PUBLISH_FAILED");
+  EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "the name is free again";
+}
+
+// A disk that renames the output to its place and does not sync a directory after that.
+class UnsyncedTest : public RestartTest {
+ protected:
+  struct Disk {
+    std::string unsynced;  // how the path of the directory ends
+    bool moved = false;
+  };
+  class Hook {
+   public:
+    explicit Hook(Disk& disk) : disk_(disk) {}
+    template <typename Work>
+    auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
+      if (operation == "rename" && path.ends_with("/models/out")) disk_.moved = true;
+      const bool fails = operation == "sync_directory" && disk_.moved && !disk_.unsynced.empty() && path.ends_with(disk_.unsynced);
+      return fails ? absl::InternalError("EIO") : work();
+    }
+    template <typename Write>
+    absl::Status Append(const std::string&, std::string_view bytes, Write write) {
+      return write(bytes);
+    }
+
+   private:
+    Disk& disk_;
+  };
+
+  void SetUp() override {
+    files_ = &hooked_;
+    RestartTest::SetUp();
+  }
+  void TearDown() override { Kill(); }  // before the disk
+
+  Disk disk_;
+  base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
+};
+
+TEST_F(UnsyncedTest, PublishThatFailsAfterItsRenameLosesNoModel) {
+  for (const char* directory : {"/models", "/attempts/1"}) {
+    for (const bool restarted : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << directory << (restarted ? " and a restart" : ""));
+      disk_.unsynced = directory;
+      disk_.moved = false;
+      const std::string id = Submit(Spec("out"));
+      controller_->Tick();
+      Ready(Trainer(id));
+      controller_->Tick();
+      const std::string output = Trainer(id).order.output_directory;
+      Finish(Trainer(id));
+      machine_.Exit(Trainer(id), 0);
+      for (int i = 0; i < 3; ++i) controller_->Tick();
+      EXPECT_EQ(State(id), kRunning) << "that the model is there is not said before it is sure";
+      EXPECT_FALSE(base::RealFileSystem().Exists(output));
+      EXPECT_TRUE(base::RealFileSystem().Exists(state_->layout.model("out")));
+      disk_.unsynced = "";
+      if (restarted) KillAndReopen();
+      controller_->Tick();
+      EXPECT_EQ(State(id), kSucceeded);
+      EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
+      EXPECT_TRUE(state_->models->Verify("out").ok());
+      ASSERT_TRUE(state_->models->Delete("out").ok());
+    }
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <future>
+#include <utility>
 
 #include "server/base/hooked_files.h"
 #include "tests/server/jobs/controller_fixture.h"
@@ -115,6 +116,36 @@ TEST_F(UnreadableTest, CheckpointIsNotPassedOver) {
   TickLater(100);
   EXPECT_EQ(Trainer(id).order.resume_step, 2);
   EXPECT_EQ(observer_.damaged, 0);
+}
+
+// Gigabytes are hashed there.
+TEST_F(UnreadableTest, OtherJobsAreMovedAndReportedWhileAnOutputIsVerified) {
+  Kill();
+  options_.queue.max_running = 2;
+  Open();
+  const std::string id = Start(), other = Submit();
+  controller_->Tick();
+  FakeMachine::Trainer& trainer = Trainer(other);
+  const std::string line = Ready(trainer);
+  Finish(Trainer(id));
+  machine_.Exit(Trainer(id), 0);
+  std::future<std::pair<absl::Status, absl::Status>> moved;
+  disk_.before_read = [&](const std::string& path) {
+    if (path.find("/output/manifest.json") == std::string::npos || moved.valid()) return;
+    moved = std::async(std::launch::async, [&] {
+      const absl::Status reported = controller_->IngestReport(other, 1, trainer.order.token, {line}).status();
+      return std::pair(reported, controller_->Cancel(other).status());
+    });
+    EXPECT_EQ(moved.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  };
+  controller_->Tick();
+  disk_.before_read = nullptr;
+  ASSERT_TRUE(moved.valid());
+  const auto answers = moved.get();
+  EXPECT_TRUE(answers.first.ok()) << answers.first;
+  EXPECT_TRUE(answers.second.ok()) << answers.second;
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_EQ(State(other), kCancelling);
 }
 
 TEST_F(UnreadableTest, JobsAreMovedWhileTheCheckpointOfOneIsLookedAt) {

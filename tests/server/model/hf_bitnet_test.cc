@@ -123,6 +123,72 @@ TEST_F(HfBitNetImportTest, PackedModelsGiveTransformersLogprobs) {
   }
 }
 
+// One adds the bias to what was scaled, the other scales what it was added to.
+TEST_F(HfBitNetImportTest, PackedModelsWithBiasesGiveTransformersLogprobs) {
+  for (const char* name : {"bias_bitlinear", "bias_packed"}) {
+    Copy("bitnet_bias", name);
+    const auto model = Load();
+    ASSERT_TRUE(model.ok()) << name << ": " << model.status();
+    ExpectLogprobsOfTransformers(**model, "bitnet_bias", name);
+    Clear();
+  }
+}
+
+// transformers' integrations/bitnet.py: AutoBitLinear.forward, BitLinear.forward.
+TEST_F(HfBitNetImportTest, ABiasIsMultipliedByWeightScaleWhereAutoBitLinearDoesSo) {
+  const std::string path = "model.layers.1.self_attn.q_proj";
+  constexpr std::size_t kSize = 32;
+  std::vector<float> bias(kSize, 0.0f);
+  bias[0] = 3.0f;
+  bias[1] = -0.5f;
+  bias[31] = 0.1f;
+  std::vector<float> halves(kSize * kSize, 0.5f);  // codes as floats of their own magnitude
+  halves[1] = -0.5f;
+  halves[2] = 0.0f;
+  const std::vector<float> quarter = {0.25f}, large = {4.0f};
+  const Values scale = {DType::kF32, {1}, Bytes(quarter)};
+  const auto imported = [&](const char* name, const std::map<std::string, Values>& others) {
+    Copy("bitnet_bias", name);
+    Replace(others);
+    const auto report = ImportModel(base::RealFileSystem(), Source(), directory_.Path("model"), DType::kBF16);
+    EXPECT_TRUE(report.ok()) << name << ": " << report.status();
+    auto artifact = *Artifact::Open(directory_.Path("model"));
+    EXPECT_EQ(artifact->Tensor(path + ".bias")->dtype, DType::kF32);
+    return artifact;
+  };
+  std::vector<float> scaled(kSize, 0.0f);
+  scaled[0] = 0.75f;
+  scaled[1] = -0.125f;
+  scaled[31] = 0.025f;
+  const Values stored_bias = {DType::kF32, {kSize}, Bytes(bias)};
+  {
+    const auto artifact = imported("bias_packed", {{path + ".bias", stored_bias}, {path + ".weight_scale", scale}});
+    EXPECT_EQ(*artifact->FloatTensor(path + ".bias"), scaled);
+    EXPECT_EQ((*artifact->FloatTensor(path + ".weight_scale"))[0], 0.25f);
+    Clear();
+  }
+  {  // an eighth is the scale then, but not the bias'
+    const auto artifact = imported("bias_packed", {{path + ".bias", stored_bias},
+                                                   {path + ".weight_scale", scale},
+                                                   {path + ".weight", {DType::kF32, {kSize, kSize}, Bytes(halves)}}});
+    EXPECT_EQ(*artifact->FloatTensor(path + ".bias"), scaled);
+    EXPECT_EQ((*artifact->FloatTensor(path + ".weight_scale"))[0], 0.125f);
+    Clear();
+  }
+  {
+    const auto artifact = imported("bias_bitlinear", {{path + ".bias", stored_bias}, {path + ".weight_scale", scale}});
+    EXPECT_EQ(*artifact->FloatTensor(path + ".bias"), bias);
+    EXPECT_EQ((*artifact->FloatTensor(path + ".weight_scale"))[0], 4.0f);
+    Clear();
+  }
+  bias[1] = 3e38f;  // which four times are no f32
+  Copy("bitnet_bias", "bias_packed");
+  Replace({{path + ".bias", {DType::kF32, {kSize}, Bytes(bias)}}, {path + ".weight_scale", {DType::kF32, {1}, Bytes(large)}}});
+  const auto status = Load().status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(path + ".bias\" is not finite at element 1"));
+}
+
 TEST_F(HfBitNetImportTest, BothLinearClassesHoldTheSameCodes) {
   std::vector<std::string> codes;
   std::vector<float> scales;

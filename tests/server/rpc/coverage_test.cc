@@ -288,7 +288,7 @@ TEST(CoverageTest, EveryUnbuiltFieldSaysSoInItsProto) {
   int fields = 0;
   for (const std::string entry : rpc::kUnbuilt) {
     const std::string name = entry.substr(0, entry.find(' '));
-    if (name.starts_with("nibble.v1.") || name == "ListOperationsRequest.filter") continue;  // methods; Google's own proto
+    if (name.starts_with("nibble.v1.") || name.starts_with("ListOperationsRequest.")) continue;  // methods; Google's own proto
     ASSERT_TRUE(comments.contains(name)) << name;
     EXPECT_NE(comments.at(name).find("UNIMPLEMENTED"), std::string::npos) << name << ": " << comments.at(name);
     ++fields;

@@ -71,6 +71,18 @@ TEST_F(DatasetServiceTest, ABadLineIsNamedAndNothingIsKept) {
   EXPECT_EQ(ReasonOf(datasets_->GetDataset(&context, get, &dataset)), "DATASET");
 }
 
+TEST_F(DatasetServiceTest, AConversationOfTooManyMessagesIsNamed) {
+  std::string line = R"({"messages": [{"role": "assistant", "content": "a"})";
+  for (int i = 0; i < 1024; ++i) line += R"(, {"role": "assistant", "content": "a"})";
+  v1::Dataset dataset;
+  const auto status = Upload("chats", "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}\n" + line + "]}\n",
+                             v1::DATASET_FORMAT_CHAT, &dataset);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(ReasonOf(status), "DATASET_FORMAT");
+  EXPECT_EQ(FieldOf(status), "line 2");
+  EXPECT_THAT(status.error_message(), HasSubstr("has 1025 messages, wanted at most 1024"));
+}
+
 TEST_F(DatasetServiceTest, EmptyAndCutStreamsAreRefused) {
   v1::Dataset dataset;
   EXPECT_EQ(ReasonOf(Upload("empty", "", v1::DATASET_FORMAT_TEXT, &dataset)), "DATASET_EMPTY");
@@ -135,6 +147,53 @@ TEST_F(DatasetServiceTest, PreviewShowsWhichTokensAreTrained) {
   request.set_model("nobody");
   grpc::ClientContext context3;
   EXPECT_EQ(ReasonOf(datasets_->PreviewDataset(&context3, request, &response)), "MODEL");
+}
+
+// A dataset of which every row is dropped would be read whole.
+TEST_F(DatasetServiceTest, PreviewLooksAtTenThousandRows) {
+  Import("tiny");
+  std::string rows;
+  for (int i = 0; i < 10'010; ++i) rows += "{\"text\": \"a b c d\"}\n";
+  EXPECT_EQ(AppTest::Upload("long", rows).rows(), 10'010);
+  v1::PreviewDatasetRequest request;
+  request.set_dataset("long");
+  request.set_model("tiny");
+  request.mutable_data()->set_max_seq_len(2);
+  request.mutable_data()->set_overlong(v1::OVERLONG_POLICY_DROP);
+  v1::PreviewDatasetResponse response;
+  const auto status = Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.rows_size(), 0);
+  EXPECT_EQ(response.looked_rows(), 10'000);
+  EXPECT_EQ(response.dropped_rows(), 10'000);
+  EXPECT_EQ(response.total_rows(), 10'010);
+}
+
+class SmallAnswersTest : public DatasetServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = DatasetServiceTest::Options();
+    options.max_send_bytes = 8 << 10;
+    return options;
+  }
+};
+
+TEST_F(SmallAnswersTest, PreviewShowsAsManyRowsAsMayBeSent) {
+  Import("tiny");
+  std::string rows;
+  for (int i = 0; i < 100; ++i) rows += "{\"text\": \"the keeper of the light walked down to the harbour\"}\n";
+  AppTest::Upload("many", rows);
+  v1::PreviewDatasetRequest request;
+  request.set_dataset("many");
+  request.set_model("tiny");
+  request.set_n(100);
+  v1::PreviewDatasetResponse response;
+  const auto status = Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_GT(response.rows_size(), 1);
+  EXPECT_LT(response.rows_size(), 100);
+  EXPECT_EQ(response.looked_rows(), response.rows_size() + 1);
+  EXPECT_LE(response.ByteSizeLong(), std::size_t{8} << 10);
 }
 
 TEST_F(DatasetServiceTest, PreviewCountsWhatIsCutOffDroppedAndSplit) {

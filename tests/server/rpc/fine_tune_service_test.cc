@@ -263,6 +263,31 @@ TEST_F(FineTuneServiceTest, PagesOfAFilteredListAreTheWholeList) {
   }
 }
 
+TEST_F(FineTuneServiceTest, AStateThatIsNotSetFiltersNothing) {
+  v1::Job job;
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
+  v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job).ok());
+  const auto jobs = [&](const std::vector<int>& states, v1::ListJobsResponse* list) {
+    v1::ListJobsRequest request;
+    for (const int state : states) request.mutable_filter()->add_states(static_cast<v1::JobState>(state));
+    return Call(jobs_, &v1::FineTuneService::Stub::ListJobs, request, list);
+  };
+  const auto count = [&](const std::vector<int>& states) {
+    v1::ListJobsResponse list;
+    const grpc::Status status = jobs(states, &list);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return list.jobs_size();
+  };
+  EXPECT_EQ(count({}), 1);
+  EXPECT_EQ(count({v1::JOB_STATE_UNSPECIFIED}), 1);
+  EXPECT_EQ(count({v1::JOB_STATE_SUCCEEDED}), 0);
+  EXPECT_EQ(count({v1::JOB_STATE_UNSPECIFIED, v1::JOB_STATE_SUCCEEDED}), 0);
+  v1::ListJobsResponse list;
+  EXPECT_EQ(FieldOf(jobs({99}, &list)), "filter.states");
+}
+
 TEST_F(FineTuneServiceTest, EtagsGuardEveryMutation) {
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
@@ -397,6 +422,39 @@ TEST_F(FineTuneServiceTest, PagesOfEventsEndWithTheLastEvent) {
   const auto status = Call(jobs_, &Stub::ListJobEvents, request, &none);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(FieldOf(status), "after_sequence");
+}
+
+// A page ends where its bytes would be more than the server sends, whatever its rows may be.
+class SmallAnswersTest : public FineTuneServiceTest {
+ protected:
+  static constexpr int kMostBytes = 16 << 10;
+  AppOptions Options() override {
+    AppOptions options = FineTuneServiceTest::Options();
+    options.max_send_bytes = kMostBytes;
+    return options;
+  }
+};
+
+TEST_F(SmallAnswersTest, ListsAreWholeByPagesOfBytes) {
+  std::vector<std::string> wanted;
+  v1::Job job;
+  for (int i = 0; i < 12; ++i) {
+    v1::CreateJobRequest request = TinyJob();
+    for (int k = 0; k < 16; ++k) (*request.mutable_spec()->mutable_labels())["key" + std::to_string(k)] = std::string(200, 'x');
+    const auto status = Create(request, &job);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    wanted.insert(wanted.begin(), job.name());
+  }
+  ASSERT_GT(12 * job.ByteSizeLong(), 2u * kMostBytes);
+  std::vector<std::string> joined;
+  const auto pages = Pages({}, 1000);
+  EXPECT_GT(pages.size(), 2u);
+  EXPECT_GT(pages[0].size(), 1u);
+  for (const auto& page : pages) {
+    EXPECT_FALSE(page.empty());
+    joined.insert(joined.end(), page.begin(), page.end());
+  }
+  EXPECT_EQ(joined, wanted);
 }
 
 TEST_F(FineTuneServiceTest, UnknownJobsAreNotFound) {

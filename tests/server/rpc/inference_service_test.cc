@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -484,6 +485,11 @@ TEST_F(InferenceServiceTest, TokenizeAndDetokenizeAreInverse) {
   grpc::ClientContext context2;
   ASSERT_TRUE(inference_->Detokenize(&context2, back, &text).ok());
   EXPECT_EQ(text.text(), "a b c");
+  for (int i = 0; i < (1 << 20); ++i) back.add_token_ids(5);
+  const grpc::Status refused = Call(inference_, &v1::InferenceService::Stub::Detokenize, back, &text);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(FieldOf(refused), "token_ids");
+  EXPECT_THAT(refused.error_message(), HasSubstr("wanted at most 1048576"));
 }
 
 TEST_F(InferenceServiceTest, ErrorsNameTheirReason) {
@@ -519,6 +525,64 @@ TEST_F(InferenceServiceTest, ErrorsNameTheirReason) {
   EXPECT_EQ(FieldOf(Generate(nothing, &response)), "input");
 }
 
+// Neither is a name that a model could have: what is meant is said, and what to ask for instead.
+TEST_F(InferenceServiceTest, AVersionOrAnAdapterInANameIsNotBuilt) {
+  using Stub = v1::InferenceService::Stub;
+  const auto expect = [&](const grpc::Status& status, const std::string& field, const std::string& name) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << field << " " << name << ": " << status.error_message();
+    EXPECT_EQ(ReasonOf(status), "UNIMPLEMENTED") << field;
+    EXPECT_THAT(status.error_message(), HasSubstr(field));
+    EXPECT_THAT(status.error_message(), HasSubstr(name.find('@') != std::string::npos ? "one version" : "its own name"));
+  };
+  const auto drained = [](auto reader) {
+    for (v1::GenerateReply reply; reader->Read(&reply);) {
+    }
+    return reader->Finish();
+  };
+  for (const std::string name : {"tiny@2", "tiny+french"}) {
+    v1::GenerateRequest ask = Prompt(name, "a", 1);
+    v1::GenerateResponse answer;
+    expect(Generate(ask, &answer), "GenerateRequest.model", name);
+    v1::GenerateStreamRequest stream;
+    *stream.mutable_request() = ask;
+    grpc::ClientContext stream_context;
+    expect(drained(inference_->GenerateStream(&stream_context, stream)), "GenerateRequest.model", name);
+    auto* message = ask.mutable_chat()->add_messages();
+    message->set_role("user");
+    message->set_content("a");
+    v1::ChatRequest chat;
+    *chat.mutable_request() = ask;
+    expect(Call(inference_, &Stub::Chat, chat, &answer), "GenerateRequest.model", name);
+    v1::ScoreRequest score;
+    score.set_model(name);
+    score.set_text("a");
+    v1::ScoreResponse scored;
+    expect(Call(inference_, &Stub::Score, score, &scored), "ScoreRequest.model", name);
+    v1::TokenizeRequest tokenize;
+    tokenize.set_model(name);
+    tokenize.set_text("a");
+    v1::TokenizeResponse tokens;
+    expect(Call(inference_, &Stub::Tokenize, tokenize, &tokens), "TokenizeRequest.model", name);
+    v1::DetokenizeRequest detokenize;
+    detokenize.set_model(name);
+    v1::DetokenizeResponse text;
+    expect(Call(inference_, &Stub::Detokenize, detokenize, &text), "DetokenizeRequest.model", name);
+    v1::RenderTemplateRequest render;
+    render.set_model(name);
+    *render.mutable_chat() = ask.chat();
+    v1::RenderTemplateResponse rendered;
+    expect(Call(inference_, &Stub::RenderTemplate, render, &rendered), "RenderTemplateRequest.model", name);
+    v1::LoadModelRequest load;
+    load.set_name(name);
+    v1::LoadModelResponse loaded;
+    expect(Call(models_, &v1::ModelService::Stub::LoadModel, load, &loaded), "LoadModelRequest.name", name);
+  }
+  for (const char* name : {"@", "tiny@", "+tiny", "a@b@c", "a b@2", "../tiny@2"}) {
+    v1::GenerateResponse answer;
+    EXPECT_EQ(ReasonOf(Generate(Prompt(name, "a", 1), &answer)), "MODEL") << name;
+  }
+}
+
 TEST_F(InferenceServiceTest, FieldsThatAreNotBuiltAreNamedNotIgnored) {
   const auto expect = [&](const v1::GenerateRequest& request, const std::string& name) {
     v1::GenerateResponse response;
@@ -532,6 +596,69 @@ TEST_F(InferenceServiceTest, FieldsThatAreNotBuiltAreNamedNotIgnored) {
   request = Prompt("tiny", "a", 1);
   request.mutable_choice()->add_choices("a");
   expect(request, "GenerateRequest.choice");
+}
+
+// Its text is shown where special tokens are, and is no match.
+TEST_F(InferenceServiceTest, AnEndTokenWhoseTextIsAStopStringEndsAsAToken) {
+  v1::GenerateRequest ask = Prompt("tiny", "a b c", 8);
+  ask.mutable_stopping()->set_ignore_eos(false);
+  ask.mutable_stopping()->add_stop("</s>");
+  (*ask.mutable_sampling()->mutable_logit_bias())[1] = 100;
+  for (const bool shown : {false, true}) {
+    ask.mutable_output()->set_include_special_tokens(shown);
+    v1::GenerateResponse response;
+    const auto status = Generate(ask, &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_THAT(response.outputs(0).token_ids(), ElementsAre(1));
+    EXPECT_EQ(response.outputs(0).text(), shown ? "</s>" : "");
+    EXPECT_EQ(response.outputs(0).finish().reason(), v1::FINISH_REASON_EOS);
+    EXPECT_EQ(response.outputs(0).finish().matched(), "");
+    EXPECT_FALSE(response.outputs(0).finish().has_matched_token_id());
+  }
+}
+
+// Streams and several outputs change logits as one unary answer does.
+TEST_F(InferenceServiceTest, PenaltiesAndBiasHoldInStreamsAndForEveryOutput) {
+  const auto check = [&](const std::function<void(v1::Sampling&)>& change, const std::vector<std::int32_t>& wanted) {
+    v1::GenerateStreamRequest request;
+    auto& ask = *request.mutable_request();
+    ask = Prompt("tiny", "a b c", static_cast<int>(wanted.size()));
+    change(*ask.mutable_sampling());
+    ask.mutable_sampling()->set_n(3);
+    v1::GenerateResponse whole;
+    const auto unary = Generate(ask, &whole);
+    ASSERT_TRUE(unary.ok()) << unary.error_message();
+    ASSERT_EQ(whole.outputs_size(), 3);
+    std::vector<std::vector<std::int32_t>> streamed(3);
+    std::vector<std::string> text(3);
+    grpc::ClientContext context;
+    auto reader = inference_->GenerateStream(&context, request);
+    for (v1::GenerateReply reply; reader->Read(&reply);) {
+      if (!reply.has_delta()) continue;
+      ASSERT_LT(reply.delta().index(), 3);
+      const auto index = static_cast<std::size_t>(reply.delta().index());
+      streamed[index].insert(streamed[index].end(), reply.delta().token_ids().begin(), reply.delta().token_ids().end());
+      text[index] += reply.delta().text();
+    }
+    const auto status = reader->Finish();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    for (std::size_t i = 0; i < 3; ++i) {
+      const v1::GenerateOutput& output = whole.outputs(static_cast<int>(i));
+      EXPECT_EQ(std::vector<std::int32_t>(output.token_ids().begin(), output.token_ids().end()), wanted) << i;
+      EXPECT_EQ(streamed[i], wanted) << i;
+      EXPECT_EQ(text[i], output.text()) << i;
+    }
+  };
+  // Of this model's logits none is above 1: the bias alone decides, and what is taken from it.
+  const auto bias = [](v1::Sampling& s, std::map<std::int32_t, double> biases) {
+    for (const auto& one : biases) (*s.mutable_logit_bias())[one.first] = one.second;
+  };
+  check([&](auto& s) { bias(s, {{70, 100}}); }, {70, 70, 70, 70});
+  check([&](auto& s) { bias(s, {{70, 100}, {71, 99}}); s.set_frequency_penalty(2); }, {70, 71, 70, 71, 70, 71});
+  check([&](auto& s) { bias(s, {{70, 100}, {71, 99.5}, {72, 99}}); s.set_presence_penalty(2); }, {70, 71, 72, 70, 70, 70});
+  check([&](auto& s) { bias(s, {{70, 100}, {71, 80}, {72, 60}}); s.set_repetition_penalty(1000); }, {70, 71, 72});
+  // A prompt's tokens count for the repetition penalty: "a" is 67.
+  check([&](auto& s) { bias(s, {{67, 100}, {71, 80}, {72, 60}}); s.set_repetition_penalty(1000); }, {71, 72});
 }
 
 TEST_F(InferenceServiceTest, ACancelledStreamFreesItsSlot) {
@@ -697,6 +824,122 @@ TEST_F(AddedTokenTest, APromptHasItWhereItIsText) {
   message->set_role("a");
   message->set_content("b");
   EXPECT_THAT(prompt(request), ElementsAre(67, 28, 97, 68));  // "a: b"
+}
+
+// "tiny" has tokens that hold pieces of characters, and answers with them one after the other: with this penalty a token that was
+// drawn is hardly drawn again, and the bias falls from token to token.
+class PiecesOfCharactersTest : public InferenceServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = InferenceServiceTest::Options();
+    options.import_root = directory_ + "/root";
+    const std::string source = options.import_root + "/hf_tied_bf16";
+    std::filesystem::create_directory(options.import_root);
+    std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
+    std::string tokenizer = model::ReadBytes(source + "/tokenizer.json");
+    // Byte-level names: 82 is U+0124, 98 U+013A, 9F U+0141, 80 U+0122, the others stand for themselves.
+    const std::vector<std::pair<std::string, std::string>> pieces = {
+        {"\"u\": 87", "\"\\u00c3\": 87"},                      // C3
+        {"\"v\": 88", "\"\\u00a9\\u00e2\": 88"},               // A9 E2
+        {"\"w\": 89", "\"\\u0124\": 89"},                      // 82
+        {"\"x\": 90", "\"\\u00ac\\u00f0\\u0141\": 90"},        // AC F0 9F
+        {"\"y\": 91", "\"\\u013a\": 91"},                      // 98
+        {"\"z\": 92", "\"\\u0122!\": 92"}};                   // 80 21
+    for (const auto& [from, to] : pieces) tokenizer.replace(tokenizer.find(from), from.size(), to);
+    model::WriteBytes(source + "/tokenizer.json", tokenizer);
+    return options;
+  }
+  v1::GenerateRequest Ask(int max_tokens) {
+    v1::GenerateRequest request = Prompt("tiny", "a b c", max_tokens);
+    for (int id = 87; id <= 92; ++id) (*request.mutable_sampling()->mutable_logit_bias())[id] = 100 - 15 * (id - 87);
+    request.mutable_sampling()->set_repetition_penalty(1000);
+    return request;
+  }
+  struct Streamed {
+    std::vector<std::string> deltas;  // those with tokens, and what comes at the end
+    std::string text;
+    std::vector<std::int32_t> ids;
+    v1::GenerateFinish finish;
+  };
+  // As a stream gives it, after it was found to be what the unary answer is.
+  Streamed Stream(const v1::GenerateRequest& ask) {
+    v1::GenerateStreamRequest request;
+    *request.mutable_request() = ask;
+    grpc::ClientContext context;
+    auto reader = inference_->GenerateStream(&context, request);
+    Streamed out;
+    for (v1::GenerateReply reply; reader->Read(&reply);) {
+      if (reply.has_finish()) out.finish = reply.finish();
+      if (!reply.has_delta()) continue;
+      out.deltas.push_back(reply.delta().text());
+      out.text += reply.delta().text();
+      out.ids.insert(out.ids.end(), reply.delta().token_ids().begin(), reply.delta().token_ids().end());
+    }
+    const auto status = reader->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    v1::GenerateResponse whole;
+    const auto unary = Generate(ask, &whole);
+    EXPECT_TRUE(unary.ok()) << unary.error_message();
+    EXPECT_EQ(whole.outputs_size(), 1);
+    if (whole.outputs_size() != 1) return out;
+    EXPECT_EQ(whole.outputs(0).text(), out.text);
+    EXPECT_EQ(std::vector<std::int32_t>(whole.outputs(0).token_ids().begin(), whole.outputs(0).token_ids().end()), out.ids);
+    EXPECT_EQ(whole.outputs(0).finish().SerializeAsString(), out.finish.SerializeAsString());
+    return out;
+  }
+};
+
+constexpr char kEAcute[] = "\xC3\xA9", kEuro[] = "\xE2\x82\xAC", kGrin[] = "\xF0\x9F\x98\x80";
+
+TEST_F(PiecesOfCharactersTest, DeltasAreWholeCharactersAndJoinedTheText) {
+  const Streamed all = Stream(Ask(6));
+  EXPECT_THAT(all.ids, ElementsAre(87, 88, 89, 90, 91, 92));
+  EXPECT_EQ(all.text, std::string(kEAcute) + kEuro + kGrin + "!");
+  EXPECT_THAT(all.deltas, ElementsAre("", kEAcute, "", kEuro, "", std::string(kGrin) + "!"));
+  EXPECT_EQ(all.finish.incomplete_utf8(), "");
+  v1::DetokenizeRequest request;
+  request.set_model("tiny");
+  for (const std::int32_t id : all.ids) request.add_token_ids(id);
+  v1::DetokenizeResponse text;
+  ASSERT_TRUE(Call(inference_, &v1::InferenceService::Stub::Detokenize, request, &text).ok());
+  EXPECT_EQ(text.text(), all.text);
+}
+
+TEST_F(PiecesOfCharactersTest, AnEndWithinACharacterTellsItsBytes) {
+  const std::vector<std::pair<std::string, std::string>> wanted = {
+      {"", "\xC3"}, {kEAcute, "\xE2"}, {kEAcute, "\xE2\x82"}, {std::string(kEAcute) + kEuro, "\xF0\x9F"},
+      {std::string(kEAcute) + kEuro, "\xF0\x9F\x98"}};
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const Streamed cut = Stream(Ask(static_cast<int>(i) + 1));
+    EXPECT_EQ(cut.text, wanted[i].first) << i;
+    EXPECT_EQ(cut.finish.incomplete_utf8(), wanted[i].second) << i;
+    EXPECT_EQ(cut.finish.reason(), v1::FINISH_REASON_LENGTH) << i;
+  }
+}
+
+TEST_F(PiecesOfCharactersTest, AStopStringOfSeveralCharactersIsFoundAcrossTokens) {
+  const std::string both = std::string(kEuro) + kGrin;
+  for (const std::string& stop : {std::string(kEuro), both, std::string(kGrin)}) {
+    for (const bool include : {false, true}) {
+      v1::GenerateRequest ask = Ask(6);
+      ask.mutable_stopping()->add_stop(stop);
+      ask.mutable_stopping()->set_include_stop(include);
+      const Streamed stopped = Stream(ask);
+      const std::string before = stop == kGrin ? std::string(kEAcute) + kEuro : kEAcute;
+      EXPECT_EQ(stopped.text, before + (include ? stop : "")) << stop;
+      EXPECT_EQ(stopped.finish.reason(), v1::FINISH_REASON_STOP) << stop;
+      EXPECT_EQ(stopped.finish.matched(), stop);
+      EXPECT_EQ(stopped.ids.size(), stop == kEuro ? 4u : 6u) << stop;
+    }
+  }
+  // As one, but for its last byte: held back as long as it may be that, then shown.
+  v1::GenerateRequest ask = Ask(6);
+  ask.mutable_stopping()->add_stop(std::string(kEuro) + "\xF0\x9F\x98\x81");
+  const Streamed all = Stream(ask);
+  EXPECT_EQ(all.text, std::string(kEAcute) + both + "!");
+  EXPECT_THAT(all.deltas, ElementsAre("", kEAcute, "", "", "", both + "!"));
+  EXPECT_EQ(all.finish.reason(), v1::FINISH_REASON_LENGTH);
+  EXPECT_EQ(all.finish.matched(), "");
 }
 
 // "tiny" has a template that writes nothing, and two answers at once are all that it gives.

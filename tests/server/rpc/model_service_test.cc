@@ -824,5 +824,53 @@ TEST_F(ModelServiceTest, AnOperationThatEndedIsAnsweredAfterARestart) {
   EXPECT_EQ(ReasonOf(operations_->GetOperation(&context2, get, &after)), "OPERATION");
 }
 
+// Of the call whose answer the restart lost nothing is done twice: neither is the name found taken, nor a second model made.
+TEST_F(ModelServiceTest, ARequestIdIsKnownAfterARestart) {
+  Import("base");
+  v1::ImportModelRequest imported;
+  imported.set_server_path("hf_tied_bf16");
+  imported.set_name("m");
+  imported.set_request_id("import");
+  v1::ConvertModelRequest convert;
+  convert.set_model("base");
+  convert.set_name("small");
+  convert.set_target(v1::MODEL_FORMAT_INT8);
+  convert.set_request_id("convert");
+  v1::ExportModelRequest exported;
+  exported.set_model("base");
+  exported.set_format(v1::EXPORT_FORMAT_HF);
+  exported.set_request_id("export");
+  using Stub = v1::ModelService::Stub;
+  const auto begin = [&](longrunning::Operation (&operations)[3]) {
+    const grpc::Status statuses[] = {Call(models_, &Stub::ImportModel, imported, &operations[0]),
+                                     Call(models_, &Stub::ConvertModel, convert, &operations[1]),
+                                     Call(models_, &Stub::ExportModel, exported, &operations[2])};
+    for (const grpc::Status& status : statuses) EXPECT_TRUE(status.ok()) << status.error_message();
+  };
+  longrunning::Operation first[3], again[3];
+  begin(first);
+  for (const auto& operation : first) EXPECT_TRUE(Wait(operation).has_response()) << operation.name();
+  app_.reset();
+  StartApp();
+  begin(again);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(again[i].name(), first[i].name()) << i;
+    EXPECT_TRUE(again[i].done() && again[i].has_response()) << i;
+  }
+  longrunning::Operation other;
+  imported.set_name("other");
+  EXPECT_EQ(ReasonOf(Call(models_, &Stub::ImportModel, imported, &other)), "IDEMPOTENCY_CONFLICT");
+  convert.set_target(v1::MODEL_FORMAT_NF4);
+  EXPECT_EQ(ReasonOf(Call(models_, &Stub::ConvertModel, convert, &other)), "IDEMPOTENCY_CONFLICT");
+  exported.set_model("m");
+  EXPECT_EQ(ReasonOf(Call(models_, &Stub::ExportModel, exported, &other)), "IDEMPOTENCY_CONFLICT");
+  exported.set_model("base");
+  exported.set_request_id("import");  // of a method of another kind
+  EXPECT_EQ(ReasonOf(Call(models_, &Stub::ExportModel, exported, &other)), "IDEMPOTENCY_CONFLICT");
+  longrunning::ListOperationsResponse all;
+  ASSERT_TRUE(Call(operations_, &longrunning::Operations::Stub::ListOperations, longrunning::ListOperationsRequest(), &all).ok());
+  EXPECT_EQ(all.operations_size(), 4) << "the import of the base, and these three";
+}
+
 }  // namespace
 }  // namespace nibble

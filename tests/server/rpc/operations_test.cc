@@ -297,6 +297,19 @@ TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
   request.clear_page_token();
   request.set_filter("done:true");
   EXPECT_EQ(InfoOf(Ask(&Stub::ListOperations, request, &page)).metadata().at("name"), "ListOperationsRequest.filter");
+  // Of which list is asked: there is one.
+  request.clear_filter();
+  request.set_page_size(100);
+  request.set_name("operations");
+  const grpc::Status named = Ask(&Stub::ListOperations, request, &page);
+  ASSERT_TRUE(named.ok()) << named.error_message();
+  EXPECT_EQ(page.operations_size(), 5);
+  for (const std::string& other : {std::string("models/m"), names.front()}) {
+    request.set_name(other);
+    const grpc::Status refused = Ask(&Stub::ListOperations, request, &page);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::UNIMPLEMENTED) << other;
+    EXPECT_EQ(InfoOf(refused).metadata().at("name"), "ListOperationsRequest.name");
+  }
 }
 
 // The mean of those that ended, less what the one that runs has run.

@@ -2,7 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nibble/v1/dataset_service.pb.h"
 #include "server/base/error.h"
+#include "server/rpc/call.h"
 
 namespace nibble::rpc {
 namespace {
@@ -51,6 +57,77 @@ TEST(PageTest, TokensAndSizesThatAreNotOursAreRefused) {
   for (const std::int64_t size : {-1, 1001}) {
     EXPECT_EQ(base::Reason(PageOf(rows, Itself, size, "").status()), "FIELD_VIOLATION") << size;
   }
+}
+
+TEST(PageBytesTest, TheFirstRowIsTakenHoweverLongItIsAndTheNextAreWhileTheyFit) {
+  PageBytes bytes(2000);
+  EXPECT_TRUE(bytes.Take(1 << 20));
+  EXPECT_FALSE(bytes.Take(0));
+  PageBytes other(2000);
+  EXPECT_TRUE(other.Take(700));
+  EXPECT_TRUE(other.Take(700));
+  EXPECT_FALSE(other.Take(700));
+  EXPECT_TRUE(other.Take(10)) << "a refused row takes nothing";
+}
+
+// Datasets of names "000", "001", ... whose serialised page is what a client must be able to receive.
+absl::StatusOr<std::string> Fill(const std::vector<std::string>& names, std::size_t row_bytes, const std::string& token,
+                                 std::size_t most, v1::ListDatasetsResponse& page) {
+  const auto row_of = [&](const std::string& name) -> absl::StatusOr<std::optional<v1::Dataset>> {
+    if (name == "gone") return std::nullopt;
+    v1::Dataset row;
+    row.set_name(name);
+    row.set_sha256(std::string(row_bytes, 'x'));
+    return row;
+  };
+  return FillPage(names, Itself, kMaxPageSize, token, most, row_of, *page.mutable_datasets());
+}
+
+TEST(PageTest, APageOfLongRowsEndsBeforeItsBytesDoAndTheNextGoesOnThere) {
+  std::vector<std::string> names;
+  for (int i = 100; i < 1000; ++i) names.push_back(std::to_string(i));
+  const std::size_t most = Edge::kMaxPageBytes;
+  std::vector<std::string> seen;
+  std::string token;
+  int pages = 0;
+  do {
+    v1::ListDatasetsResponse page;
+    const auto next = Fill(names, 10'000, token, most, page);
+    ASSERT_TRUE(next.ok()) << next.status();
+    page.set_next_page_token(*next);
+    EXPECT_LE(page.ByteSizeLong(), most);
+    if (!next->empty()) {
+      EXPECT_GT(page.ByteSizeLong(), most - 12'000);
+    }
+    for (const v1::Dataset& row : page.datasets()) seen.push_back(row.name());
+    token = *next;
+    ++pages;
+  } while (!token.empty() && pages < 100);
+  EXPECT_EQ(seen, names);
+  EXPECT_EQ(pages, 5);  // 900 rows of 10 kB, 209 in 2 MiB
+}
+
+TEST(PageTest, ARowThatIsLongerThanAPageIsAPage) {
+  const std::vector<std::string> names = {"a", "b", "c"};
+  std::string token;
+  for (const std::string& name : names) {
+    v1::ListDatasetsResponse page;
+    const auto next = Fill(names, 5000, token, /*most=*/1000, page);
+    ASSERT_TRUE(next.ok()) << next.status();
+    ASSERT_EQ(page.datasets_size(), 1);
+    EXPECT_EQ(page.datasets(0).name(), name);
+    token = *next;
+  }
+  EXPECT_EQ(token, "");
+}
+
+TEST(PageTest, WhatIsGoneIsLeftOutAndEndsNoPage) {
+  v1::ListDatasetsResponse page;
+  const auto next = Fill({"a", "gone", "z"}, 10, "", 1 << 20, page);
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_EQ(*next, "");
+  ASSERT_EQ(page.datasets_size(), 2);
+  EXPECT_EQ(page.datasets(1).name(), "z");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <grpcpp/health_check_service_interface.h>
 
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -192,6 +193,18 @@ TEST_F(ServerServiceTest, TheStateDirectoryTellsThePortsAndIsLocked) {
   const auto second = App::Start(Options());
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ServerServiceTest, WithoutRoomToTellItsPortsItServesAllTheSame) {  // R8
+  app_.reset();
+  const std::filesystem::path told = directory_ + "/state/server.json";
+  std::ofstream(told) << "{}";  // of a server that was killed
+  std::filesystem::create_symlink("/dev/full", told.string() + ".tmp");
+  StartApp();
+  ASSERT_NE(app_, nullptr);
+  v1::ServerInfo info;
+  EXPECT_TRUE(Call(server_, &v1::ServerService::Stub::GetServerInfo, {}, &info).ok());
+  EXPECT_FALSE(std::filesystem::exists(told)) << "it would lead to the one before";
 }
 
 TEST_F(ServerServiceTest, DrainRefusesWhatIsNewAndSaysSo) {

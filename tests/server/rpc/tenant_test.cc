@@ -13,6 +13,7 @@
 
 #include "client/security.h"
 #include "server/base/files.h"
+#include "server/base/sha256.h"
 #include "server/base/strings.h"
 #include "server/rpc/methods.h"
 #include "server/store/checkpoints.h"
@@ -92,11 +93,16 @@ class TenantTest : public AppTest {
  protected:
   AppOptions Options() override {
     std::ofstream(directory_ + "/tokens") << TokenLine("red", "train", R"(, "tenant": "red")") << TokenLine("blue", "train", R"(, "tenant": "blue")")
-                                          << TokenLine("admin", "admin");
+                                          << TokenLine("admin", "admin") << CiLine("red") << CiLine("blue");
     AppOptions options = AppTest::Options();
     options.security.token_file = directory_ + "/tokens";
     options.trainer_path = "/bin/false";  // starts, fails, is tried again
     return options;
+  }
+  // "ci" of a tenant; its token is "token-ci-TENANT".
+  static std::string CiLine(const std::string& tenant) {
+    return StrCat(R"({"name": "ci", "role": "train", "tenant": ")", tenant, R"(", "token_sha256": ")",
+                  base::Sha256Hex("token-ci-" + tenant), "\"}\n");
   }
   void As(const std::string& name) {
     client::Security security;
@@ -212,6 +218,84 @@ TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
   EXPECT_NE(own, job);
   As("red");
   EXPECT_EQ(CreateJob("red-model").name(), job);
+}
+
+// What a job of red's holds cannot be deleted or taken; blue is not told which job that is.
+TEST_F(TenantTest, S2ARefusalNamesNoJobOfAnotherTenant) {
+  As("red");
+  Import("tiny");
+  Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
+  const std::string job = CreateJob("red-model").name();
+  const auto refusals = [&] {
+    std::map<std::string, grpc::Status> refused;
+    v1::DeleteModelRequest model;
+    model.set_name("tiny");
+    v1::DeleteModelResponse no_model;
+    refused["MODEL_IN_USE"] = Call(models_, &v1::ModelService::Stub::DeleteModel, model, &no_model);
+    v1::DeleteDatasetRequest dataset;
+    dataset.set_name("texts");
+    v1::DeleteDatasetResponse no_dataset;
+    refused["DATASET_IN_USE"] = Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, dataset, &no_dataset);
+    v1::CreateJobRequest create;
+    create.mutable_spec()->set_base_model("tiny");
+    create.mutable_spec()->set_train_dataset("texts");
+    create.mutable_spec()->mutable_qlora()->set_r(4);
+    create.mutable_spec()->mutable_run()->set_max_steps(2);
+    create.mutable_spec()->mutable_publish()->set_output_model("red-model");
+    v1::Job created;
+    refused["NAME_TAKEN"] = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, create, &created);
+    return refused;
+  };
+  for (const char* who : {"red", "admin"}) {
+    As(who);
+    for (const auto& [reason, status] : refusals()) {
+      EXPECT_EQ(testing_support::ReasonOf(status), reason) << who << ": " << status.error_message();
+      EXPECT_NE(status.error_message().find(job), std::string::npos) << who << ": " << status.error_message();
+    }
+  }
+  As("blue");
+  for (const auto& [reason, status] : refusals()) {
+    EXPECT_EQ(testing_support::ReasonOf(status), reason) << status.error_message();
+    EXPECT_NE(status.error_message().find("a job"), std::string::npos) << status.error_message();
+    EXPECT_EQ(status.error_message().find(job), std::string::npos) << status.error_message();
+    EXPECT_EQ(status.error_details().find(job), std::string::npos) << reason << ": in its metadata";
+  }
+  v1::ImportModelRequest import;
+  import.set_server_path("hf_tied_bf16");
+  import.set_name("red-model");
+  google::longrunning::Operation operation;
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, import, &operation).ok());
+  const google::longrunning::Operation done = Wait(operation);
+  EXPECT_EQ(testing_support::ReasonOf(done.error()), "NAME_TAKEN") << done.error().message();
+  EXPECT_EQ(done.SerializeAsString().find(job), std::string::npos) << done.error().message();
+}
+
+TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {
+  As("ci-red");
+  Import("tiny");
+  Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
+  const std::string red = CreateJob("").name();
+  As("ci-blue");
+  // Once the same body under the same id, once another: neither answers red's job, nor tells of it.
+  const v1::Job blue = CreateJob("");
+  EXPECT_NE(blue.name(), red);
+  v1::GetJobRequest get;
+  get.set_name(red);
+  v1::Job job;
+  const grpc::Status unseen = Call(jobs_, &v1::FineTuneService::Stub::GetJob, get, &job);
+  EXPECT_EQ(unseen.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(CreateJob("").name(), blue.name());
+  v1::CreateJobRequest another;
+  another.set_request_id("8b7a3d1e-0000-4000-8000-000000000001");
+  another.mutable_spec()->set_base_model("tiny");
+  another.mutable_spec()->set_train_dataset("texts");
+  another.mutable_spec()->mutable_qlora()->set_r(8);
+  const grpc::Status conflict = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, another, &job);
+  EXPECT_EQ(testing_support::ReasonOf(conflict), "IDEMPOTENCY_CONFLICT");
+  EXPECT_NE(conflict.error_message().find(blue.name()), std::string::npos) << conflict.error_message();
+  EXPECT_EQ(conflict.error_message().find(red), std::string::npos) << conflict.error_message();
+  As("ci-red");
+  EXPECT_EQ(CreateJob("").name(), red);
 }
 
 }  // namespace

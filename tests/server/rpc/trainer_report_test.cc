@@ -147,6 +147,12 @@ TEST_F(TrainerReportTest, WhoIsNotTheAttemptsTrainerIsRefusedAndNothingIsTaken) 
   const auto failure = Find<google::rpc::PreconditionFailure>(testing_support::Details(fenced.status));
   ASSERT_TRUE(failure.has_value());
   EXPECT_EQ(failure->violations(0).subject(), job_.name());
+  // Deleted, or another server's: which of them cannot be told, and the trainer asks again.
+  internal::v1::ReportRequest elsewhere = Hello(1, order_.token);
+  elsewhere.mutable_hello()->set_job_id("job-x");
+  const Said unknown = Say({elsewhere, Log(1, "x")});
+  EXPECT_EQ(unknown.status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(ReasonOf(unknown.status), "JOB");
   const Said unnamed = Say({Log(1, "x")});
   EXPECT_EQ(unnamed.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(testing_support::FieldOf(unnamed.status), "hello");

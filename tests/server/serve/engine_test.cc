@@ -293,6 +293,46 @@ TEST_F(EngineTest, TheModelsEndTokenEndsTheAnswerUnlessItIsIgnored) {
   EXPECT_EQ(sink->finish.usage.completion_tokens, 12);
 }
 
+// It matches nothing, whatever its text: where that is shown, it is shown whole, with what was held back before it.
+TEST_F(EngineTest, AnEndTokenThatIsShownIsNoStopString) {
+  auto engine = Start();
+  Request request = Ask(6, 12);
+  request.stopping.ignore_eos = false;
+  request.include_special_tokens = true;
+  request.penalties.bias = {{1, 100.0f}};  // "</s>"
+  for (const char* stop : {"</s>", "/s", "<", ">"}) {
+    request.stopping.strings = {stop};
+    const auto sink = Answer(*engine, request);
+    EXPECT_EQ(sink->text, "</s>") << stop;
+    ASSERT_EQ(sink->ends.size(), 1u);
+    EXPECT_EQ(sink->ends[0].reason, FinishReason::kEos) << stop;
+    EXPECT_EQ(sink->ends[0].matched_stop, "") << stop;
+  }
+  // "d", then "</s>": a token that was drawn is hardly drawn again.
+  request.penalties.bias = {{70, 100.0f}, {1, 50.0f}};
+  request.penalties.repetition = 1000;
+  for (const char* stop : {"d</s>", "d<"}) {
+    request.stopping.strings = {stop};
+    request.include_special_tokens = true;
+    auto sink = Answer(*engine, request);
+    EXPECT_THAT(sink->ids, ElementsAre(70, 1)) << stop;
+    EXPECT_EQ(sink->text, "d</s>") << stop;
+    EXPECT_EQ(sink->finish.reason, FinishReason::kEos) << stop;
+    request.include_special_tokens = false;
+    sink = Answer(*engine, request);
+    EXPECT_EQ(sink->text, "d") << stop;
+    EXPECT_EQ(sink->finish.reason, FinishReason::kEos) << stop;
+  }
+  // Where it ends nothing it is text like any other.
+  request.include_special_tokens = true;
+  request.stopping.ignore_eos = true;
+  request.stopping.strings = {"d</s>"};
+  const auto sink = Answer(*engine, request);
+  EXPECT_EQ(sink->text, "");
+  EXPECT_EQ(sink->finish.reason, FinishReason::kStop);
+  EXPECT_EQ(sink->ends[0].matched_stop, "d</s>");
+}
+
 // Some models end with a token that their tokenizer shows as text.
 TEST_F(EngineTest, AnEndTokenThatIsNotSpecialIsNoTextEither) {
   const std::string source = models_.Path("source");

@@ -32,13 +32,15 @@ class ModelManagerTest : public testing::Test {
   std::weak_ptr<const int> last_pin_;
   std::shared_ptr<base::MemoryBudget> machine_;  // what models share with trainers
   std::unique_ptr<ModelManager> Make(std::int64_t memory_bytes) {
-    const auto locate = [this](const std::string& name) -> absl::StatusOr<ModelManager::Artifact> {
+    const auto locate = [this](const std::string& name,
+                               const ModelManager::Cancelled& cancelled) -> absl::StatusOr<ModelManager::Artifact> {
       ++located_;
       while_locating_();
       if (!damage_.ok()) return damage_;
       if (name != "small" && name != "twin") return absl::NotFoundError(name);
       const auto pin = std::make_shared<const int>(1);
       last_pin_ = pin;
+      if (cancelled && cancelled()) return absl::CancelledError("stopped");
       return ModelManager::Artifact{models_.int8(), pin};
     };
     const auto observe = [this](const Resident&, bool loaded, absl::Duration) { ++(loaded ? came_ : went_); };
@@ -74,6 +76,27 @@ TEST_F(ModelManagerTest, ANameThatIsNoModelIsAskedForEachTime) {
   EXPECT_EQ(located_, 2);
   EXPECT_TRUE(manager_.residents().empty());
   EXPECT_EQ(manager_.Unload("none").code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ModelManagerTest, ALoadThatIsStoppedLeavesNothingAndTheNextOneLoads) {
+  EXPECT_EQ(manager_.Acquire("small", [] { return true; }).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(manager_.Find("small"), nullptr);
+  EXPECT_TRUE(last_pin_.expired());
+  const auto loaded = manager_.Acquire("small", [] { return false; });
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(manager_.Find("small"), *loaded);
+  EXPECT_EQ(manager_.Find("none"), nullptr);
+  const auto there = manager_.Acquire("small", [] { return true; });
+  ASSERT_TRUE(there.ok()) << there.status();
+  EXPECT_EQ(*there, *loaded) << "what is in memory needs no load that could be stopped";
+}
+
+TEST_F(ModelManagerTest, FindDoesNotWaitForALoad) {
+  bool found = true;
+  while_locating_ = [&] { found = manager_.Find("small") != nullptr || manager_.IsLoaded("small"); };
+  ASSERT_TRUE(manager_.Acquire("small").ok());
+  EXPECT_FALSE(found);
+  EXPECT_TRUE(manager_.IsLoaded("small"));
 }
 
 TEST_F(ModelManagerTest, TheArtifactIsPinnedUntilTheModelIsUnloaded) {

@@ -67,6 +67,23 @@ TEST_F(DiskReserveTest, WhatIsLeftIsTakenOver) {
   EXPECT_EQ(Open()->bytes(), kReserveBytes);
 }
 
+TEST_F(DiskReserveTest, MakesRoomForAStartWhereThereIsNone) {  // R8
+  const auto reserve = Open();
+  constexpr std::uint64_t kWanted = 2 * kReservePieceBytes;
+  for (const std::uint64_t free : {kMuch, kWanted}) {
+    disk_.free = free;
+    reserve->MakeRoom(kWanted);
+    EXPECT_EQ(reserve->bytes(), kReserveBytes);
+  }
+  disk_.free = kWanted - 1;  // and stays so: others take what is given back
+  reserve->MakeRoom(kWanted);
+  EXPECT_EQ(reserve->bytes(), kReserveBytes - kWanted) << "no more than was asked for";
+  while (reserve->Release()) {
+  }
+  reserve->MakeRoom(kWanted);
+  EXPECT_EQ(reserve->bytes(), 0u);
+}
+
 TEST_F(DiskReserveTest, DirectoryThatIsNotThereIsAnError) {
   EXPECT_EQ(DiskReserve::Open(disk_, temp_ / "no/reserve").status().code(), absl::StatusCode::kInternal);
 }

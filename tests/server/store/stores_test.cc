@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "server/base/error.h"
 #include "server/base/ids.h"
@@ -96,7 +97,7 @@ TEST_F(StoresTest, LockIsFreeAfterItsOwnerIsKilled) {  // R23
 TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
   AddModel("m");
   std::filesystem::create_directories(state_->layout.model("half.tmp.w-0123456789abcdef"));
-  std::filesystem::create_directories(state_->layout.model("no-manifest"));
+  std::filesystem::create_directories(state_->layout.model("lost+found"));  // no model can have that name
   std::filesystem::create_directories(state_->layout.uploads() + "/upload-1");
   Reopen();
   ASSERT_EQ(state_->models->List().size(), 1u);
@@ -106,7 +107,91 @@ TEST_F(StoresTest, ModelsSurviveAReopenAndLeftoversDoNot) {
   EXPECT_TRUE(state_->models->Verify("m").ok());
   EXPECT_FALSE(Files().Exists(state_->layout.model("half.tmp.w-0123456789abcdef")));
   EXPECT_TRUE(Files().List(state_->layout.uploads())->empty());
-  EXPECT_EQ(base::Reason(state_->models->Get("no-manifest").status()), "MODEL");
+  EXPECT_EQ(base::Reason(state_->models->Get("lost+found").status()), "MODEL");
+}
+
+// As live damage is: told as such, and served again when the files are put back. Nobody else gets the name.
+TEST_F(StoresTest, AModelThatWasDamagedWhileNoServerRanKeepsItsName) {  // R12
+  for (const std::string file : {"nibble.json", "manifest.json"}) {
+    for (const std::string bytes : {"", "{", "[{\"format\":\"f32]", "(none)"}) {
+      SCOPED_TRACE(file + ": " + bytes);
+      AddModel("m");
+      const std::string path = base::JoinPath(state_->layout.model("m"), file);
+      const std::string whole = *Files().Read(path, 1 << 20);
+      if (bytes == "(none)") {
+        std::filesystem::remove(path);
+      } else {
+        WriteFile(path, bytes);
+      }
+      Reopen();
+      for (const absl::Status& damaged : {state_->models->Get("m").status(), state_->models->Verify("m").status(),
+                                          state_->models->Delete("m", "an etag")}) {
+        EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << damaged;
+        EXPECT_EQ(base::Reason(damaged), "ARTIFACT_CORRUPT");
+        EXPECT_EQ(base::ReasonMetadata(damaged)["model"], "m");
+        EXPECT_EQ(damaged.message().find(state_->layout.root()), std::string::npos) << damaged;
+      }
+      for (const absl::Status& taken :
+           {state_->models->Begin("m").status(), state_->models->Reserve("m", "job-1"), state_->models->CheckFree("m")}) {
+        EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists) << taken;
+        EXPECT_EQ(base::Reason(taken), "NAME_TAKEN");
+      }
+      ASSERT_EQ(state_->models->List().size(), 1u);
+      EXPECT_TRUE(state_->models->List()[0].damaged);
+      EXPECT_EQ(state_->models->List()[0].name, "m");
+
+      WriteFile(path, whole);
+      EXPECT_TRUE(state_->models->Verify("m").ok());
+      EXPECT_FALSE(state_->models->List()[0].damaged);
+      std::filesystem::remove(path);
+      Reopen();
+      {
+        const auto pin = state_->models->PinModel("m", "job job-1");
+        ASSERT_TRUE(pin.ok()) << pin.status();
+        EXPECT_EQ(base::Reason(state_->models->Delete("m")), "MODEL_IN_USE");
+      }
+      ASSERT_TRUE(state_->models->Delete("m").ok());
+      EXPECT_TRUE(Files().List(state_->layout.models())->empty());
+      EXPECT_EQ(base::Reason(state_->models->Get("m").status()), "MODEL");
+    }
+  }
+}
+
+TEST_F(StoresTest, ADatasetThatWasDamagedWhileNoServerRanKeepsItsName) {
+  for (const std::string file : {"data.jsonl", "meta.json", "manifest.json"}) {
+    SCOPED_TRACE(file);
+    AddDataset("d");
+    const std::string path = state_->layout.dataset("d") + "/" + file;
+    const std::string whole = *Files().Read(path, 1 << 20);
+    WriteFile(path, whole.substr(0, whole.size() / 2));
+    Reopen();
+    for (const absl::Status& damaged : {state_->datasets->Get("d").status(), state_->datasets->Delete("d", "an etag")}) {
+      EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << damaged;
+      EXPECT_EQ(base::Reason(damaged), "ARTIFACT_CORRUPT");
+      EXPECT_EQ(base::ReasonMetadata(damaged)["dataset"], "d");
+    }
+    EXPECT_EQ(base::Reason(state_->datasets->Begin("d").status()), "NAME_TAKEN");
+    ASSERT_EQ(state_->datasets->List().size(), 1u);
+    EXPECT_TRUE(state_->datasets->List()[0].damaged);
+    WriteFile(path, whole);
+    EXPECT_TRUE(state_->datasets->Get("d").ok());
+    std::filesystem::remove(path);
+    Reopen();
+    ASSERT_TRUE(state_->datasets->Delete("d").ok());
+    EXPECT_EQ(base::Reason(state_->datasets->Get("d").status()), "DATASET");
+    EXPECT_TRUE(Files().List(state_->layout.datasets())->empty());
+  }
+}
+
+TEST_F(StoresTest, WhatWasTakenAwayByHandCanBeDeleted) {
+  AddModel("m");
+  AddDataset("d");
+  std::filesystem::remove_all(state_->layout.model("m"));
+  std::filesystem::remove_all(state_->layout.dataset("d"));
+  EXPECT_TRUE(state_->models->Delete("m").ok());
+  EXPECT_TRUE(state_->datasets->Delete("d").ok());
+  EXPECT_EQ(base::Reason(state_->models->Get("m").status()), "MODEL");
+  EXPECT_EQ(base::Reason(state_->datasets->Get("d").status()), "DATASET");
 }
 
 // A name may look like the server's own temporary ones as long as it is not of their very form.
@@ -158,6 +243,98 @@ TEST_F(StoresTest, PublishingAnOutputTwiceIsTheSameAsOnce) {
   Reopen();
   EXPECT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
   EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", other, other_digest)), "NAME_TAKEN");
+}
+
+// The try before failed after its rename: the source is gone, and what lies in its place is what was to be published, or is not.
+TEST_F(StoresTest, PublishingGoesOnFromWhereItFailed) {
+  std::string digest, other_digest;
+  const std::string output = Output("output", &digest), other = Output("other", &other_digest);
+  ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
+  ASSERT_TRUE(state_->models->Reserve("wrong", "job-1").ok());
+  ASSERT_TRUE(state_->models->Reserve("gone", "job-1").ok());
+  std::filesystem::rename(output, state_->layout.model("out"));
+  std::filesystem::rename(other, state_->layout.model("wrong"));
+  EXPECT_EQ(state_->models->Publish("wrong", "job-1", output, digest).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(state_->models->Publish("gone", "job-1", output, digest).code(), absl::StatusCode::kDataLoss);
+  ASSERT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
+  EXPECT_EQ(state_->models->Get("out")->directory, state_->layout.model("out"));
+  EXPECT_TRUE(state_->models->Verify("out").ok());
+}
+
+TEST_F(StoresTest, AnOutputThatNoModelCanBeReadOfIsRefusedForGood) {
+  auto pending = PendingDirectory::Create(Files(), temp_ / "output");
+  ASSERT_TRUE(pending.ok());
+  WriteFile(pending->path() + "/nibble.json", "{");
+  const std::string digest = pending->Commit()->digest;
+  ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
+  EXPECT_EQ(state_->models->Publish("out", "job-1", temp_ / "output", digest).code(), absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(Files().Exists(state_->layout.model("out")));
+}
+
+// Who of another tenant asks is not told which job it is.
+TEST_F(StoresTest, AJobIsNamedToItsTenantAlone) {  // S2
+  AddModel("m");
+  AddDataset("d");
+  const auto model_user = [&](const std::string& tenant) {
+    const absl::Status refused = state_->models->Delete("m", std::nullopt, tenant);
+    EXPECT_EQ(base::Reason(refused), "MODEL_IN_USE");
+    const std::string user = base::ReasonMetadata(refused)["user"];
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("(" + user + ")"));
+    return user;
+  };
+  const auto red = state_->models->PinModel("m", "job job-1", "red");
+  EXPECT_EQ(model_user("red"), "job job-1");
+  EXPECT_EQ(model_user(""), "job job-1");
+  EXPECT_EQ(model_user("blue"), "a job");
+  const auto nobody = state_->models->PinModel("m", "job job-0", "");
+  EXPECT_EQ(model_user("blue"), "a job") << "a job of no tenant is not blue's";
+  EXPECT_EQ(model_user("red"), "job job-1") << "the one that it may see";
+  const auto loaded = state_->models->PinModel("m", "loaded");
+  EXPECT_EQ(model_user("blue"), "loaded") << "that is no job";
+  const auto data = state_->datasets->PinDataset("d", "job job-1", "red");
+  EXPECT_EQ(base::ReasonMetadata(state_->datasets->Delete("d", std::nullopt, "blue"))["user"], "a job");
+  EXPECT_EQ(base::ReasonMetadata(state_->datasets->Delete("d", std::nullopt, "red"))["user"], "job job-1");
+
+  ASSERT_TRUE(state_->models->Reserve("out", "job-1", "red").ok());
+  const auto taken_by = [&](const absl::Status& refused) {
+    EXPECT_EQ(base::Reason(refused), "NAME_TAKEN");
+    return std::string(refused.message());
+  };
+  EXPECT_THAT(taken_by(state_->models->Reserve("out", "job-2", "red")), HasSubstr("by job-1"));
+  EXPECT_THAT(taken_by(state_->models->Reserve("out", "job-2", "")), HasSubstr("by job-1"));
+  EXPECT_THAT(taken_by(state_->models->Reserve("out", "job-2", "blue")), HasSubstr("by a job"));
+  EXPECT_THAT(taken_by(state_->models->Begin("out").status()), HasSubstr("by a job"));
+}
+
+TEST_F(StoresTest, DeletedIsWhatTheEtagIsOfOrNothing) {
+  const auto add = [&](int version) {
+    auto pending = state_->models->Begin("m");
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    WriteFile((*pending)->directory() + "/nibble.json", "{\"version\":" + std::to_string(version) + "}");
+    ASSERT_TRUE((*pending)->Commit().ok());
+  };
+  add(0);
+  for (int version = 1; version <= 50; ++version) {
+    const std::string etag = Etag(*state_->models->Get("m"));
+    // Deletes the version before, and never the new one, whenever it comes.
+    std::thread late([&] { state_->models->Delete("m", etag).IgnoreError(); });
+    state_->models->Delete("m").IgnoreError();
+    add(version);
+    late.join();
+    const auto model = state_->models->Get("m");
+    ASSERT_TRUE(model.ok()) << version << ": " << model.status();
+    EXPECT_EQ(model->info["version"], version);
+    const absl::Status refused = state_->models->Delete("m", etag);
+    EXPECT_EQ(base::Reason(refused), "ETAG_MISMATCH");
+    EXPECT_EQ(base::ReasonMetadata(refused)["etag"], Etag(*model));
+  }
+  EXPECT_TRUE(state_->models->Delete("m", Etag(*state_->models->Get("m"))).ok());
+  AddDataset("d");
+  const std::string etag = Etag(*state_->datasets->Get("d"));
+  const absl::Status refused = state_->datasets->Delete("d", "old");
+  EXPECT_EQ(base::Reason(refused), "ETAG_MISMATCH");
+  EXPECT_EQ(base::ReasonMetadata(refused)["etag"], etag);
+  EXPECT_TRUE(state_->datasets->Delete("d", etag).ok());
 }
 
 TEST_F(StoresTest, ModelInUseIsNotDeleted) {

@@ -103,6 +103,20 @@ TEST(MetricsTest, AStepShowsInEveryTrainSeries) {
   EXPECT_EQ(samples.at("nibble_train_step_duration_seconds_count{method=\"qlora\"}"), 2);
 }
 
+TEST(MetricsTest, TlsFilesShowOnlyWhereThereAreAny) {
+  Metrics metrics({}, {});
+  EXPECT_THAT(metrics.Scrape(), testing::Not(HasSubstr("nibble_tls_files_ok ")));
+  metrics.SetTlsFilesOk(true);
+  metrics.SetCertificateExpiry("server", 5);
+  metrics.SetCertificateExpiry("client_ca", 7);
+  const auto samples = Samples(metrics.Scrape());
+  EXPECT_EQ(samples.at("nibble_tls_files_ok"), 1);
+  EXPECT_EQ(samples.at("nibble_tls_certificate_expiry_timestamp_seconds{file=\"server\"}"), 5);
+  EXPECT_EQ(samples.at("nibble_tls_certificate_expiry_timestamp_seconds{file=\"client_ca\"}"), 7);
+  metrics.SetTlsFilesOk(false);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_tls_files_ok"), 0);
+}
+
 TEST(MetricsTest, LabelValuesAreEscaped) {
   Metrics metrics({}, {});
   metrics.Rejected("a\"b\\c\nd");

@@ -46,6 +46,78 @@ Ids ByteTokens(const Tokenizer& tokenizer, std::string_view bytes) {
   return ids;
 }
 
+// The tiny SentencePiece vocabulary, with a token more that is empty, under a
+// decoder of its own.
+std::unique_ptr<Tokenizer> WithDecoder(const std::string& decoder) {
+  const auto files = TokenizerFilesFromGguf(TinyGguf("sentence_piece", ""));
+  EXPECT_TRUE(files.ok()) << files.status();
+  auto json = base::ParseJson(files->tokenizer_json);
+  EXPECT_TRUE(json.ok()) << json.status();
+  (*json)["decoder"] = base::Json::parse(decoder);
+  base::Json& vocabulary = (*json)["model"]["vocab"];
+  vocabulary[""] = vocabulary.size();
+  auto tokenizer = Tokenizer::FromJson(base::Dump(*json));
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
+}
+
+std::string Sequence(const std::string& decoders) {
+  return R"({"type":"Sequence","decoders":[)" + decoders + "]}";
+}
+
+std::string Strip(const std::string& content, int start) {
+  return R"({"type":"Strip","content":")" + content +
+         R"(","start":)" + std::to_string(start) + R"(,"stop":0})";
+}
+
+// Those of models that there are (Llama and Mistral, Gemma, T5), and those that
+// strip more, leave the run of bytes in pieces or have none.
+std::vector<std::string> AllDecoders() {
+  const std::string blanks =
+      R"({"type":"Replace","pattern":{"String":"\u2581"},"content":" "},)"
+      R"({"type":"ByteFallback"})";
+  const std::string fuse = blanks + R"(,{"type":"Fuse"})";
+  return {
+      Sequence(fuse + "," + Strip(" ", 1)),
+      Sequence(fuse),
+      R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"always",)"
+      R"("split":true})",
+      R"({"type":"Metaspace","replacement":"\u2581","prepend_scheme":"never",)"
+      R"("split":true})",
+      Sequence(fuse + "," + Strip(" ", 3)),
+      Sequence(fuse + "," + Strip(" ", 1) + "," + Strip("a", 2)),
+      Sequence(fuse + "," + Strip(" ", 1000)),
+      Sequence(fuse + "," + Strip("\uFFFD", 2)),
+      Sequence(blanks + "," + Strip(" ", 1)),
+      Sequence(R"({"type":"Replace","pattern":{"String":"aa"},"content":"b"},)" +
+               fuse),
+      Strip(" ", 1),
+      "null",
+  };
+}
+
+// What comes again and again in a text that grows: blanks, empty tokens, special
+// ones, ids without a token, beginnings of characters, and all of them.
+std::vector<Ids> Alphabets(const Tokenizer& tokenizer) {
+  const std::int32_t blank = tokenizer.TokenId("\u2581").value();
+  const std::int32_t empty = tokenizer.TokenId("").value();
+  Ids bytes = ByteTokens(tokenizer, "\u2581\U0001f999 aA\xF0\xE2\x80");
+  Ids all = bytes;
+  for (const char* token : {"a", "\u2581the", "<s>", "</s>", "<unk>"}) {
+    all.push_back(tokenizer.TokenId(token).value());
+  }
+  for (const std::int32_t id : {blank, empty, 1 << 20}) all.push_back(id);
+  return {{blank},
+          {empty},
+          {blank, empty},
+          {tokenizer.TokenId("</s>").value()},
+          {1 << 20},
+          ByteTokens(tokenizer, "\xF0"),
+          ByteTokens(tokenizer, " a"),
+          bytes,
+          all};
+}
+
 TEST(StreamDecoderTest, DeltasAreTheDecodedText) {
   const auto texts = ReadGolden("tiny_ids.json").at("texts");
   for (const char* vocabulary : {"byte_level", "sentence_piece"}) {
@@ -117,6 +189,78 @@ TEST(StreamDecoderTest, RandomIdsAgreeWithDecode) {
           << vocabulary << " " << ::testing::PrintToString(ids);
     }
   }
+}
+
+TEST(StreamDecoderTest, UnderEveryDecoderDeltasAreTheDecodedText) {
+  std::mt19937 random(2);
+  for (const std::string& decoder : AllDecoders()) {
+    const auto tokenizer = WithDecoder(decoder);
+    ASSERT_NE(tokenizer, nullptr) << decoder;
+    for (const Ids& alphabet : Alphabets(*tokenizer)) {
+      for (const int size : {1, 2, 3, 4, 7, 20, 63, 64, 65, 66, 200}) {
+        for (int round = 0; round < 8; ++round) {
+          Ids ids;
+          for (int i = 0; i < size; ++i) {
+            ids.push_back(alphabet[random() % alphabet.size()]);
+          }
+          // Text behind what was stripped, and a cut character at the end.
+          if (round % 4 == 1) ids.push_back(tokenizer->TokenId("a").value());
+          if (round % 4 == 2) ids.push_back(ByteTokens(*tokenizer, "\xE2")[0]);
+          const bool skip_special = round % 2 == 0;
+          ASSERT_EQ(Stream(*tokenizer, ids, skip_special).all,
+                    *tokenizer->Decode(ids, skip_special))
+              << decoder << " " << ::testing::PrintToString(ids);
+        }
+      }
+    }
+  }
+}
+
+// Mistral's lone blank a million times held a thread for days: each one decoded
+// all those before it.
+TEST(StreamDecoderTest, AnIdCostsTheSameHoweverManyCameBeforeIt) {
+  constexpr std::int64_t kIds = 4000;
+  // 64 that were stripped, the anchor and twice the id itself; all of them again
+  // for each would be 8,000,000.
+  constexpr std::int64_t kMost = 68 * kIds;
+  for (const std::string& decoder : AllDecoders()) {
+    const auto tokenizer = WithDecoder(decoder);
+    ASSERT_NE(tokenizer, nullptr) << decoder;
+    for (const Ids& alphabet : Alphabets(*tokenizer)) {
+      for (const bool text_before : {false, true}) {
+        StreamDecoder stream(*tokenizer, false);
+        if (text_before) {
+          ASSERT_TRUE(stream.Append(tokenizer->TokenId("a").value()).ok());
+        }
+        for (std::size_t i = 0; i < kIds; ++i) {
+          ASSERT_TRUE(stream.Append(alphabet[i % alphabet.size()]).ok());
+        }
+        ASSERT_TRUE(stream.Finish().ok());
+        EXPECT_LE(stream.num_decoded(), kMost)
+            << decoder << " " << ::testing::PrintToString(alphabet);
+      }
+    }
+  }
+  // Of the decoder of Llama and Mistral, once there is text: the id and one more.
+  const auto mistral = WithDecoder(AllDecoders().front());
+  StreamDecoder stream(*mistral, false);
+  const std::int32_t blank = mistral->TokenId("\u2581").value();
+  for (std::int64_t i = 0; i < kIds; ++i) {
+    const auto delta = stream.Append(blank);
+    ASSERT_TRUE(delta.ok()) << delta.status();
+    EXPECT_EQ(*delta, i == 0 ? "" : " ");
+  }
+  EXPECT_LE(stream.num_decoded(), 2 * kIds + 8);
+}
+
+// What cannot be a character any more is shown while the run goes on.
+TEST(StreamDecoderTest, BrokenBytesAreNotHeldBack) {
+  const auto tokenizer = Load(TinyGguf("sentence_piece", ""));
+  const Streamed streamed =
+      Stream(*tokenizer, ByteTokens(*tokenizer, "\xF0\xF0\xF0"), true);
+  EXPECT_EQ(streamed.deltas,
+            (std::vector<std::string>{"", "\uFFFD", "\uFFFD"}));
+  EXPECT_EQ(streamed.tail.incomplete_utf8, "\xF0");
 }
 
 TEST(StreamDecoderTest, FinishBeginsANewText) {

@@ -3,12 +3,18 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "google/rpc/error_details.pb.h"
+#include "google/rpc/status.pb.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
+#include "server/base/mutex.h"
 #include "server/base/strings.h"
 
 namespace nibble::trainer {
@@ -76,6 +82,106 @@ TEST(ReporterTest, LinesThatTheServerAcknowledgedUnsentAreNotSent) {
   for (const v1::JournalLine& got : service.lines) {
     EXPECT_EQ(got.json(), line(static_cast<int>(got.sequence()))) << got.sequence();
   }
+}
+
+// As the server says it (server/rpc/status.h); without a reason, as gRPC itself does.
+grpc::Status Refusal(grpc::StatusCode code, const std::string& reason, const std::string& domain = "nibble") {
+  if (reason.empty()) return {code, "no"};
+  google::rpc::Status details;
+  details.set_code(static_cast<int>(code));
+  details.set_message("no");
+  google::rpc::PreconditionFailure failure;
+  failure.add_violations()->set_type("FENCED");
+  details.add_details()->PackFrom(failure);
+  google::rpc::ErrorInfo info;
+  info.set_reason(reason);
+  info.set_domain(domain);
+  details.add_details()->PackFrom(info);
+  return {code, "no", details.SerializeAsString()};
+}
+
+// Refuses the first stream of each job as `refusals` says, and takes in what later ones carry.
+class RefusingOnce final : public v1::TrainerReportService::Service {
+ public:
+  explicit RefusingOnce(std::map<std::string, grpc::Status> refusals) : refusals_(std::move(refusals)) {}
+
+  grpc::Status Report(grpc::ServerContext*, grpc::ServerReaderWriter<v1::ReportResponse, v1::ReportRequest>* stream) override {
+    v1::ReportRequest request;
+    if (!stream->Read(&request) || !request.has_hello()) return {grpc::StatusCode::INVALID_ARGUMENT, "no hello"};
+    const std::string job = request.hello().job_id();
+    {
+      base::MutexLock lock(mutex_);
+      if (++streams_[job] == 1) return refusals_.at(job);
+    }
+    while (stream->Read(&request)) {
+      v1::ReportResponse response;
+      response.set_acknowledged_sequence(request.line().sequence());
+      {
+        base::MutexLock lock(mutex_);
+        lines_[job].push_back(request.line().json());
+      }
+      stream->Write(response);
+    }
+    return grpc::Status::OK;
+  }
+  int streams(const std::string& job) {
+    base::MutexLock lock(mutex_);
+    return streams_[job];
+  }
+  std::vector<std::string> lines(const std::string& job) {
+    base::MutexLock lock(mutex_);
+    return lines_[job];
+  }
+
+ private:
+  const std::map<std::string, grpc::Status> refusals_;
+  base::Mutex mutex_;
+  std::map<std::string, int> streams_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::vector<std::string>> lines_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(ReporterTest, OnlyAServerThatSaysFencedEndsTheAttempt) {
+  using enum grpc::StatusCode;
+  // All but the last may be another server's, or another program's, that has the port by now.
+  const std::map<std::string, grpc::Status> refusals = {
+      {"unknown-job", Refusal(NOT_FOUND, "JOB")},
+      {"unknown-token", Refusal(UNAUTHENTICATED, "TOKEN_INVALID")},
+      {"no-token", Refusal(UNAUTHENTICATED, "")},
+      {"other-state", Refusal(FAILED_PRECONDITION, "ILLEGAL_STATE")},
+      {"other-program", Refusal(FAILED_PRECONDITION, "FENCED", "example.com")},
+      {"no-reason", Refusal(FAILED_PRECONDITION, "")},
+      {"unavailable", Refusal(UNAVAILABLE, "DRAINING")},
+      {"fenced", Refusal(FAILED_PRECONDITION, "FENCED")}};
+  RefusingOnce service(refusals);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  ASSERT_NE(server, nullptr);
+  std::map<std::string, std::unique_ptr<Reporter>> reporters;
+  for (const auto& [job, refusal] : refusals) {
+    Reporter::Options options;
+    options.address = base::StrCat("127.0.0.1:", port);
+    options.job_id = job;
+    options.attempt = 1;
+    options.token = "t";
+    reporters[job] = std::make_unique<Reporter>(std::move(options));
+    reporters[job]->Send(base::StrCat("line of ", job));
+  }
+  const auto began = std::chrono::steady_clock::now();
+  for (const auto& [job, reporter] : reporters) {
+    reporter->Flush(absl::Minutes(1));
+    if (job == "fenced") continue;
+    EXPECT_FALSE(reporter->fenced()) << job;
+    EXPECT_EQ(service.streams(job), 2) << job;
+    EXPECT_EQ(service.lines(job), std::vector<std::string>{base::StrCat("line of ", job)}) << "asked again, and nothing is lost";
+  }
+  EXPECT_TRUE(reporters["fenced"]->fenced());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(50)) << "who is fenced waits for nothing";
+  reporters.clear();
+  EXPECT_EQ(service.streams("fenced"), 1);
+  EXPECT_TRUE(service.lines("fenced").empty());
 }
 
 }  // namespace

@@ -26,6 +26,13 @@ fn budget(input_bytes: usize) -> Budget {
     Budget { bytes: (64 << 20) + 256 * input_bytes, blocks: usize::MAX }
 }
 
+/// Whether it replaces one character wherever it stands: done to a run of <0xNN> in
+/// pieces, it gives the same.
+fn replaces_one_character(part: &DecoderWrapper) -> bool {
+    let written = serde_json::to_value(part).unwrap_or_default();
+    written["pattern"]["String"].as_str().is_some_and(|pattern| pattern.chars().count() == 1)
+}
+
 fn kind_of(decoder: Option<&DecoderWrapper>) -> DecoderKind {
     let parts = match decoder {
         Some(DecoderWrapper::ByteLevel(_)) => return DecoderKind::Bytes,
@@ -36,6 +43,7 @@ fn kind_of(decoder: Option<&DecoderWrapper>) -> DecoderKind {
     if let [DecoderWrapper::ByteLevel(_)] = parts {
         return DecoderKind::Bytes;
     }
+    let runs = parts.iter().any(|part| matches!(part, DecoderWrapper::ByteFallback(_)));
     let mut fused = false;
     for part in parts {
         let stable = match part {
@@ -43,9 +51,12 @@ fn kind_of(decoder: Option<&DecoderWrapper>) -> DecoderKind {
                 fused = true;
                 true
             }
-            // On one token each, or at the start of the text.
-            DecoderWrapper::Strip(strip) => !fused || strip.stop == 0,
-            DecoderWrapper::Replace(_) | DecoderWrapper::ByteFallback(_) => !fused,
+            // On one token each, which a run of bytes is only when it has ended; or at
+            // the start of the text.
+            DecoderWrapper::Strip(strip) if fused => strip.stop == 0,
+            DecoderWrapper::Strip(_) => !runs,
+            DecoderWrapper::Replace(_) => !fused && (!runs || replaces_one_character(part)),
+            DecoderWrapper::ByteFallback(_) => !fused,
             _ => false,
         };
         if !stable {

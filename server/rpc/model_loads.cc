@@ -1,0 +1,121 @@
+#include "server/rpc/model_loads.h"
+
+#include <chrono>
+
+#include "server/base/status_macros.h"
+#include "server/rpc/status.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr absl::Duration kLongestTimer = absl::Hours(24 * 365);  // no load takes so long, and the clock's type has an end
+
+absl::Status Late() {
+  return StoppedAt(absl::DeadlineExceededError("the deadline passed while the model was loaded"), kStageQueue, 0);
+}
+
+}  // namespace
+
+ModelLoads::ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting)
+    : models_(models), workers_(workers), clock_(clock), exists_(std::move(exists)), max_waiting_(max_waiting) {}
+
+ModelLoads::~ModelLoads() { stop_ = true; }
+
+absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, Then then) {
+  NIBBLE_RETURN_IF_ERROR(exists_(name));
+  base::MutexLock lock(mutex_);
+  if (num_waiting_ >= max_waiting_) return TooManyWait(loaders_);
+  ++num_waiting_;
+  const auto [at, first] = waiting_.try_emplace(name);
+  at->second.emplace(++last_wish_, std::move(then));
+  if (first) loaders_.Run([this, name, came = clock_.Monotonic()] { Load(name, came); });
+  return last_wish_;
+}
+
+bool ModelLoads::Forget(const std::string& name, std::uint64_t wish) {
+  Then dropped;  // after the lock: with it goes what it holds
+  base::MutexLock lock(mutex_);
+  const auto model = waiting_.find(name);
+  if (model == waiting_.end()) return false;
+  const auto at = model->second.find(wish);
+  if (at == model->second.end()) return false;
+  dropped = std::move(at->second);
+  model->second.erase(at);
+  --num_waiting_;
+  return true;
+}
+
+void ModelLoads::Load(const std::string& name, absl::Duration came) {
+  {
+    base::MutexLock lock(mutex_);
+    const auto at = waiting_.find(name);
+    if (at->second.empty()) {  // nobody waits any more, and nothing was begun
+      waiting_.erase(at);
+      return;
+    }
+  }
+  const Loaded loaded = models_.Acquire(name, [this] { return stop_.load(); });
+  loaders_.NoteWait(clock_.Monotonic() - came);
+  std::map<std::uint64_t, Then> waiting;
+  {
+    base::MutexLock lock(mutex_);
+    const auto at = waiting_.find(name);
+    waiting = std::move(at->second);
+    waiting_.erase(at);
+    num_waiting_ -= waiting.size();
+  }
+  for (auto& one : waiting) {
+    workers_.Run([then = std::move(one.second), loaded] { then(loaded); });
+  }
+}
+
+void LoadWait::Begin(const Watch& watch) {
+  const auto self = shared_from_this();
+  if (const absl::Duration left = deadline_ - clock_.Monotonic(); left < kLongestTimer) {
+    // gRPC keeps the function as long as the alarm, which is a part of what it would hold: the call and the load hold it.
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMicroseconds(left), [weak = weak_from_this()](bool passed) {
+      if (const auto still_there = weak.lock(); passed && still_there != nullptr) still_there->End(Late());
+    });
+  }
+  watch(self);
+  const auto wish = loads_.Wait(name_, [self](ModelLoads::Loaded loaded) { self->End(std::move(loaded)); });
+  std::optional<ModelLoads::Loaded> early;
+  {
+    base::MutexLock lock(mutex_);
+    begun_ = true;
+    wish_ = wish.value_or(std::uint64_t{0});
+    if (!wish.ok()) early_ = wish.status();
+    early.swap(early_);
+  }
+  if (early.has_value()) {
+    End(*std::move(early));
+  } else if (cancel_.cancelled()) {  // before there was anybody to be told
+    Cancelled();
+  }
+}
+
+void LoadWait::Cancelled() {
+  if (clock_.Monotonic() >= deadline_) return End(Late());
+  End(StoppedAt(absl::CancelledError("cancelled while the model was loaded"), kStageQueue, 0));
+}
+
+void LoadWait::End(ModelLoads::Loaded loaded) {
+  ModelLoads::Then then;
+  std::uint64_t wish = 0;
+  {
+    base::MutexLock lock(mutex_);
+    if (!begun_) {
+      if (!early_.has_value()) early_ = std::move(loaded);
+      return;
+    }
+    if (then_ == nullptr) return;
+    then.swap(then_);
+    wish = wish_;
+  }
+  timer_.Cancel();
+  if (wish != 0) loads_.Forget(name_, wish);
+  then(std::move(loaded));
+}
+
+}  // namespace nibble::rpc

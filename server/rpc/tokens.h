@@ -1,0 +1,31 @@
+// Texts into tokens and back, by a model's tokenizer and template alone.
+#pragma once
+#include <cstddef>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "nibble/v1/inference_service.pb.h"
+#include "server/rpc/text_cache.h"
+
+namespace nibble::rpc {
+
+// Of one DetokenizeRequest: as many as the longest sequence of a job (DataConfig.max_seq_len) has.
+inline constexpr int kMaxDetokenizedIds = 1 << 20;
+
+// When the work on an answer ends early.
+struct AnswerBounds {
+  std::function<bool()> cancelled;  // asked at every token
+  std::size_t max_bytes = 0;        // that may be sent
+};
+
+// Errors of all: Cancelled; ResourceExhausted (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit; and those of PromptOf and
+// Render.
+absl::Status Tokenize(const v1::TokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
+                      v1::TokenizeResponse* response);
+// InvalidArgument: a negative id, or more than kMaxDetokenizedIds.
+absl::Status Detokenize(const v1::DetokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
+                        v1::DetokenizeResponse* response);
+absl::Status RenderTemplate(const v1::RenderTemplateRequest& request, const ModelText& model, const AnswerBounds& bounds,
+                            v1::RenderTemplateResponse* response);
+
+}  // namespace nibble::rpc

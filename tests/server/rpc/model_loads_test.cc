@@ -1,0 +1,479 @@
+// While a model is loaded, which takes as long as its test wants, the one worker of a server answers everybody else, and whoever waits
+// for the model may go.
+#include "server/rpc/model_loads.h"
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "google/rpc/error_details.pb.h"
+#include "server/base/error.h"
+#include "server/rpc/inference_service.h"
+#include "server/rpc/server_service.h"
+#include "server/store/state_directory.h"
+#include "tests/server/model/small_models.h"
+#include "tests/server/rpc/status_details.h"
+
+namespace nibble::rpc {
+namespace {
+
+using testing_support::Find;
+
+bool Soon(const std::function<bool()>& is_so) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!is_so()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+google::rpc::ErrorInfo InfoOf(const grpc::Status& status) {
+  google::rpc::Status details;
+  EXPECT_TRUE(details.ParseFromString(status.error_details())) << status.error_message();
+  return Find<google::rpc::ErrorInfo>(details).value_or(google::rpc::ErrorInfo());
+}
+
+// Holds the loads of the models that are shut.
+class Gate {
+ public:
+  void Shut(const std::string& name) {
+    base::MutexLock lock(mutex_);
+    shut_.insert(name);
+  }
+  void Open() {
+    base::MutexLock lock(mutex_);
+    shut_.clear();
+    changed_.NotifyAll();
+  }
+  absl::Status Pass(const std::string& name, const serve::ModelManager::Cancelled& cancelled) {
+    base::MutexLock lock(mutex_);
+    ++begun_[name];
+    changed_.NotifyAll();
+    while (shut_.contains(name)) {
+      if (cancelled && cancelled()) return absl::CancelledError("stopped");
+      changed_.WaitFor(lock, std::chrono::milliseconds(1), [] { return false; });
+    }
+    return absl::OkStatus();
+  }
+  int begun(const std::string& name) {
+    base::MutexLock lock(mutex_);
+    return begun_[name];
+  }
+  bool AwaitBegun(const std::string& name) {
+    return Soon([&] { return begun(name) > 0; });
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::Condition changed_;
+  std::set<std::string> shut_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, int> begun_ ABSL_GUARDED_BY(mutex_);
+};
+
+class ModelLoadsTest : public testing::Test {
+ protected:
+  // A Generate that is under way.
+  struct Asked {
+    grpc::ClientContext context;
+    v1::GenerateResponse response;
+    std::future<grpc::Status> status;
+    bool ended() const { return status.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  };
+
+  void SetUp() override {
+    auto state = store::StateDirectory::Open(base::RealFileSystem(), models_.Path("state"));
+    ASSERT_TRUE(state.ok()) << state.status();
+    state_ = *std::move(state);
+    texts_ = std::make_unique<TextCache>(*state_->models);
+    const auto locate = [this](const std::string& name,
+                               const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
+      if (const absl::Status passed = gate_.Pass(name, cancelled); !passed.ok()) return passed;
+      if (damaged_) return absl::DataLossError("a bit has changed");
+      return serve::ModelManager::Artifact{models_.bf16(), nullptr};
+    };
+    serve::EngineOptions options;
+    options.kv_tokens = 1024;
+    manager_ = std::make_unique<serve::ModelManager>(locate, options, base::MemoryBudget::Make(0), models_.stream(), base::RealClock(),
+                                                     nullptr);
+    loads_ = std::make_unique<ModelLoads>(*manager_, workers_, base::RealClock(), Exists);
+    inference_service_ = std::make_unique<InferenceService>(edge_, *loads_, *texts_);
+    server_service_ = std::make_unique<ServerService>(
+        edge_, [] { return v1::ServerInfo(); }, [] { return v1::ServerLoad(); }, [](std::optional<absl::Duration>) {});
+    grpc::ServerBuilder builder;
+    builder.RegisterService(inference_service_.get());
+    builder.RegisterService(server_service_.get());
+    server_ = builder.BuildAndStart();
+    inference_ = v1::InferenceService::NewStub(server_->InProcessChannel({}));
+    server_stub_ = v1::ServerService::NewStub(server_->InProcessChannel({}));
+    ASSERT_TRUE(Generate("warm").ok());
+  }
+  void TearDown() override {
+    if (server_ == nullptr) return;
+    inference_.reset();
+    server_stub_.reset();
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_.reset();
+    loads_.reset();
+    for (const auto& resident : manager_->residents()) manager_->Unload(resident->name).IgnoreError();
+    while (edge_.live_answers > 0) std::this_thread::yield();
+  }
+
+  static absl::Status Exists(const std::string& name) {
+    if (name != "none") return absl::OkStatus();
+    return base::WithReason(absl::NotFoundError("there is no model named \"none\""), "MODEL", {{"name", name}});
+  }
+  static v1::GenerateRequest Ask(const std::string& model) {
+    v1::GenerateRequest request;
+    request.set_model(model);
+    request.set_text("a b c");
+    request.set_request_id("of " + model);
+    request.mutable_stopping()->set_max_tokens(4);
+    request.mutable_stopping()->set_ignore_eos(true);
+    return request;
+  }
+  grpc::Status Generate(const std::string& model) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    v1::GenerateResponse response;
+    return inference_->Generate(&context, Ask(model), &response);
+  }
+  std::unique_ptr<Asked> Begin(const std::string& model) {
+    auto asked = std::make_unique<Asked>();
+    asked->status = std::async(std::launch::async, [this, model, one = asked.get()] {
+      return inference_->Generate(&one->context, Ask(model), &one->response);
+    });
+    return asked;
+  }
+  grpc::Status GetLoad() {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    v1::ServerLoad load;
+    return server_stub_->GetLoad(&context, {}, &load);
+  }
+  // That many calls are there, and the worker has seen to them all.
+  bool AwaitWaiting(std::size_t calls) {
+    return Soon([&] { return edge_.live_calls.count() == calls; }) && GetLoad().ok();
+  }
+  // What Abort finds.
+  int Abort(const std::string& id) {
+    grpc::ClientContext context;
+    v1::AbortRequest request;
+    request.add_request_ids(id);
+    v1::AbortResponse response;
+    EXPECT_TRUE(inference_->Abort(&context, request, &response).ok());
+    return response.aborted_request_ids_size();
+  }
+  static void ExpectStopped(const grpc::Status& status, grpc::StatusCode code, const std::string& reason) {
+    EXPECT_EQ(status.error_code(), code) << status.error_message();
+    const auto info = InfoOf(status);
+    EXPECT_EQ(info.reason(), reason);
+    ASSERT_TRUE(info.metadata().contains("stage"));
+    EXPECT_EQ(info.metadata().at("stage"), "QUEUE");
+    EXPECT_EQ(info.metadata().at("tokens"), "0");
+  }
+
+  Gate gate_;
+  std::atomic<bool> damaged_{false};
+  model::SmallModels models_;
+  std::unique_ptr<store::StateDirectory> state_;
+  std::unique_ptr<TextCache> texts_;
+  std::atomic<bool> draining_{false};
+  telemetry::Metrics metrics_{{}, {}};
+  WorkerPool workers_{1, 64};
+  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
+  std::unique_ptr<serve::ModelManager> manager_;
+  std::unique_ptr<ModelLoads> loads_;
+  std::unique_ptr<InferenceService> inference_service_;
+  std::unique_ptr<ServerService> server_service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::InferenceService::Stub> inference_;
+  std::unique_ptr<v1::ServerService::Stub> server_stub_;
+};
+
+TEST_F(ModelLoadsTest, OneWorkerAnswersOthersWhileAModelIsLoaded) {
+  gate_.Shut("cold");
+  std::vector<std::unique_ptr<Asked>> waiting;
+  for (int i = 0; i < 4; ++i) waiting.push_back(Begin("cold"));
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  EXPECT_TRUE(AwaitWaiting(4));
+  for (int i = 0; i < 3; ++i) {
+    const grpc::Status load = GetLoad();
+    EXPECT_TRUE(load.ok()) << load.error_message();
+    const grpc::Status loaded = Generate("warm");
+    EXPECT_TRUE(loaded.ok()) << loaded.error_message();
+  }
+  for (const auto& one : waiting) EXPECT_FALSE(one->ended());
+  gate_.Open();
+  for (const auto& one : waiting) {
+    const grpc::Status status = one->status.get();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(one->response.outputs(0).token_ids_size(), 4);
+  }
+  EXPECT_EQ(gate_.begun("cold"), 1) << "one load for all";
+}
+
+TEST_F(ModelLoadsTest, EveryKindOfCallWaitsForItsModel) {
+  gate_.Shut("cold");
+  v1::ScoreRequest score;
+  score.set_model("cold");
+  score.set_text("a b c");
+  v1::GenerateRequest talk = Ask("cold");
+  auto* message = talk.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("a b");
+  v1::ChatRequest chat;
+  *chat.mutable_request() = talk;
+  v1::ChatStreamRequest chat_stream;
+  *chat_stream.mutable_request() = talk;
+  v1::GenerateStreamRequest stream;
+  *stream.mutable_request() = Ask("cold");
+  const auto read = [](auto reader) {
+    int tokens = 0;
+    for (v1::GenerateReply reply; reader->Read(&reply);) tokens += reply.delta().token_ids_size();
+    EXPECT_GT(tokens, 0);
+    return reader->Finish();
+  };
+  const std::vector<std::function<grpc::Status(grpc::ClientContext&)>> calls = {
+      [&](grpc::ClientContext& context) {
+        v1::ScoreResponse response;
+        const grpc::Status status = inference_->Score(&context, score, &response);
+        EXPECT_GT(response.tokens_size(), 1);
+        return status;
+      },
+      [&](grpc::ClientContext& context) {
+        v1::GenerateResponse response;
+        return inference_->Chat(&context, chat, &response);
+      },
+      [&](grpc::ClientContext& context) { return read(inference_->GenerateStream(&context, stream)); },
+      [&](grpc::ClientContext& context) { return read(inference_->ChatStream(&context, chat_stream)); }};
+  std::vector<std::future<grpc::Status>> statuses;
+  for (const auto& call : calls) {
+    statuses.push_back(std::async(std::launch::async, [&call] {
+      grpc::ClientContext context;
+      return call(context);
+    }));
+  }
+  EXPECT_TRUE(AwaitWaiting(calls.size()));
+  EXPECT_TRUE(Generate("warm").ok());
+  gate_.Open();
+  for (auto& one : statuses) {
+    const grpc::Status status = one.get();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+  EXPECT_EQ(gate_.begun("cold"), 1);
+}
+
+TEST_F(ModelLoadsTest, WhoCancelsIsGoneAtOnceAndTheOthersAreAnswered) {
+  gate_.Shut("cold");
+  const auto gone = Begin("cold");
+  const auto stays = Begin("cold");
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  EXPECT_TRUE(AwaitWaiting(2));
+  gone->context.TryCancel();
+  EXPECT_EQ(gone->status.get().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(AwaitWaiting(1)) << "the server, too, has done with it";
+  EXPECT_FALSE(stays->ended());
+  gate_.Open();
+  const grpc::Status status = stays->status.get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(gate_.begun("cold"), 1);
+}
+
+TEST_F(ModelLoadsTest, ALoadGoesOnForWhoAsksNext) {
+  gate_.Shut("cold");
+  const auto gone = Begin("cold");
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  EXPECT_TRUE(AwaitWaiting(1));
+  gone->context.TryCancel();
+  EXPECT_EQ(gone->status.get().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(AwaitWaiting(0));
+  EXPECT_EQ(Abort("of cold"), 0) << "nothing is left of it";
+  {
+    grpc::ClientContext context;
+    v1::GenerateStreamRequest request;
+    *request.mutable_request() = Ask("cold");
+    auto reader = inference_->GenerateStream(&context, request);
+    EXPECT_TRUE(AwaitWaiting(1));
+    context.TryCancel();
+    v1::GenerateReply reply;
+    EXPECT_FALSE(reader->Read(&reply));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  }
+  EXPECT_TRUE(AwaitWaiting(0));
+  EXPECT_EQ(Abort("of cold"), 0);
+  gate_.Open();
+  EXPECT_TRUE(Soon([&] { return manager_->IsLoaded("cold"); }));
+  const grpc::Status status = Generate("cold");
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(gate_.begun("cold"), 1);
+}
+
+TEST_F(ModelLoadsTest, AnAbortEndsTheWait) {
+  gate_.Shut("cold");
+  const auto asked = Begin("cold");
+  v1::GenerateStreamRequest request;
+  *request.mutable_request() = Ask("cold");
+  grpc::ClientContext context;
+  auto reader = inference_->GenerateStream(&context, request);
+  EXPECT_TRUE(AwaitWaiting(2));
+  int aborted = 0;
+  EXPECT_TRUE(Soon([&] {
+    aborted += Abort("of cold");
+    return edge_.live_calls.count() == 0;
+  }));
+  EXPECT_GT(aborted, 0);
+  ExpectStopped(asked->status.get(), grpc::StatusCode::CANCELLED, "CANCELLED");
+  v1::GenerateReply reply;
+  EXPECT_FALSE(reader->Read(&reply));
+  ExpectStopped(reader->Finish(), grpc::StatusCode::CANCELLED, "CANCELLED");
+  EXPECT_EQ(Abort("of cold"), 0);
+  gate_.Open();
+}
+
+TEST_F(ModelLoadsTest, ADeadlineEndsTheWait) {
+  gate_.Shut("cold");
+  {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+    v1::GenerateResponse response;
+    EXPECT_EQ(inference_->Generate(&context, Ask("cold"), &response).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+    EXPECT_TRUE(AwaitWaiting(0));
+  }
+  // The server's own, where the client gave none, and says so.
+  edge_.generate_deadline = absl::Milliseconds(100);
+  ExpectStopped(Begin("cold")->status.get(), grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED");
+  {
+    grpc::ClientContext context;
+    v1::ScoreRequest request;
+    request.set_model("cold");
+    request.set_text("a b c");
+    v1::ScoreResponse response;
+    ExpectStopped(inference_->Score(&context, request, &response), grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED");
+  }
+  {
+    grpc::ClientContext context;
+    v1::GenerateStreamRequest request;
+    *request.mutable_request() = Ask("cold");
+    auto reader = inference_->GenerateStream(&context, request);
+    v1::GenerateReply reply;
+    EXPECT_FALSE(reader->Read(&reply));
+    ExpectStopped(reader->Finish(), grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED");
+  }
+  gate_.Open();
+}
+
+TEST_F(ModelLoadsTest, ANameOfNoModelWaitsForNoLoad) {
+  for (const char* name : {"cold", "frozen"}) gate_.Shut(name);
+  const auto cold = Begin("cold"), frozen = Begin("frozen");
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  EXPECT_TRUE(gate_.AwaitBegun("frozen"));
+  const grpc::Status status = Generate("none");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND) << status.error_message();
+  EXPECT_EQ(InfoOf(status).reason(), "MODEL");
+  EXPECT_EQ(Abort("of none"), 0);
+  gate_.Open();
+  EXPECT_TRUE(cold->status.get().ok());
+  EXPECT_TRUE(frozen->status.get().ok());
+}
+
+TEST_F(ModelLoadsTest, WhatNobodyWaitsForIsNotBegun) {
+  for (const char* name : {"cold", "frozen"}) gate_.Shut(name);
+  const auto cold = Begin("cold"), frozen = Begin("frozen");
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  EXPECT_TRUE(gate_.AwaitBegun("frozen"));
+  const auto third = Begin("third");  // its turn comes after one of theirs
+  EXPECT_TRUE(AwaitWaiting(3));
+  third->context.TryCancel();
+  EXPECT_EQ(third->status.get().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(AwaitWaiting(2));
+  gate_.Open();
+  EXPECT_TRUE(cold->status.get().ok());
+  EXPECT_TRUE(frozen->status.get().ok());
+  for (const char* name : {"fourth", "fifth"}) EXPECT_TRUE(Generate(name).ok());  // those before them have had their turn
+  EXPECT_EQ(gate_.begun("third"), 0);
+  EXPECT_TRUE(Generate("third").ok());
+  EXPECT_EQ(gate_.begun("third"), 1);
+}
+
+TEST_F(ModelLoadsTest, ALoadThatFailsIsTriedAgainByTheNext) {
+  gate_.Shut("cold");
+  damaged_ = true;
+  const auto one = Begin("cold"), other = Begin("cold");
+  EXPECT_TRUE(AwaitWaiting(2));
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  gate_.Open();
+  EXPECT_EQ(one->status.get().error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(other->status.get().error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(gate_.begun("cold"), 1);
+  EXPECT_EQ(Abort("of cold"), 0);
+  damaged_ = false;
+  EXPECT_TRUE(Generate("cold").ok());
+  EXPECT_EQ(gate_.begun("cold"), 2);
+}
+
+// Between the end of the load and the worker that goes on.
+TEST_F(ModelLoadsTest, AModelThatIsUnloadedBeforeItsCallGoesOnAnswersIt) {
+  gate_.Shut("cold");
+  const auto asked = Begin("cold");
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  EXPECT_TRUE(AwaitWaiting(1));
+  std::promise<void> free_worker;
+  workers_.Run([held = free_worker.get_future().share()] { held.wait(); });
+  gate_.Open();
+  EXPECT_TRUE(Soon([&] { return manager_->IsLoaded("cold"); }));
+  EXPECT_TRUE(manager_->Unload("cold").ok());
+  EXPECT_FALSE(asked->ended());
+  free_worker.set_value();
+  const grpc::Status status = asked->status.get();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(gate_.begun("cold"), 1);
+  EXPECT_FALSE(manager_->IsLoaded("cold"));
+}
+
+TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
+  ModelLoads few(*manager_, workers_, base::RealClock(), Exists, /*max_waiting=*/2);
+  gate_.Shut("cold");
+  std::atomic<int> loaded = 0;
+  const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
+  const auto one = few.Wait("cold", then), other = few.Wait("cold", then);
+  ASSERT_TRUE(one.ok() && other.ok());
+  const absl::Status refused = few.Wait("cold", then).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
+  EXPECT_GE(std::stoll(base::ReasonMetadata(refused)["retry_ms"]), 100);
+  EXPECT_TRUE(absl::IsNotFound(few.Wait("none", then).status()));
+  EXPECT_TRUE(few.Forget("cold", *other));
+  EXPECT_FALSE(few.Forget("cold", *other));
+  EXPECT_FALSE(few.Forget("warm", *one));
+  EXPECT_TRUE(few.Wait("cold", then).ok()) << "a place has come free";
+  gate_.Open();
+  EXPECT_TRUE(Soon([&] { return loaded == 2; }));
+  EXPECT_FALSE(few.Forget("cold", *one));
+}
+
+TEST_F(ModelLoadsTest, AServerThatStopsStopsTheLoadThatRuns) {
+  gate_.Shut("cold");
+  const auto asked = Begin("cold");
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  EXPECT_TRUE(AwaitWaiting(1));
+  server_->Shutdown(std::chrono::system_clock::now());
+  EXPECT_FALSE(asked->status.get().ok());
+  EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == 0; }));
+  loads_.reset();  // comes back although the gate is shut
+  EXPECT_FALSE(manager_->IsLoaded("cold"));
+}
+
+}  // namespace
+}  // namespace nibble::rpc

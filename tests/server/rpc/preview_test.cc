@@ -1,0 +1,152 @@
+// How much a preview looks at, and how much it answers.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+#include "server/base/error.h"
+#include "server/base/json.h"
+#include "server/model/model_config.h"
+#include "server/model/text_assets.h"
+#include "server/rpc/dataset_proto.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble::rpc {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kRow[] = "{\"text\": \"the keeper of the light\"}\n";
+
+class PreviewTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string directory = NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16";
+    auto assets = model::LoadTextAssets(directory);
+    ASSERT_TRUE(assets.ok()) << assets.status();
+    model_.assets = *std::move(assets);
+    std::ifstream in(directory + "/config.json");
+    auto config = model::ParseHfConfig(base::Json::parse(in));
+    ASSERT_TRUE(config.ok()) << config.status();
+    model_.config = *std::move(config);
+    std::ofstream out(directory_ / "data.jsonl");
+    for (int i = 0; i < kRows; ++i) out << kRow;
+    out.close();
+    stored_.name = "rows";
+    stored_.data_path = directory_ / "data.jsonl";
+    stored_.sha256 = std::string(64, '0');
+    stored_.meta = {{"format", "text"}, {"rows", kRows}};
+    request_.set_n(100);
+    request_.mutable_data()->set_max_seq_len(64);
+  }
+  v1::PreviewDatasetResponse Shown(const PreviewBounds& bounds) {
+    v1::PreviewDatasetResponse response;
+    const absl::Status status = Preview(stored_, model_, request_, bounds, &response);
+    EXPECT_TRUE(status.ok()) << status;
+    return response;
+  }
+  // Two tokens are less than any row has: none is shown, and the next one is looked at.
+  void DropAll() {
+    request_.mutable_data()->set_max_seq_len(2);
+    request_.mutable_data()->set_overlong(v1::OVERLONG_POLICY_DROP);
+  }
+
+  static constexpr int kRows = 10;
+  const testing::TempDirectory directory_;
+  ModelText model_;
+  store::StoredDataset stored_;
+  v1::PreviewDatasetRequest request_;
+};
+
+TEST_F(PreviewTest, WithoutABoundInItsWayEveryRowIsShown) {
+  const auto all = Shown({});
+  EXPECT_EQ(all.rows_size(), kRows);
+  EXPECT_EQ(all.looked_rows(), kRows);
+  EXPECT_EQ(all.total_rows(), kRows);
+  request_.set_n(4);
+  EXPECT_EQ(Shown({}).looked_rows(), 4);
+}
+
+TEST_F(PreviewTest, ItLooksNoFurtherThanItsBounds) {
+  DropAll();
+  PreviewBounds bounds;
+  EXPECT_EQ(Shown(bounds).looked_rows(), kRows);
+  bounds.max_looked_rows = 4;
+  const auto rows = Shown(bounds);
+  EXPECT_EQ(rows.looked_rows(), 4);
+  EXPECT_EQ(rows.dropped_rows(), 4);
+  EXPECT_EQ(rows.rows_size(), 0);
+  EXPECT_EQ(rows.total_rows(), kRows);
+  bounds = {};
+  bounds.max_looked_bytes = 2 * sizeof kRow;  // two rows and some bytes
+  const auto bytes = Shown(bounds);
+  EXPECT_EQ(bytes.looked_rows(), 3) << "the one that passes it is the last";
+  EXPECT_EQ(bytes.dropped_rows(), 3);
+}
+
+TEST_F(PreviewTest, ItEndsAtTheRowWhereItIsCancelled) {
+  DropAll();
+  int asked = 0;
+  PreviewBounds bounds;
+  bounds.cancelled = [&asked] { return ++asked == 3; };
+  v1::PreviewDatasetResponse response;
+  const absl::Status status = Preview(stored_, model_, request_, bounds, &response);
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_EQ(response.looked_rows(), 2);
+  EXPECT_EQ(asked, 3);
+}
+
+TEST_F(PreviewTest, ItEndsInsideAConversationThatIsCancelled) {
+  std::ofstream(directory_ / "data.jsonl") << R"({"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"},)"
+                                           << R"( {"role": "user", "content": "c?"}, {"role": "assistant", "content": "d"}]})" << "\n";
+  stored_.meta = {{"format", "chat"}, {"rows", 1}};
+  int asked = 0;
+  PreviewBounds bounds;
+  bounds.cancelled = [&asked] { return ++asked == 3; };
+  v1::PreviewDatasetResponse response;
+  const absl::Status status = Preview(stored_, model_, request_, bounds, &response);
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_EQ(asked, 3) << "once at the line, then at its renderings";
+  EXPECT_EQ(response.looked_rows(), 0);
+}
+
+TEST_F(PreviewTest, AnAnswerHasNoMoreRowsThanMayBeSent) {
+  const auto all = Shown({});
+  PreviewBounds bounds;
+  bounds.max_bytes = all.ByteSizeLong() / 2 + 128;
+  const auto half = Shown(bounds);
+  EXPECT_GT(half.rows_size(), 0);
+  EXPECT_LT(half.rows_size(), kRows);
+  EXPECT_LE(half.ByteSizeLong(), bounds.max_bytes);
+  EXPECT_EQ(half.looked_rows(), half.rows_size() + 1) << "and one that had no place";
+  for (int i = 0; i < half.rows_size(); ++i) EXPECT_EQ(half.rows(i).SerializeAsString(), all.rows(i).SerializeAsString());
+  bounds.max_bytes = 140;
+  v1::PreviewDatasetResponse response;
+  const absl::Status refused = Preview(stored_, model_, request_, bounds, &response);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_EQ(base::ReasonMetadata(refused)["field"], "data.max_seq_len");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("makes line 1 "));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 140 (--max_send_bytes)"));
+}
+
+// A book is one row. What is too long is known to be so from its beginning.
+TEST_F(PreviewTest, OfATextNoMoreIsLookedAtThanCanBeShown) {
+  std::string words;
+  while (words.size() < (3u << 20)) words += "the keeper of the light ";
+  std::ofstream(directory_ / "data.jsonl") << "{\"text\": \"" << words << "\"}\n";
+  stored_.meta = {{"format", "text"}, {"rows", 1}};
+  request_.set_n(2);
+  request_.mutable_data()->set_overlong(v1::OVERLONG_POLICY_TRUNCATE);
+  const auto cut = Shown({});
+  ASSERT_EQ(cut.rows_size(), 1);
+  EXPECT_EQ(cut.rows(0).token_ids_size(), 64);
+  EXPECT_EQ(cut.truncated_rows(), 1);
+  // 2 rows of 64 tokens of 16 bytes, and 4096: far less than the text has.
+  EXPECT_LT(cut.rows(0).truncated_tokens(), 2 * 64 * 16 + 4096);
+  request_.mutable_data()->set_overlong(v1::OVERLONG_POLICY_DROP);
+  EXPECT_EQ(Shown({}).dropped_rows(), 1);
+}
+
+}  // namespace
+}  // namespace nibble::rpc
