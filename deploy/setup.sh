@@ -11,7 +11,7 @@ usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers]
   --cuda auto   a CUDA toolkit only where there is a GPU (default)
   --cuda on     a CUDA toolkit in any case: enough to compile the CUDA sources without a GPU
   --cuda off    no CUDA toolkit
-  --tests       Python packages of the tests that run everywhere
+  --tests       Python packages of the tests that run everywhere, and promtool
   --full        also the linters, the tools of the chart's checks (built with Go), and PyTorch, transformers, peft, bitsandbytes,
                 torchao and compressed-tensors for Python (4 GB)
   --peers       also llama-cpp-python, compiled here (minutes)
@@ -209,6 +209,31 @@ install_data() {
   done
 }
 
+# The program alone: to install its package would start a Prometheus that listens on every address of this machine.
+install_promtool() {
+  local folder=$deps/tools/promtool sudo=()
+  if command -v promtool >/dev/null || [[ -x $deps/tools/bin/promtool ]]; then
+    say "promtool: is there"
+    return
+  fi
+  if ! command -v apt-get >/dev/null; then
+    say "not a Debian system: promtool must come from its own packages, else the tests of the alerts are skipped"
+    return
+  fi
+  say "promtool: out of Debian's package prometheus"
+  rm -rf "$folder"
+  mkdir -p "$folder" "$deps/tools/bin"
+  if ! (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1; then
+    ((EUID == 0)) || sudo=(sudo -n)
+    "${sudo[@]}" apt-get -qq update || fail "promtool: apt-get update failed"
+    (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1 ||
+      { cat "$deps/apt.log" >&2; fail "promtool: apt-get could not download the package prometheus"; }
+  fi
+  dpkg-deb --fsys-tarfile "$folder"/prometheus_*.deb | tar -xC "$folder" ./usr/bin/promtool
+  mv "$folder/usr/bin/promtool" "$deps/tools/bin/promtool"
+  rm -rf "$folder"
+}
+
 find_go() {
   local have=""
   command -v go >/dev/null && have=$(go env GOVERSION 2>/dev/null) && have=${have#go}
@@ -358,6 +383,7 @@ if $gpu && [[ -n $cuda_root ]]; then
 fi
 if $tests; then
   install_wheels tests "$NIBBLE_WHEELS_TESTS" pytest/__init__.py
+  install_promtool
 fi
 if $full; then
   install_wheels full "$NIBBLE_WHEELS_FULL" transformers/__init__.py

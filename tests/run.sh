@@ -92,7 +92,8 @@ e2e() {
     "$python" -m pytest -q -ra tests/e2e -m "not full"
   fi
 }
-# The Dockerfile's text, chart, dashboards, rules; what needs tools of --full is shown as skipped.
+# The Dockerfile's text, chart, dashboards, rules. promtool, and so the cases of the alerts, is there in any case; what needs other tools
+# of --full (helm and its like, built from source in minutes) is shown as skipped.
 deployment() {
   if $full; then
     "$python" -m pytest -q -ra --full --no-skips --continue-on-collection-errors -m "not image" tests/deploy

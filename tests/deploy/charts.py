@@ -18,16 +18,23 @@ def case_name(case):
 
 
 @functools.cache
-def render_text(helm, case, version="1.33.0", settings=()):
+def render_text(helm, case, version="1.33.0", settings=(), release="test"):
     values = ["--values", str(case)] if case else []
     values += [word for setting in settings for word in ("--set", setting)]
     # What a cluster with the Prometheus operator has.
-    return run(helm, "template", "test", CHART, "--namespace", "ml", "--kube-version", version, "--api-versions",
+    return run(helm, "template", release, CHART, "--namespace", "ml", "--kube-version", version, "--api-versions",
                "monitoring.coreos.com/v1", *values).stdout
 
 
-def render(helm, case, settings=()):
-    return [document for document in yaml.safe_load_all(render_text(helm, case, settings=settings)) if document]
+def render(helm, case, settings=(), release="test"):
+    return [document for document in yaml.safe_load_all(render_text(helm, case, settings=settings, release=release)) if document]
+
+
+def rules(helm, *settings, release="test"):
+    """What the PrometheusRule of a release has, as promtool reads it."""
+    (found,) = [document["spec"] for document in render(helm, None, ("metrics.prometheusRule.enabled=true", *settings), release)
+                if document["kind"] == "PrometheusRule"]
+    return found
 
 
 def pods(documents):

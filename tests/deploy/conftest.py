@@ -1,5 +1,5 @@
-"""Checks of what is deployed: image, chart, dashboards, rules. Tools that `deploy/setup.sh --full` puts in place are skipped visibly
-where they are missing; with --full a missing tool is a failure."""
+"""Checks of what is deployed: image, chart, dashboards, rules. promtool comes with `deploy/setup.sh --tests`; what wants the other tools,
+which `--full` puts in place, is skipped visibly where they are missing. With --full a missing tool is a failure."""
 import importlib.util
 import json
 import os

@@ -1,5 +1,6 @@
 """A root of image_root.py, run as a container runtime would with --read-only: own mounts, processes and loopback, uid 65532, no
-capabilities, every file system read-only but the state volume."""
+capabilities, every file system read-only but the state volume. A volume and Secrets as the kubelet makes them for a pod."""
+import datetime
 import os
 import pathlib
 import shlex
@@ -33,15 +34,45 @@ exec chroot "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin:/bin /usr/bin/s
 '''
 
 
+def make_pod_volume(folder):
+    """An empty volume under fsGroup: the root's still, the group's to write, and what is made in it the group's too."""
+    folder.mkdir()
+    os.chown(folder, 0, UID)
+    folder.chmod(0o2775)
+
+
+def write_secret(folder, files):
+    """{key: bytes} as the kubelet shows a Secret with defaultMode 0440 under fsGroup: the root's files, which the group may read, in a
+    folder of this moment; ..data leads to that folder, and a link for each key to the file below ..data. Written again, all files
+    change by one rename of ..data."""
+    folder.mkdir(exist_ok=True)
+    os.chown(folder, 0, UID)
+    folder.chmod(0o3777)
+    moment = datetime.datetime.now().strftime("..%Y_%m_%d_%H_%M_%S.%f")
+    (folder / moment).mkdir()
+    os.chown(folder / moment, 0, UID)
+    (folder / moment).chmod(0o2755)
+    for key, content in files.items():
+        (folder / moment / key).write_bytes(content)
+        os.chown(folder / moment / key, 0, UID)
+        (folder / moment / key).chmod(0o440)
+    (folder / "..data_tmp").symlink_to(moment)
+    (folder / "..data_tmp").rename(folder / "..data")
+    for key in files:
+        if not (folder / key).is_symlink():
+            (folder / key).symlink_to(f"..data/{key}")
+
+
 class Container:
-    """`command` runs as process 1. `volume` is the state directory. `mounts` are {path inside: folder of the host}, read-only, as
-    Secrets are."""
+    """`command` runs as process 1. `volume` is the state directory; one that is not there is made as docker makes it, the user's own.
+    `mounts` are {path inside: folder of the host}, read-only, as Secrets are."""
 
     def __init__(self, root, volume, command, log, mounts=None):
         self.root, self.volume, self.log = pathlib.Path(root), pathlib.Path(volume), pathlib.Path(log)
-        self.volume.mkdir(parents=True, exist_ok=True)
-        os.chown(self.volume, UID, UID)
-        self.volume.chmod(0o750)
+        if not self.volume.exists():
+            self.volume.mkdir(parents=True)
+            os.chown(self.volume, UID, UID)
+            self.volume.chmod(0o750)
         with open(self.log, "wb") as out:
             self.process = subprocess.Popen(
                 ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child=KILL", "bash", "-c", SETUP,

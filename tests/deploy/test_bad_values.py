@@ -36,6 +36,12 @@ BAD = [
     ("networkPolicy.metrics.from.0", {}), ("metrics.serviceMonitor.interval", "30"), ("metrics.prometheusRule.disabled.0", "no alert"),
     ("metrics.prometheusRule.runbookUrlPrefix", "playbooks"), ("commonLabels.team", "a b"), ("tolerations.0.operator", "In"),
 ]
+
+
+def mount(*paths):
+    return {"extraVolumes": [{"name": "x", "emptyDir": {}}], "extraVolumeMounts": [{"name": "x", "mountPath": path} for path in paths]}
+
+
 # Each fine by itself: values, and the key that the message must name.
 TOGETHER = [
     ({"replicaCount": 2}, "replicaCount"),
@@ -52,7 +58,38 @@ TOGETHER = [
     ({"probes": {"liveness": {"timeoutSeconds": 30}}}, "probes.liveness.timeoutSeconds"),
     ({"probes": {"readiness": {"timeoutSeconds": 30}}}, "probes.readiness.timeoutSeconds"),
     ({"extraVolumes": [{"name": "root", "hostPath": {"path": "/"}}]}, "extraVolumes[0].hostPath"),
+    *(({"extraVolumes": [{"name": "ok", "emptyDir": {}}, {"name": "x", kind: {}}]}, f"extraVolumes[1].{kind}")
+      for kind in ("nfs", "iscsi", "cephfs", "fc", "rbd", "gitRepo", "image", "awsElasticBlockStore")),
+    ({"extraVolumes": [{"name": "x"}]}, "extraVolumes[0]"),
+    ({"extraVolumes": [{"name": "x", "emptyDir": {}, "configMap": {"name": "x"}}]}, "extraVolumes[0]"),
+    ({"extraVolumes": [{"name": "state", "emptyDir": {}}]}, "extraVolumes[0].name"),
+    ({"extraVolumes": [{"name": "x", "emptyDir": {}}, {"name": "x", "emptyDir": {}}]}, "extraVolumes[1].name"),
+    ({"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]}, "extraVolumeMounts[0].name"),
+    *((mount("/ok", path), "extraVolumeMounts[1].mountPath")
+      for path in ("/var/lib/nibble", "/var/lib/nibble/", "/var/lib/nibble/models", "/var/lib", "/", "/tmp", "/dev/shm", "/etc/nibble/tls",
+                   "/etc", "/usr/local/bin", "/x/../var/lib/nibble", "/ok/")),
+    ({"server": {"importRoot": "/imports"}}, "server.importRoot"),
+    ({"server": {"importRoot": "/imports"}, **mount("/import")}, "server.importRoot"),
+    ({"server": {"importRoot": "/var/lib/nibble/models"}}, "server.importRoot"),
+    ({"server": {"importRoot": "/imports/../etc"}, **mount("/imports")}, "server.importRoot"),
+    ({"resources": {"requests": {"cpu": "5"}}}, "resources.requests.cpu"),
+    ({"resources": {"requests": {"cpu": 5}}}, "resources.requests.cpu"),
+    ({"resources": {"requests": {"cpu": "4001m"}}}, "resources.requests.cpu"),
+    ({"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "0.5"}}}, "resources.requests.cpu"),
+    ({"resources": {"requests": {"memory": "8193Mi"}}}, "resources.requests.memory"),
+    ({"resources": {"requests": {"ephemeral-storage": "2Gi"}}}, "resources.requests.ephemeral-storage"),
+    ({"metrics": {"serviceMonitor": {"scrapeTimeout": "31s"}}}, "metrics.serviceMonitor.scrapeTimeout"),
+    ({"metrics": {"serviceMonitor": {"interval": "5000ms"}}}, "metrics.serviceMonitor.scrapeTimeout"),
+    ({"metrics": {"serviceMonitor": {"interval": "1m", "scrapeTimeout": "1h"}}}, "metrics.serviceMonitor.scrapeTimeout"),
+    ({"rbac": {"trainerJobs": True}, "persistence": {"accessMode": "ReadWriteOncePod"}}, "persistence.accessMode"),
+    ({"rbac": {"trainerJobs": True}, "persistence": {"enabled": False}}, "rbac.trainerJobs"),
+    ({"server": {"extraArgs": ["--version"]}}, "server.extraArgs[0]"),
+    ({"server": {"extraArgs": ["--isa=avx2", "--help"]}}, "server.extraArgs[1]"),
+    ({"server": {"extraArgs": ["--isa=avx2", "--isa=plain"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--insecure"]}}, "server.extraArgs[0]"),
+    *(({"server": {"extraArgs": [f"--{flag}=1"]}}, "server.extraArgs[0]") for flag in
+      ("state_dir", "grpc_address", "http_address", "threads", "device", "drain_s", "job_grace_s", "import_root", "tls_cert", "tls_key",
+       "tls_client_ca", "tls_require_client_cert", "trainer", "max_receive_bytes", "kv_tokens")),
     ({"server": {"extraArgs": ["--isa=avx2", "--token_file=/tmp/mine"]}}, "server.extraArgs[1]"),
     ({"server": {"extraArgs": ["--max_queued_jobs=5"]}}, "server.extraArgs[0]"),
     ({"server": {"extraArgs": ["--serve_memory_bytes=5"]}}, "server.extraArgs[0]"),
@@ -64,6 +101,9 @@ TOGETHER = [
     ({"training": {"mode": "inPod"}, "limits": {"trainMemoryBytes": 900 << 20, "serveMemoryBytes": 124 << 20},
       "resources": {"limits": {"memory": "1024Mi"}}}, "limits.trainMemoryBytes"),
     ({"podLabels": {"app.kubernetes.io/name": "other"}}, "podLabels.app.kubernetes.io/name"),
+    ({"podLabels": {"team": "a"}, "commonLabels": {"team": "b"}}, "podLabels.team"),
+    *(({"metrics": {kind: {"labels": {key: "x"}}}, "commonLabels": {"team": "b"}}, f"metrics.{kind}.labels.{key}")
+      for kind in ("serviceMonitor", "prometheusRule", "dashboards") for key in ("team", "app.kubernetes.io/name", "helm.sh/chart")),
     ({"commonLabels": {"helm.sh/chart": "other"}}, "commonLabels.helm.sh/chart"),
     ({"auth": {"test": {"existingSecret": "t"}}, "tls": {"clientCA": {"existingSecret": "ca", "required": True}}},
      "auth.test.existingSecret"),
@@ -104,7 +144,7 @@ def test_k2_bad_value(tool, tmp_path, number):
     assert spoken(key, message), message
 
 
-@pytest.mark.parametrize("number", range(len(TOGETHER)), ids=[key for _, key in TOGETHER])
+@pytest.mark.parametrize("number", range(len(TOGETHER)), ids=[f"{key}-{json.dumps(values)}" for values, key in TOGETHER])
 def test_k2_bad_together(tool, tmp_path, number):
     values, key = TOGETHER[number]
     message = refused(tool("helm"), values, key, tmp_path)

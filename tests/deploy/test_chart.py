@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import charts
+import dashboards
 from conftest import CHART, ROOT, TOOLS, e2e, run
 
 KUBERNETES = ["1.28.0", "1.33.0", "1.37.0"]  # the oldest that the chart is for, one between, the newest with a schema
@@ -136,9 +137,22 @@ def test_rules_ask_for_the_job_of_the_scraped_service(helm, tool, case, tmp_path
     path = tmp_path / "rules.yaml"
     path.write_text(yaml.safe_dump(rules))
     run(tool("promtool"), "check", "rules", "--lint=all", "--lint-fatal", path)
-    asked = {matchers for group in rules["groups"] for rule in group["rules"]
-             for matchers in re.findall(r"\b(?:up|process_start_time_seconds)\{([^}]*)\}", rule["expr"])}
-    assert asked == {f'namespace="ml",job="{service}"'}
+    deployment, = [document["metadata"]["name"] for document in documents if document["kind"] == "Deployment"]
+    own = f'namespace="ml",job="{service}"'
+    pods = f'namespace="ml",pod=~"{deployment}-[a-z0-9]+(-[a-z0-9]{{5}})?",container="nibbled"'
+    asked = 0
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        selectors = re.findall(r"([a-z_:][a-z0-9_:]*)\{([^{}]*(?:\{\d+\}[^{}]*)*)\}", rule["expr"])
+        asked += len(selectors)
+        for metric, matchers in selectors:
+            wanted = pods if metric.startswith("kube_") else own
+            assert matchers == wanted or matchers.startswith(wanted + ","), f"{metric}{{{matchers}}}"
+        # Each metric that is asked for is one of those: none stands without braces.
+        bare = rule["expr"]
+        for metric, matchers in selectors:
+            bare = bare.replace(f"{metric}{{{matchers}}}", "")
+        assert dashboards.metrics(bare) == set(), rule["expr"]
+    assert asked >= 80
 
 
 def restricted(name, _, spec):

@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import re
+import stat
 import subprocess
 import time
 
@@ -12,7 +13,7 @@ import charts
 import dockerfile
 import image_root
 from conftest import ROOT, e2e, run
-from container import Container
+from container import Container, make_pod_volume, write_secret
 
 DOCKERFILE = ROOT / "Dockerfile"
 
@@ -166,31 +167,65 @@ def test_trainer_image_trains(start, model_directory, text_file):
     assert server.stop() == 0
 
 
-def write_certificate(folder, name):
+def certificate(folder, name):
     """tls.crt, tls.key and ca.crt as a Secret holds them: here one self-signed certificate."""
     folder.mkdir()
     run("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "30", "-subj", f"/CN={name}", "-addext",
         f"subjectAltName=DNS:{name}", "-keyout", folder / "tls.key", "-out", folder / "tls.crt")
-    (folder / "ca.crt").write_text((folder / "tls.crt").read_text())
+    pem = (folder / "tls.crt").read_bytes()
+    return {"tls.crt": pem, "tls.key": (folder / "tls.key").read_bytes(), "ca.crt": pem}
+
+
+def belongs(path):
+    """(uid, gid, mode) of what is there, a link itself included."""
+    found = path.lstat()
+    return found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root makes what belongs to others")
+def test_secrets_and_volumes_are_as_the_kubelet_makes_them(tmp_path):
+    make_pod_volume(tmp_path / "state")
+    assert belongs(tmp_path / "state") == (0, 65532, 0o2775)
+    folder = tmp_path / "secret"
+    write_secret(folder, {"tls.crt": b"one", "tls.key": b"two"})
+    assert belongs(folder) == (0, 65532, 0o3777) and os.readlink(folder / "tls.key") == "..data/tls.key"
+    assert belongs((folder / "tls.key").resolve()) == (0, 65532, 0o440)
+    before = os.readlink(folder / "..data")
+    write_secret(folder, {"tls.crt": b"three", "tls.key": b"four"})
+    assert os.readlink(folder / "..data") != before and (folder / "tls.crt").read_bytes() == b"three"
 
 
 @pytest.mark.full
 @pytest.mark.image
 def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
-    """What helm renders by default: all addresses, TLS, tokens, limits; called with and without a token."""
+    """What helm renders by default: all addresses, TLS, tokens, limits, called with and without a token. The volume's root and the
+    Secrets are root's and the group's, as in a pod; a certificate that changes is served without a restart."""
     (_, _, spec), *_ = charts.pods(charts.render(tool("helm"), None))
     container, = spec["containers"]
+    assert spec["securityContext"]["fsGroup"] == container["securityContext"]["runAsGroup"] == 65532
+    assert {volume["secret"]["defaultMode"] for volume in spec["volumes"] if "secret" in volume} == {0o440}
     command = container["command"] + [word.replace("$(CPU_LIMIT)", "2") for word in container["args"]]
-    write_certificate(tmp_path / "tls", "test-nibble.ml.svc")
-    (tmp_path / "auth").mkdir()
-    token = tmp_path / "auth/token"
-    line = run(e2e.BIN / "nibble", "tokens", "new", "tester", "--role", "viewer", "--out", token).stdout
-    (tmp_path / "auth/tokens.jsonl").write_text(line)
-    run("chown", "-R", "65532:65532", tmp_path / "tls", tmp_path / "auth")
+    write_secret(tmp_path / "tls", certificate(tmp_path / "first", "test-nibble.ml.svc"))
+    line = run(e2e.BIN / "nibble", "tokens", "new", "tester", "--role", "viewer", "--out", tmp_path / "token").stdout
+    write_secret(tmp_path / "auth", {"tokens.jsonl": line.encode()})
+    write_secret(tmp_path / "client", {"token": (tmp_path / "token").read_bytes()})
+    make_pod_volume(tmp_path / "volume-server")
     call = ["nibble", "--server", "127.0.0.1:50051", "--tls-ca", "/etc/nibble/tls/ca.crt", "--tls-name", "test-nibble.ml.svc"]
-    with_token = [*call, "--token-file", "/etc/nibble/auth/token", "server", "info"]
-    server = start("server", command, with_token, {"/etc/nibble/tls": tmp_path / "tls", "/etc/nibble/auth": tmp_path / "auth"})
+    with_token = [*call, "--token-file", "/etc/nibble/token/token", "server", "info"]
+    server = start("server", command, with_token, {"/etc/nibble/tls": tmp_path / "tls", "/etc/nibble/auth": tmp_path / "auth",
+                                                   "/etc/nibble/token": tmp_path / "client"})
     refused = server.run(*call, "server", "info", check=False)
     assert refused.returncode != 0 and "TOKEN_MISSING" in refused.stderr
-    assert server.run(*with_token).returncode == 0
+    # Nothing of these is the user's own: what it could change it could also give away.
+    for path in ("/etc/nibble/tls/tls.key", "/etc/nibble/auth/tokens.jsonl"):
+        assert server.run("stat", "-L", "-c", "%u:%g %a", path).stdout.split() == ["0:65532", "440"]
+        assert server.run("touch", path, check=False).returncode != 0
+    assert server.run("stat", "-c", "%u:%g %a", "/var/lib/nibble").stdout.split() == ["0:65532", "2775"]
+    assert server.run("stat", "-c", "%u:%g", "/var/lib/nibble/nibble.db").stdout.split() == ["65532:65532"]
+    # Who trusts the new certificate alone gets through when the server has taken it, which looks every five seconds.
+    write_secret(tmp_path / "tls", certificate(tmp_path / "second", "test-nibble.ml.svc"))
+    deadline = time.monotonic() + 60
+    while server.run(*with_token, check=False).returncode != 0:
+        assert time.monotonic() < deadline, server.text()
+        time.sleep(0.5)
     assert server.stop() == 0

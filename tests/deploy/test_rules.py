@@ -47,9 +47,7 @@ def test_o2_a_rule_that_never_fires_is_seen(tool, tmp_path):
 @pytest.mark.parametrize("grace, fires", [(25, True), (36, True), (37, False), (180, False)])
 def test_checkpoint_alert_follows_the_grace_of_the_release(tool, tmp_path, grace, fires):
     """Five checkpoints in a hundred take 10 to 20 s: the 99th percentile is 18.43 s, which is half of 36.86 s."""
-    settings = ("metrics.prometheusRule.enabled=true", f"server.jobGraceSeconds={grace}")
-    (rules,) = [document["spec"] for document in charts.render(tool("helm"), None, settings) if document["kind"] == "PrometheusRule"]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(charts.rules(tool("helm"), f"server.jobGraceSeconds={grace}")))
     name, labels = "nibble_checkpoint_duration_seconds_bucket", 'namespace="ml",job="test-nibble"'
     counts = {"10.24": 95, "20.48": 100, "+Inf": 100}
     alert = {"exp_labels": {"namespace": "ml", "job": "test-nibble", "severity": "warning"},
@@ -63,6 +61,77 @@ def test_checkpoint_alert_follows_the_grace_of_the_release(tool, tmp_path, grace
                                  "exp_alerts": [alert] if fires else []}]}
     (tmp_path / "cases.yaml").write_text(yaml.safe_dump({"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}))
     run(tool("promtool"), "test", "rules", tmp_path / "cases.yaml")
+
+
+def cases_of(path, rules, change):
+    """The cases of a file of deploy/rules with other rules; `change` alters each expectation."""
+    document = yaml.safe_load(path.read_text())
+    document["rule_files"] = [str(rules)]
+    for case in document["tests"]:
+        for check in case["alert_rule_test"]:
+            change(check)
+    return yaml.safe_dump(document)
+
+
+@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+def test_o2_the_charts_rules_pass_the_same_cases(tool, tmp_path, cases):
+    """The job of the cases is nibble: that of a release of this name. Only the target that is gone is then known by its labels."""
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(charts.rules(tool("helm"), release="nibble")))
+
+    def known_target(check):
+        for alert in check["exp_alerts"]:
+            if check["alertname"] == "NibbleTargetDown" and "job" not in alert["exp_labels"]:
+                alert["exp_labels"] |= {"namespace": "ml", "job": "nibble"}
+
+    (tmp_path / "cases.yaml").write_text(cases_of(cases, tmp_path / "rules.yaml", known_target))
+    run(tool("promtool"), "test", "rules", tmp_path / "cases.yaml")
+
+
+@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+def test_o2_another_release_says_nothing_of_this_one(tool, tmp_path, cases):
+    """What makes every alert of one release fire is nothing to the rules of another in the same namespace; that one is not there."""
+    # Its own target is not there, and that it may say.
+    rules = charts.rules(tool("helm"), "metrics.prometheusRule.disabled={NibbleTargetDown}", release="train")
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    (tmp_path / "cases.yaml").write_text(cases_of(cases, tmp_path / "rules.yaml", lambda check: check.update(exp_alerts=[])))
+    run(tool("promtool"), "test", "rules", tmp_path / "cases.yaml")
+
+
+def test_o2_pods_of_a_release_are_told_apart(tool):
+    """Whose container was killed is known by the pod's name alone: a release's name may begin with another's."""
+    (expression,) = [rule["expr"] for group in charts.rules(tool("helm"), release="nibble")["groups"] for rule in group["rules"]
+                     if rule.get("alert") == "NibbleWorkerOOM"]
+    patterns = set(re.findall(r'pod=~"([^"]+)"', expression))
+    assert len(patterns) == 1 and expression.count("pod=~") == expression.count("kube_pod_") == 2
+    own = ["nibble-6c9f8b7d5c-x2x4z", "nibble-" + "6c9f8b7d5" + "x2x4z"]
+    others = ["nibble-two-6c9f8b7d5c-x2x4z", "train-nibble-6c9f8b7d5c-x2x4z", "nibble-test", "nibble-two-test", "nibble"]
+    pattern = patterns.pop()
+    assert [name for name in own + others if re.fullmatch(pattern, name)] == own + ["nibble-test"]  # that has no container nibbled
+
+
+def test_o2_of_two_releases_each_judges_its_own(tool, tmp_path):
+    """Both are loaded, one gives 25 s and the other 180: the checkpoints of the latter take 18 s, and nobody complains."""
+    for release, grace in (("nibble", 25), ("train", 180)):
+        rules = charts.rules(tool("helm"), f"server.jobGraceSeconds={grace}", release=release)
+        for group in rules["groups"]:
+            group["name"] = f"{release}.{group['name']}"  # promtool wants other names, a Prometheus of the operator does not
+        (tmp_path / f"{release}.yaml").write_text(yaml.safe_dump(rules))
+
+    counts = {"10.24": 95, "20.48": 100, "+Inf": 100}
+    name = "nibble_checkpoint_duration_seconds_bucket"
+    for job, fires in (("nibble", True), ("train-nibble", False)):
+        series = [{"series": f'{name}{{namespace="ml",job="{job}",le="{le}"}}', "values": f"0+{count}x120"} for le, count in counts.items()]
+        alert = {"exp_labels": {"namespace": "ml", "job": job, "severity": "warning"},
+                 "exp_annotations": {"summary": "Checkpoints take more than half the shutdown grace",
+                                     "description": "The slowest checkpoints take 18.43s; a trainer has 25 s (--job_grace_s) to write "
+                                                    "one at shutdown.",
+                                     "runbook_url": "deploy/playbooks/NibbleCheckpointSlowVsGrace.md#steps"}}
+        case = {"interval": "1m", "input_series": series,
+                "alert_rule_test": [{"eval_time": "100m", "alertname": "NibbleCheckpointSlowVsGrace",
+                                     "exp_alerts": [alert] if fires else []}]}
+        document = {"rule_files": ["nibble.yaml", "train.yaml"], "evaluation_interval": "1m", "tests": [case]}
+        (tmp_path / "cases.yaml").write_text(yaml.safe_dump(document))
+        run(tool("promtool"), "test", "rules", tmp_path / "cases.yaml")
 
 
 def anchors(path):

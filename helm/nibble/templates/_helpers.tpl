@@ -65,6 +65,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- mul (regexFind "^[0-9]+" .) (get $factors (regexFind "[A-Z]i$" .)) }}
 {{- end }}
 
+{{- /* Thousandths of a CPU, of a quantity as values.schema.json takes it: 2, "500m", "0.5". */ -}}
+{{- define "nibble.millicpu" -}}
+{{- $cpu := toString . }}
+{{- if hasSuffix "m" $cpu }}{{ trimSuffix "m" $cpu }}{{ else }}{{ round (mulf (float64 $cpu) 1000) 0 | int64 }}{{ end }}
+{{- end }}
+
+{{- /* Milliseconds of a duration as values.schema.json takes it: 30s. */ -}}
+{{- define "nibble.milliseconds" -}}
+{{- $factors := dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000 }}
+{{- mul (regexFind "^[0-9]+" .) (get $factors (regexFind "[a-z]+$" .)) }}
+{{- end }}
+
 {{- /* Requests or limits (list of the chart's context and those): the node's disk for a state that is not kept is the pod's own too. */ -}}
 {{- define "nibble.resources" -}}
 {{- $v := (index . 0).Values }}
