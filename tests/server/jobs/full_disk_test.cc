@@ -69,8 +69,8 @@ class FullDiskTest : public ::testing::Test {
   absl::Status Insert(const std::string& id, const std::string& request_id = "") {
     JobRecord job;
     job.id = id;
-    job.spec.base_model = "b";
-    job.spec.train_dataset = "t";
+    job.spec.base_model = std::string("b");  // a literal: GCC 12 warns of an overlap
+    job.spec.train_dataset = std::string("t");
     job.created = absl::FromUnixMicros(5);
     return database_->Insert(job, request_id, "d", Event("state")).status();
   }
