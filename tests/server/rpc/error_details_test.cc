@@ -140,17 +140,22 @@ class ErrorDetailsTest : public AppTest {
     const std::size_t at = answer ? answer->body.find(kCounter) : std::string::npos;
     return at == std::string::npos ? -1 : std::stoi(answer->body.substr(at + sizeof kCounter - 1));
   }
-  // A checkpoint as its trainer would have written it; its directory.
+  // A checkpoint as its trainer would have written it; its directory. Written elsewhere: the job has no trainer that lives, and what is
+  // not finished in its attempts is removed.
   std::string WriteCheckpoint(const v1::Job& job, int step) {
     auto& files = base::RealFileSystem();
-    const std::string attempt = StrCat(directory_, "/state/jobs/", job.name(), "/attempts/1");
-    EXPECT_TRUE(files.CreateDirectories(attempt + "/" + store::kCheckpointsDirectory).ok());
+    const std::string attempt = StrCat(directory_, "/attempt");
+    EXPECT_TRUE(files.CreateDirectories(base::JoinPath(attempt, store::kCheckpointsDirectory)).ok());
     auto pending = store::BeginCheckpoint(files, attempt, step);
     EXPECT_TRUE(pending.ok()) << pending.status();
     if (!pending.ok()) return "";
     model::WriteBytes(pending->path() + "/state.json", "{}");
-    const std::string target = pending->target();
+    const std::string written = pending->target();
     EXPECT_TRUE(pending->Commit().ok());
+    const std::string checkpoints = StrCat(directory_, "/state/jobs/", job.name(), "/attempts/1/", store::kCheckpointsDirectory);
+    EXPECT_TRUE(files.CreateDirectories(checkpoints).ok());
+    std::string target = base::JoinPath(checkpoints, std::filesystem::path(written).filename().string());
+    EXPECT_TRUE(files.Rename(written, target).ok());
     return target;
   }
 };

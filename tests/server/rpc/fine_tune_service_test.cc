@@ -440,6 +440,7 @@ TEST_F(SmallAnswersTest, ListsAreWholeByPagesOfBytes) {
   v1::Job job;
   for (int i = 0; i < 12; ++i) {
     v1::CreateJobRequest request = TinyJob();
+    request.mutable_spec()->mutable_publish()->set_output_model("out" + std::to_string(i));
     for (int k = 0; k < 16; ++k) (*request.mutable_spec()->mutable_labels())["key" + std::to_string(k)] = std::string(200, 'x');
     const auto status = Create(request, &job);
     ASSERT_TRUE(status.ok()) << status.error_message();

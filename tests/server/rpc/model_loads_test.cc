@@ -101,7 +101,7 @@ class ModelLoadsTest : public testing::Test {
                                const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
       if (const absl::Status passed = gate_.Pass(name, cancelled); !passed.ok()) return passed;
       if (damaged_) return absl::DataLossError("a bit has changed");
-      return serve::ModelManager::Artifact{models_.bf16(), nullptr};
+      return serve::ModelManager::Artifact{models_.int8(), nullptr};
     };
     serve::EngineOptions options;
     options.kv_tokens = 1024;
@@ -117,7 +117,8 @@ class ModelLoadsTest : public testing::Test {
     server_ = builder.BuildAndStart();
     inference_ = v1::InferenceService::NewStub(server_->InProcessChannel({}));
     server_stub_ = v1::ServerService::NewStub(server_->InProcessChannel({}));
-    ASSERT_TRUE(Generate("warm").ok());
+    const grpc::Status warm = Generate("warm");
+    ASSERT_TRUE(warm.ok()) << warm.error_message();
   }
   void TearDown() override {
     if (server_ == nullptr) return;
