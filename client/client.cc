@@ -38,7 +38,8 @@ Client::Client(const std::shared_ptr<grpc::Channel>& channel, const ClientOption
       stubs_(std::make_shared<Stubs>(Stubs{v1::DatasetService::NewStub(channel), v1::FineTuneService::NewStub(channel),
                                            v1::ModelService::NewStub(channel), v1::InferenceService::NewStub(channel),
                                            v1::ServerService::NewStub(channel),
-                                           google::longrunning::Operations::NewStub(channel)})) {}
+                                           google::longrunning::Operations::NewStub(channel),
+                                           grpc::health::v1::Health::NewStub(channel)})) {}
 
 template <>
 v1::DatasetService::Stub& Client::StubFor() {
@@ -63,6 +64,10 @@ v1::ServerService::Stub& Client::StubFor() {
 template <>
 google::longrunning::Operations::Stub& Client::StubFor() {
   return *stubs_->operations;
+}
+template <>
+grpc::health::v1::Health::Stub& Client::StubFor() {
+  return *stubs_->health;
 }
 
 void Client::SetDeadline(grpc::ClientContext& context, absl::Duration deadline) {

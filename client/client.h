@@ -15,6 +15,7 @@
 #include "client/security.h"
 #include "client/status.h"
 #include "google/longrunning/operations.grpc.pb.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "nibble/v1/dataset_service.grpc.pb.h"
 #include "nibble/v1/fine_tune_service.grpc.pb.h"
 #include "nibble/v1/inference_service.grpc.pb.h"
@@ -140,5 +141,7 @@ template <>
 v1::ServerService::Stub& Client::StubFor();
 template <>
 google::longrunning::Operations::Stub& Client::StubFor();
+template <>
+grpc::health::v1::Health::Stub& Client::StubFor();
 
 }  // namespace nibble::client

@@ -13,6 +13,7 @@ struct Client::Stubs {
   std::unique_ptr<v1::InferenceService::Stub> inference;
   std::unique_ptr<v1::ServerService::Stub> server;
   std::unique_ptr<google::longrunning::Operations::Stub> operations;
+  std::unique_ptr<grpc::health::v1::Health::Stub> health;
 };
 
 }  // namespace nibble::client

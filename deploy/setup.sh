@@ -11,7 +11,7 @@ usage: deploy/setup.sh [--cuda auto|on|off] [--tests] [--full] [--peers]
   --cuda auto   a CUDA toolkit only where there is a GPU (default)
   --cuda on     a CUDA toolkit in any case: enough to compile the CUDA sources without a GPU
   --cuda off    no CUDA toolkit
-  --tests       Python packages of the tests that run everywhere, and promtool
+  --tests       Python packages of the tests that run everywhere, and promtool where apt-get can fetch it
   --full        also the linters, the tools of the chart's checks (built with Go), and PyTorch, transformers, peft, bitsandbytes,
                 torchao and compressed-tensors for Python (4 GB)
   --peers       also llama-cpp-python, compiled here (minutes)
@@ -210,14 +210,15 @@ install_data() {
 }
 
 # The program alone: to install its package would start a Prometheus that listens on every address of this machine.
+# Nothing is built with it: where it cannot be had the set-up goes on.
 install_promtool() {
-  local folder=$deps/tools/promtool sudo=()
+  local folder=$deps/tools/promtool sudo=() without="the tests of the alerts are skipped"
   if command -v promtool >/dev/null || [[ -x $deps/tools/bin/promtool ]]; then
     say "promtool: is there"
     return
   fi
   if ! command -v apt-get >/dev/null; then
-    say "not a Debian system: promtool must come from its own packages, else the tests of the alerts are skipped"
+    say "not a Debian system: promtool must come from its own packages, else $without"
     return
   fi
   say "promtool: out of Debian's package prometheus"
@@ -225,12 +226,22 @@ install_promtool() {
   mkdir -p "$folder" "$deps/tools/bin"
   if ! (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1; then
     ((EUID == 0)) || sudo=(sudo -n)
-    "${sudo[@]}" apt-get -qq update || fail "promtool: apt-get update failed"
-    (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1 ||
-      { cat "$deps/apt.log" >&2; fail "promtool: apt-get could not download the package prometheus"; }
+    if ! "${sudo[@]}" apt-get -qq update >"$deps/apt.log" 2>&1; then
+      say "warning: promtool: apt-get update failed (the log: $deps/apt.log); $without"
+      rm -rf "$folder"
+      return
+    fi
+    if ! (cd "$folder" && apt-get -qq download prometheus) >"$deps/apt.log" 2>&1; then
+      say "warning: promtool: apt-get could not download the package prometheus (the log: $deps/apt.log); $without"
+      rm -rf "$folder"
+      return
+    fi
   fi
-  dpkg-deb --fsys-tarfile "$folder"/prometheus_*.deb | tar -xC "$folder" ./usr/bin/promtool
-  mv "$folder/usr/bin/promtool" "$deps/tools/bin/promtool"
+  if dpkg-deb --fsys-tarfile "$folder"/prometheus_*.deb | tar -xC "$folder" ./usr/bin/promtool; then
+    mv "$folder/usr/bin/promtool" "$deps/tools/bin/promtool"
+  else
+    say "warning: promtool: it is not in the package prometheus; $without"
+  fi
   rm -rf "$folder"
 }
 

@@ -410,11 +410,14 @@ App::~App() {
     s.grpc.server->Wait();
   }
   s.operations.reset();  // waits for what runs
-  s.loads.reset();       // so does this
+  s.loads->Stop();       // so does this
+  // gRPC has done with a cancelled stream before the worker that serves it has: it may still ask for its model, or its engine.
+  s.workers->AwaitIdle();
   for (const auto& resident : s.manager->residents()) s.manager->Unload(resident->name).IgnoreError();
   // Cancelled requests end with their engine's next step; until then they hold on to workers.
   while (s.edge->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   s.workers.reset();
+  s.loads.reset();
   base::RealFileSystem().RemoveAll(base::JoinPath(s.state->layout.root(), kServerFile)).IgnoreError();
 }
 

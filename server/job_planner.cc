@@ -5,11 +5,11 @@
 #include "absl/strings/str_join.h"
 #include "server/base/error.h"
 #include "server/base/files.h"
-#include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/artifact.h"
 #include "server/plan/plan_job.h"
+#include "server/rpc/dataset_proto.h"
 
 namespace nibble {
 
@@ -29,11 +29,13 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, 
   inputs.text = text->assets;
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(spec.train_dataset));
   inputs.train_path = train.data_path;
-  NIBBLE_ASSIGN_OR_RETURN(inputs.train_format, base::GetString(train.meta, "format", "meta.json"));
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format train_format, rpc::FormatOf(train));
+  inputs.train_format = data::Name(train_format);
   if (!spec.eval_dataset.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(spec.eval_dataset));
     inputs.eval_path = eval.data_path;
-    NIBBLE_ASSIGN_OR_RETURN(inputs.eval_format, base::GetString(eval.meta, "format", "meta.json"));
+    NIBBLE_ASSIGN_OR_RETURN(const data::Format eval_format, rpc::FormatOf(eval));
+    inputs.eval_format = data::Name(eval_format);
   }
   return inputs;
 }

@@ -245,7 +245,7 @@ absl::Status Plan(Session& session, const JobFlags& flags) {
   table.Add({"memory, together", HumanBytes(plan.memory_total_bytes())});
   if (plan.memory_available_bytes() > 0) table.Add({"memory of all trainers", HumanBytes(plan.memory_available_bytes())});
   table.Add({"time", plan.has_eta() ? base::StrCat("about ", (plan.eta().seconds() + 59) / 60, " min")
-                                         : std::string("not known: no such job has run here")});
+                                         : std::string("not known: none of the newest jobs is such a one")});
   table.Print(session.out());
   for (const v1::Warning& warning : plan.warnings()) {
     session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " (" << Printable(warning.reason()) << ")\n";

@@ -77,8 +77,17 @@ absl::Status Drain(Session& session, const std::optional<double>& deadline_s) {
   return absl::OkStatus();
 }
 
+absl::Status SayReady(Session& session) {
+  if (session.json) {
+    session.Print({{"ready", true}});
+  } else {
+    session.out() << "ready\n";
+  }
+  return absl::OkStatus();
+}
+
 // Over HTTP, which wants neither a token nor TLS: for the probe of a container.
-absl::Status Health(Session& session, const std::string& address) {
+absl::Status HealthByHttp(Session& session, const std::string& address) {
   httplib::Client http("http://" + address);
   const std::chrono::milliseconds timeout(std::llround((session.timeout_s > 0 ? session.timeout_s : 5) * 1000));
   http.set_connection_timeout(timeout);
@@ -89,12 +98,17 @@ absl::Status Health(Session& session, const std::string& address) {
         base::StrCat("no answer from http://", address, "/readyz: ", httplib::to_string(answer.error())));
   }
   if (answer->status != 200) return absl::UnavailableError(base::StrCat("not ready: ", answer->body));
-  if (session.json) {
-    session.Print({{"ready", true}});
-  } else {
-    session.out() << "ready\n";
-  }
-  return absl::OkStatus();
+  return SayReady(session);
+}
+
+// As every other command reaches the server: for who is on another machine.
+absl::Status HealthByGrpc(Session& session) {
+  using grpc::health::v1::HealthCheckResponse;
+  const grpc::health::v1::HealthCheckRequest whole_server;
+  NIBBLE_ASSIGN_OR_RETURN(const HealthCheckResponse answer,
+                          session.client().Call(&grpc::health::v1::Health::Stub::Check, whole_server));
+  if (answer.status() == HealthCheckResponse::SERVING) return SayReady(session);
+  return absl::UnavailableError(base::StrCat("not ready: ", HealthCheckResponse::ServingStatus_Name(answer.status())));
 }
 
 }  // namespace
@@ -113,8 +127,12 @@ void AddServerCommands(CLI::App& app, Session& session) {
   {
     CLI::App* sub = app.add_subcommand("health", "Exit 0 only when the server is ready");
     auto address = std::make_shared<std::string>("127.0.0.1:9464");
-    sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address")->capture_default_str();
-    sub->callback([&session, address] { session.command = [&session, address] { return Health(session, *address); }; });
+    auto by_grpc = std::make_shared<bool>(false);
+    CLI::Option* http = sub->add_option("--http", *address, "HOST:PORT of nibbled's --http_address")->capture_default_str();
+    sub->add_flag("--grpc", *by_grpc, "Ask at --server instead, with the flags of the connection (grpc.health.v1)")->excludes(http);
+    sub->callback([&session, address, by_grpc] {
+      session.command = [&session, address, by_grpc] { return *by_grpc ? HealthByGrpc(session) : HealthByHttp(session, *address); };
+    });
   }
   AddCommand(server, session, "load", "How busy it is", &Load);
 }

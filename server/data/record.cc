@@ -28,9 +28,6 @@ absl::Status ReadMessages(const base::Json& json, Record* record) {
   const auto it = json.find("messages");
   if (it == json.end()) return absl::InvalidArgumentError("no \"messages\"");
   if (!it->is_array() || it->empty()) return absl::InvalidArgumentError("\"messages\" is not a list with messages in it");
-  if (it->size() > kMaxMessages) {
-    return absl::InvalidArgumentError(base::StrCat("\"messages\" has ", it->size(), " messages, wanted at most ", kMaxMessages));
-  }
   bool learns = false;
   for (std::size_t i = 0; i < it->size(); ++i) {
     const base::Json& message = (*it)[i];
@@ -87,6 +84,12 @@ absl::StatusOr<Format> DetectFormat(std::string_view line) {
   return absl::InvalidArgumentError("has none of the keys \"text\", \"prompt\" with \"completion\", \"messages\"");
 }
 
+absl::Status CheckMessages(const Record& record) {
+  if (record.roles.size() <= kMaxMessages) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      base::StrCat("\"messages\" has ", record.roles.size(), " messages, wanted at most ", kMaxMessages));
+}
+
 absl::StatusOr<Record> ParseRecord(std::string_view line, Format format) {
   NIBBLE_ASSIGN_OR_RETURN(const base::Json json, ParseObject(line));
   Record record;
@@ -131,8 +134,9 @@ void FileValidator::Line(std::string_view line) {
     }
     format_ = *detected;
   }
-  if (auto record = ParseRecord(line, *format_); !record.ok()) {
-    Complain(base::ToStd(record.status().message()));
+  const auto record = ParseRecord(line, *format_);
+  if (const absl::Status good = record.ok() ? CheckMessages(*record) : record.status(); !good.ok()) {
+    Complain(base::ToStd(good.message()));
     return;
   }
   ++summary_.num_rows;

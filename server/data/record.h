@@ -27,6 +27,8 @@ struct Record {
 inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
 // Of one chat row, which is rendered once or twice for each of them that is trained: a line of a MiB could hold 30,000.
 inline constexpr std::size_t kMaxMessages = 1024;
+// InvalidArgument for a row of more. Asked where a row is taken in or shown: whoever trains on it reads what was accepted.
+absl::Status CheckMessages(const Record& record);
 
 // InvalidArgument says what the line lacks; without format the keys decide.
 absl::StatusOr<Record> ParseRecord(std::string_view line, Format format);

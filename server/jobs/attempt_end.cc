@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/base/error.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -95,9 +96,11 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
   const Live& live = ended.live;
   Finding finding;
   if (!ended.start_failure.ok()) {
-    const bool missing = absl::IsNotFound(ended.start_failure);  // Its base model or data: no use to try again.
-    finding.verdict = {missing ? Kind::kFailed : Kind::kRetry, CodeName(ended.start_failure.code()), "START_FAILED",
-                       std::string(ended.start_failure.message())};
+    // Its base model or data: no use to try again.
+    const bool damaged = base::Reason(ended.start_failure) == "ARTIFACT_CORRUPT", missing = absl::IsNotFound(ended.start_failure);
+    if (damaged && observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
+    finding.verdict = {damaged || missing ? Kind::kFailed : Kind::kRetry, CodeName(ended.start_failure.code()),
+                       damaged ? "ARTIFACT_CORRUPT" : "START_FAILED", std::string(ended.start_failure.message())};
     return finding;
   }
   auto outcome = ReadOutcome(state_.files, live.directory);

@@ -57,7 +57,7 @@ class JobObserver {
   virtual void OnModelPublished(const JobRecord& /*job*/, const store::StoredModel& /*model*/) {}
   // state of AttemptRecord: "SUCCEEDED", "FAILED", "LOST", ... The job may go on.
   virtual void OnAttemptEnded(const JobRecord& /*job*/, const std::string& /*state*/) {}
-  virtual void OnArtifactDamaged(const std::string& /*job_id*/) {}  // a checkpoint or an output does not fit its manifest
+  virtual void OnArtifactDamaged(const std::string& /*job_id*/) {}  // a checkpoint, an output, the base or data does not fit its manifest
   // The job is final; one that SUCCEEDED is a model now.
   virtual void OnJobEnded(const JobRecord& /*job*/) {}
 };

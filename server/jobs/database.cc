@@ -29,6 +29,12 @@ constexpr std::int64_t kAll = -1;  // LIMIT of SQLite: none
 // What a user asked to end, or what has ended.
 bool IsEnd(JobState state) { return IsFinal(state) || state == JobState::kCancelling || state == JobState::kPausing; }
 
+// What a request of a job that was deleted before tenants were in the keys (RequestKey in controller.cc) is remembered by.
+std::string KeyWithoutTenant(const std::string& key) {
+  const std::size_t end = key.starts_with('\n') ? key.find('\n', 1) : std::string::npos;
+  return StrCat("\n\n", end == std::string::npos ? key : key.substr(end + 1));
+}
+
 class SqliteDatabase : public Database {
  public:
   explicit SqliteDatabase(MakeRoom make_room) : make_room_(std::move(make_room)) {}
@@ -325,8 +331,11 @@ class SqliteDatabase : public Database {
   absl::StatusOr<std::optional<JobRecord>> Remembered(const std::string& request_id, const std::string& body_digest) {
     if (request_id.empty()) return std::optional<JobRecord>();
     std::string digest, id;
-    session_ << "SELECT body_digest, job_id FROM idempotency WHERE request_id = :r", use(request_id), into(digest), into(id);
-    if (!session_.got_data()) return std::optional<JobRecord>();
+    const auto look = [&](const std::string& key) {
+      session_ << "SELECT body_digest, job_id FROM idempotency WHERE request_id = :r", use(key), into(digest), into(id);
+      return session_.got_data();
+    };
+    if (!look(request_id) && !look(KeyWithoutTenant(request_id))) return std::optional<JobRecord>();
     if (digest != body_digest) {
       return base::WithReason(
           absl::AlreadyExistsError(StrCat("the request_id was used for another request, which made ", id)),

@@ -19,6 +19,15 @@ bool IsPermanent(const absl::Status& status) {
   return absl::IsAlreadyExists(status) || absl::IsDataLoss(status);
 }
 
+absl::StatusOr<store::StoredModel> MakeModel(store::StateDirectory& state, const JobRecord& job) {
+  const std::string& name = job.spec.output_model;
+  const std::string output = base::JoinPath(state.layout.attempt(job.id, job.attempt), store::kOutputDirectory);
+  NIBBLE_RETURN_IF_ERROR(state.models->Publish(name, job.id, output, job.output_digest, job.tenant));
+  auto model = state.models->Get(name);
+  if (absl::IsNotFound(model.status())) return absl::DataLossError(StrCat("the model \"", name, "\" was deleted at once"));
+  return model;
+}
+
 Json ModelFields(const store::StoredModel& model) {
   Json fields = Json::object();
   fields["model"] = model.name;
@@ -36,20 +45,17 @@ Json ModelFields(const store::StoredModel& model) {
 
 absl::Status Publisher::Publish(const JobRecord& job) {
   const std::string& name = job.spec.output_model;
-  const std::string output = base::JoinPath(state_.layout.attempt(job.id, job.attempt), store::kOutputDirectory);
-  absl::Status published = state_.models->Publish(name, job.id, output, job.output_digest);
-  if (!published.ok() && !IsPermanent(published)) return published;
+  const absl::StatusOr<store::StoredModel> model = MakeModel(state_, job);
+  if (!model.ok() && !IsPermanent(model.status())) return model.status();
 
   std::vector<NewEvent> events;
-  std::optional<store::StoredModel> model;
-  if (published.ok()) {
-    NIBBLE_ASSIGN_OR_RETURN(model, state_.models->Get(name));
+  if (model.ok()) {
     events.push_back({job.attempt, std::nullopt, clock_.Now(), "model", ModelFields(*model)});
   } else {
-    base::LogError("the output of a job cannot be published", {{"job", job.id}, {"why", std::string(published.message())}});
+    base::LogError("the output of a job cannot be published", {{"job", job.id}, {"why", std::string(model.status().message())}});
     Json fields = Json::object();
     fields["reason"] = "PUBLISH_FAILED";
-    fields["message"] = StrCat("the trained model could not be published as ", name, ": ", published.message());
+    fields["message"] = StrCat("the trained model could not be published as ", name, ": ", model.status().message());
     events.push_back({job.attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)});
   }
   Json state = Json::object();
@@ -58,9 +64,9 @@ absl::Status Publisher::Publish(const JobRecord& job) {
   events.push_back({job.attempt, std::nullopt, clock_.Now(), "state", std::move(state)});
   NIBBLE_ASSIGN_OR_RETURN(const bool marked, database_.MarkPublished(job.id, events));
   // Not before: until it is marked it may be tried again, which wants the name.
-  if (!published.ok()) state_.models->Unreserve(name, job.id);
+  if (!model.ok()) state_.models->Unreserve(name, job.id);
   if (observer_ != nullptr && marked) {
-    if (model.has_value()) observer_->OnModelPublished(job, *model);
+    if (model.ok()) observer_->OnModelPublished(job, *model);
     observer_->OnJobEnded(job);
   }
   hub_.Notify(job.id);

@@ -1,5 +1,6 @@
 #include "server/rpc/call.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -18,6 +19,10 @@ namespace {
 constexpr char kRequestIdKey[] = "x-request-id";
 constexpr std::string_view kServerService = "nibble.v1.ServerService";
 constexpr std::size_t kMaxRequestIdBytes = 64;
+// For a client its deadline passes sooner than here: by the time that its call was on its way, and by what gRPC adds to a timeout to
+// send it in three digits, a hundredth of it at most (timeout_encoding.cc).
+constexpr absl::Duration kDeadlineSlack = absl::Milliseconds(50);
+constexpr int kTimeoutSteps = 100;
 
 const char* Name(CallType type) {
   switch (type) {
@@ -116,11 +121,18 @@ absl::Status Call::StillWanted(absl::Duration limit) const {
   return StoppedAt(status, kStageQueue, 0);
 }
 
+bool Call::PastDeadline() const {
+  if (deadline_ == absl::InfiniteDuration()) return false;
+  return edge_.clock.Monotonic() >= deadline_ - std::max(kDeadlineSlack, (deadline_ - began_) / kTimeoutSteps);
+}
+
 grpc::Status Call::End(const absl::Status& status) {
   if (EndsByItself()) edge_.live_calls.Remove(context_);
   const double seconds = absl::ToDoubleSeconds(edge_.clock.Monotonic() - began_);
-  edge_.metrics.RpcHandled(Name(type_), service_, method_, CodeName(status.code()), seconds);
-  const std::string reason = status.ok() ? "" : base::Reason(status);
+  const bool late = absl::IsCancelled(status) && PastDeadline();
+  const char* code = CodeName(late ? absl::StatusCode::kDeadlineExceeded : status.code());
+  edge_.metrics.RpcHandled(Name(type_), service_, method_, code, seconds);
+  const std::string reason = status.ok() ? "" : late ? code : base::Reason(status);
   if (reason == "QUEUE_FULL" || reason == "KV_FULL" || reason == "DRAINING" || reason == "PROMPT_TOO_LONG") {
     edge_.metrics.Rejected(reason);
   }
@@ -129,7 +141,7 @@ grpc::Status Call::End(const absl::Status& status) {
   log("rpc", {{"method", base::StrCat(service_, "/", method_)},
               {"request_id", request_id_},
               {"principal", admitted_.ok() ? principal_.name : ""},
-              {"code", CodeName(status.code())},
+              {"code", code},
               {"reason", reason},
               {"ms", base::StrCat(static_cast<std::int64_t>(seconds * 1e3))},
               {"error", status.ok() ? "" : ToUtf8(base::ToStd(status.message()), 512)}});

@@ -92,11 +92,13 @@ class Call {
   // gone or the request was aborted; stage QUEUE.
   absl::Status StillWanted(absl::Duration limit) const;
 
-  // Counts and logs the end, and maps the status. Once.
+  // Counts and logs the end, and maps the status. Once. Where the client's deadline has passed, a cancel is counted and logged as
+  // DeadlineExceeded: gRPC tells of both alike, and the client has been told so.
   grpc::Status End(const absl::Status& status);
   void Cancel() { cancel_.Cancel(); }
 
  private:
+  bool PastDeadline() const;
   // Watches and the trainers' reports go on until somebody ends them.
   bool EndsByItself() const { return type_ != CallType::kBidiStream && !method_.starts_with("Watch"); }
 

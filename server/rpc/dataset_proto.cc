@@ -13,6 +13,7 @@
 #include "server/rpc/page.h"
 #include "server/rpc/status.h"
 #include "server/rpc/time.h"
+#include "server/store/name_table.h"
 
 namespace nibble::rpc {
 
@@ -40,11 +41,17 @@ absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::Dat
   }
 }
 
-absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
+namespace {
+
+absl::StatusOr<data::Format> ReadFormat(const store::StoredDataset& stored) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string name, base::GetString(stored.meta, "format", "meta.json"));
+  return data::ParseFormat(name);
+}
+
+absl::StatusOr<v1::Dataset> Read(const store::StoredDataset& stored) {
   v1::Dataset out;
   out.set_name(stored.name);
-  NIBBLE_ASSIGN_OR_RETURN(const std::string format_name, base::GetString(stored.meta, "format", "meta.json"));
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, ReadFormat(stored));
   out.set_format(ToProto(format));
   NIBBLE_ASSIGN_OR_RETURN(const std::int64_t rows, base::GetInt(stored.meta, "rows", "meta.json"));
   out.set_rows(rows);
@@ -57,6 +64,20 @@ absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
   *out.mutable_create_time() = ToProto(stored.created);
   out.set_etag(store::Etag(stored));
   return out;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored) {
+  auto out = Read(stored);
+  if (!out.ok()) return store::DamagedError("dataset", stored.name);
+  return out;
+}
+
+absl::StatusOr<data::Format> FormatOf(const store::StoredDataset& stored) {
+  auto format = ReadFormat(stored);
+  if (!format.ok()) return store::DamagedError("dataset", stored.name);
+  return format;
 }
 
 absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
@@ -114,8 +135,10 @@ absl::StatusOr<PreviewShape> ShapeOf(const store::StoredDataset& stored, const M
     shape.n = request.n();
   }
   NIBBLE_ASSIGN_OR_RETURN(const jobs::DataConfig config, FromProto(request.data()));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string own, base::GetString(stored.meta, "format", "meta.json"));
-  NIBBLE_ASSIGN_OR_RETURN(shape.format, data::ParseFormat(config.format.value_or(own)));
+  NIBBLE_ASSIGN_OR_RETURN(shape.format, FormatOf(stored));
+  if (config.format.has_value()) {
+    NIBBLE_ASSIGN_OR_RETURN(shape.format, data::ParseFormat(*config.format));
+  }
   jobs::JobSpec spec;
   spec.data = config;
   if (!request.data().has_max_seq_len()) spec.data.max_seq_len = std::min(spec.data.max_seq_len, model.config.context_limit());
@@ -179,6 +202,7 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
     looked_bytes += line.size();
     auto record = data::ParseRecord(line, shape.format);
     if (!record.ok()) return data::AtLine(line_number, record.status());
+    if (const absl::Status few = data::CheckMessages(*record); !few.ok()) return data::AtLine(line_number, few);
     if (record->text.size() > text_bytes) record->text = ToUtf8(record->text, text_bytes);
     const auto tokenised = data::Tokenise(*record, shape.format, model.assets, model.config, shape.options, bounds.cancelled);
     if (!tokenised.ok()) return data::AtLine(line_number, tokenised.status());

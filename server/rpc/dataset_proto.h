@@ -16,7 +16,9 @@
 
 namespace nibble::rpc {
 
+// DataLoss (ARTIFACT_CORRUPT) where its meta.json is not what a server wrote.
 absl::StatusOr<v1::Dataset> ToProto(const store::StoredDataset& stored);
+absl::StatusOr<data::Format> FormatOf(const store::StoredDataset& stored);
 v1::DatasetFormat ToProto(data::Format format);
 // Nothing for UNSPECIFIED; Unimplemented names a format that is not built.
 absl::StatusOr<std::optional<data::Format>> FromProto(const char* field, v1::DatasetFormat format);

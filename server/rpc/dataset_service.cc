@@ -17,7 +17,7 @@ grpc::ServerReadReactor<v1::UploadDatasetRequest>* DatasetService::UploadDataset
 
 grpc::ServerUnaryReactor* DatasetService::GetDataset(grpc::CallbackServerContext* context,
                                                      const v1::GetDatasetRequest* request, v1::Dataset* response) {
-  return Unary(edge_, context, "nibble.v1.DatasetService/GetDataset", [&]() -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.DatasetService/GetDataset", [=, this](const Call&) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(request->name()));
     NIBBLE_ASSIGN_OR_RETURN(*response, ToProto(stored));
     return absl::OkStatus();
@@ -27,11 +27,14 @@ grpc::ServerUnaryReactor* DatasetService::GetDataset(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* DatasetService::ListDatasets(grpc::CallbackServerContext* context,
                                                        const v1::ListDatasetsRequest* request,
                                                        v1::ListDatasetsResponse* response) {
-  return Unary(edge_, context, "nibble.v1.DatasetService/ListDatasets", [&]() -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.DatasetService/ListDatasets", [=, this](const Call&) -> absl::Status {
     const auto all = state_.datasets->List();
     const auto name_of = [](const store::StoredDataset& one) { return one.name; };
     const auto row_of = [](const store::StoredDataset& one) -> absl::StatusOr<std::optional<v1::Dataset>> {
-      if (!one.damaged) return ToProto(one);
+      if (!one.damaged) {
+        absl::StatusOr<v1::Dataset> dataset = ToProto(one);
+        if (!absl::IsDataLoss(dataset.status())) return dataset;
+      }
       v1::Dataset damaged;
       damaged.set_name(one.name);
       damaged.set_damaged(true);

@@ -96,7 +96,8 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
     if (eta->rough) {
       v1::Warning& warning = *response->add_warnings();
       warning.set_reason("ETA_ROUGH");
-      warning.set_message("no job of this base, method and device has run here: the time is that of another base, scaled by the weights");
+      warning.set_message("none of the newest 100 jobs that run or have succeeded is of this base, method and device: the time is that of "
+                          "another base, scaled by the weights");
     }
     return absl::OkStatus();
   });

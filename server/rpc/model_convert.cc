@@ -16,6 +16,7 @@
 #include "server/data/example.h"
 #include "server/model/replay.h"
 #include "server/plan/record_tokens.h"
+#include "server/rpc/dataset_proto.h"
 #include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_proto.h"
@@ -164,8 +165,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
                                      v1::ConversionReport& report) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(request.model()));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string format_name, base::GetString(stored.meta, "format", "meta.json"));
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, FormatOf(stored));
   // A model of a job is evaluated on the tokens that the job evaluated: its split and its mask.
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));

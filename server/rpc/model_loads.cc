@@ -1,7 +1,9 @@
 #include "server/rpc/model_loads.h"
 
+#include <algorithm>
 #include <chrono>
 
+#include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/rpc/status.h"
 
@@ -20,16 +22,33 @@ absl::Status Late() {
 ModelLoads::ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting)
     : models_(models), workers_(workers), clock_(clock), exists_(std::move(exists)), max_waiting_(max_waiting) {}
 
-ModelLoads::~ModelLoads() { stop_ = true; }
+ModelLoads::~ModelLoads() { Stop(); }
+
+void ModelLoads::Stop() {
+  {
+    base::MutexLock lock(mutex_);
+    stop_ = true;  // under the lock: no load is begun after this
+  }
+  loaders_.AwaitIdle();
+}
+
+absl::Duration ModelLoads::WaitNow() const {
+  absl::Duration wait = loaders_.last_wait();
+  const absl::Duration now = clock_.Monotonic();
+  for (const auto& [name, model] : waiting_) wait = std::max(wait, now - model.came);
+  return wait;
+}
 
 absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, Then then) {
   NIBBLE_RETURN_IF_ERROR(exists_(name));
   base::MutexLock lock(mutex_);
-  if (num_waiting_ >= max_waiting_) return TooManyWait(loaders_);
+  if (stop_) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
+  if (num_waiting_ >= max_waiting_) return TooManyWait(WaitNow());
   ++num_waiting_;
   const auto [at, first] = waiting_.try_emplace(name);
-  at->second.emplace(++last_wish_, std::move(then));
-  if (first) loaders_.Run([this, name, came = clock_.Monotonic()] { Load(name, came); });
+  if (first) at->second.came = clock_.Monotonic();
+  at->second.wishes.emplace(++last_wish_, std::move(then));
+  if (first) loaders_.Run([this, name] { Load(name); });
   return last_wish_;
 }
 
@@ -38,22 +57,25 @@ bool ModelLoads::Forget(const std::string& name, std::uint64_t wish) {
   base::MutexLock lock(mutex_);
   const auto model = waiting_.find(name);
   if (model == waiting_.end()) return false;
-  const auto at = model->second.find(wish);
-  if (at == model->second.end()) return false;
+  std::map<std::uint64_t, Then>& wishes = model->second.wishes;
+  const auto at = wishes.find(wish);
+  if (at == wishes.end()) return false;
   dropped = std::move(at->second);
-  model->second.erase(at);
+  wishes.erase(at);
   --num_waiting_;
   return true;
 }
 
-void ModelLoads::Load(const std::string& name, absl::Duration came) {
+void ModelLoads::Load(const std::string& name) {
+  absl::Duration came;
   {
     base::MutexLock lock(mutex_);
     const auto at = waiting_.find(name);
-    if (at->second.empty()) {  // nobody waits any more, and nothing was begun
+    if (at->second.wishes.empty()) {  // nobody waits any more, and nothing was begun
       waiting_.erase(at);
       return;
     }
+    came = at->second.came;
   }
   const Loaded loaded = models_.Acquire(name, [this] { return stop_.load(); });
   loaders_.NoteWait(clock_.Monotonic() - came);
@@ -61,7 +83,7 @@ void ModelLoads::Load(const std::string& name, absl::Duration came) {
   {
     base::MutexLock lock(mutex_);
     const auto at = waiting_.find(name);
-    waiting = std::move(at->second);
+    waiting = std::move(at->second.wishes);
     waiting_.erase(at);
     num_waiting_ -= waiting.size();
   }

@@ -32,20 +32,34 @@ class ModelLoads {
 
   // `workers`: where those who waited go on.
   ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting = 256);
-  // Nobody waits any more: stops the load that runs, and waits for its end.
+  // As Stop. Nobody who might call it is left.
   ~ModelLoads();
 
   // The model where it is in memory; nullptr otherwise.
   std::shared_ptr<const serve::Resident> Find(const std::string& name) const { return models_.Find(name); }
   // Calls `then` once, on a worker, when the model has been loaded or could not be; what is given back takes that wish back. A load
   // that was begun goes on when nobody waits any more: whoever asks again, as clients with short deadlines do, finds it further on.
-  // Errors: those of `exists`; ResourceExhausted (QUEUE_FULL).
+  // Errors: those of `exists`; ResourceExhausted (QUEUE_FULL); Unavailable (DRAINING) after Stop.
   absl::StatusOr<std::uint64_t> Wait(const std::string& name, Then then);
   // False: `then` was called, or will be.
   bool Forget(const std::string& name, std::uint64_t wish);
+  // The loads that run are stopped, and have ended when it comes back; who waited is told on the workers. Again, it does nothing.
+  void Stop();
+
+  std::size_t num_waiting() const {
+    base::MutexLock lock(mutex_);
+    return num_waiting_;
+  }
 
  private:
-  void Load(const std::string& name, absl::Duration came);
+  struct Model {
+    absl::Duration came;  // its first wish, monotonic
+    std::map<std::uint64_t, Then> wishes;
+  };
+
+  // How long one waits: what the last load took, or what one takes that has not ended.
+  absl::Duration WaitNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Load(const std::string& name);
 
   serve::ModelManager& models_;
   WorkerPool& workers_;
@@ -53,10 +67,10 @@ class ModelLoads {
   const Exists exists_;
   const std::size_t max_waiting_;
   std::atomic<bool> stop_{false};
-  base::Mutex mutex_;
+  mutable base::Mutex mutex_;
   std::uint64_t last_wish_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, std::map<std::uint64_t, Then>> waiting_ ABSL_GUARDED_BY(mutex_);  // of each model that has a task
+  std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // that have a task
   WorkerPool loaders_{2, /*max_waiting=*/0};  // each model is one task at most, always taken. Last: it ends first
 };
 

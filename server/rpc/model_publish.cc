@@ -21,7 +21,7 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, source.spec.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.spec.base_model, "a checkpoint that is being published"));
-  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name(), tenant));
   // Every byte, before any is used. The job may remove the checkpoint meanwhile: then it is gone, not damaged.
   const auto missing = [&] { return !state_.files.Exists(source.directory); };
   const auto gone = [&] {

@@ -24,7 +24,8 @@ class TextCache {
  public:
   explicit TextCache(const store::ModelStore& models) : models_(models) {}
 
-  // NotFound (MODEL), and the errors of model::LoadTextAssets.
+  // NotFound (MODEL); DataLoss (ARTIFACT_CORRUPT) where a file is not as it was published; of what was published so, the errors of
+  // model::LoadTextAssets.
   absl::StatusOr<std::shared_ptr<const ModelText>> Get(const std::string& name);
 
  private:

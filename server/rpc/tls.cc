@@ -127,31 +127,39 @@ std::string ToPem(const std::vector<Certificate>& certificates, EVP_PKEY* key) {
   return {data, data + size};
 }
 
-// A file without a name, whose text is replaced at once: a path that gRPC can read, and no key on any disk. Thread-compatible.
+// A file without a name, which another replaces at once: a path that gRPC can read, and no key on any disk. Thread-compatible.
 class MemoryFile {
  public:
-  MemoryFile() = default;
+  MemoryFile() = default;  // none
   ~MemoryFile() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
-  MemoryFile(const MemoryFile&) = delete;
-  MemoryFile& operator=(const MemoryFile&) = delete;
+  MemoryFile(MemoryFile&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  MemoryFile& operator=(MemoryFile&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
 
   // `version` becomes its time of modification, in seconds, by which gRPC tells that it read both parts of a pair of one version.
-  absl::Status Put(const std::string& text, std::time_t version) {
-    const int fresh = ::memfd_create("nibble-tls", MFD_CLOEXEC);
-    if (fresh < 0) return absl::UnavailableError(StrCat("TLS: no file in memory: ", std::strerror(errno)));
+  static absl::StatusOr<MemoryFile> Make(const std::string& text, std::time_t version) {
+    MemoryFile file;
+    file.descriptor_ = ::memfd_create("nibble-tls", MFD_CLOEXEC);
     const timespec time{version, 0};
     const timespec times[] = {time, time};
-    bool done = ::write(fresh, text.data(), text.size()) == static_cast<ssize_t>(text.size()) && ::futimens(fresh, times) == 0;
-    if (done && descriptor_ < 0) {
-      descriptor_ = fresh;
-      return absl::OkStatus();
+    if (file.descriptor_ < 0 || ::write(file.descriptor_, text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
+        ::futimens(file.descriptor_, times) != 0) {
+      return absl::UnavailableError(StrCat("TLS: no file in memory: ", std::strerror(errno)));
     }
-    done = done && ::dup3(fresh, descriptor_, O_CLOEXEC) == descriptor_;
-    const int error = errno;
-    ::close(fresh);
-    return done ? absl::OkStatus() : absl::UnavailableError(StrCat("TLS: a file in memory: ", std::strerror(error)));
+    return file;
+  }
+  // Its path stays. Of two files that are open no error is known.
+  absl::Status Replace(MemoryFile next) {
+    if (descriptor_ < 0) {
+      *this = std::move(next);
+    } else if (::dup3(next.descriptor_, descriptor_, O_CLOEXEC) != descriptor_) {
+      return absl::UnavailableError(StrCat("TLS: a file in memory: ", std::strerror(errno)));
+    }
+    return absl::OkStatus();
   }
   std::string path() const { return StrCat("/proc/self/fd/", descriptor_); }
 
@@ -186,11 +194,14 @@ absl::Status CheckTlsFiles(const TlsFiles& files) { return ReadTlsFiles(files).s
 
 class TlsWatch::Copies {
  public:
+  // All or nothing: what can fail is done before anything is replaced.
   absl::Status Put(const TlsTexts& texts) {
     ++version_;  // 0 is no time to gRPC
-    NIBBLE_RETURN_IF_ERROR(pair.Put(texts.pair, version_));
-    if (texts.client_ca.empty()) return absl::OkStatus();
-    return client_ca.Put(texts.client_ca, version_);
+    NIBBLE_ASSIGN_OR_RETURN(MemoryFile next_pair, MemoryFile::Make(texts.pair, version_));
+    if (texts.client_ca.empty()) return pair.Replace(std::move(next_pair));
+    NIBBLE_ASSIGN_OR_RETURN(MemoryFile next_client_ca, MemoryFile::Make(texts.client_ca, version_));
+    NIBBLE_RETURN_IF_ERROR(pair.Replace(std::move(next_pair)));
+    return client_ca.Replace(std::move(next_client_ca));
   }
 
   MemoryFile pair;

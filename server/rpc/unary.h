@@ -51,13 +51,15 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   std::function<void()> on_cancel_ ABSL_GUARDED_BY(mutex_);
 };
 
-// That as many calls wait for these workers as may. The estimate is what the call that began last had waited: by Little's law
-// (waiting = rate * wait) the length of the queue over the rate at which it is served. Between 100 ms and a minute.
-inline absl::Status TooManyWait(const WorkerPool& workers) {
-  const absl::Duration retry = std::clamp(workers.last_wait(), absl::Milliseconds(100), absl::Minutes(1));
+// That as many calls wait as may, of which each waits about so long. What they are told is between 100 ms and a minute.
+inline absl::Status TooManyWait(absl::Duration wait) {
+  const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), absl::Minutes(1));
   return base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL",
                           {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(retry))}});
 }
+// For these workers. The estimate is what the call that began last had waited: by Little's law (waiting = rate * wait) the length of
+// the queue over the rate at which it is served.
+inline absl::Status TooManyWait(const WorkerPool& workers) { return TooManyWait(workers.last_wait()); }
 
 // Answers on gRPC's own thread: for what never waits.
 template <typename Body>
@@ -97,7 +99,7 @@ grpc::ServerUnaryReactor* UnaryOnSlowWorker(Edge& edge, WorkerPool& workers, grp
                     [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
 }
 
-// Body may wait for the disk or a load.
+// Body may wait for the disk.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
   return UnaryOnSlowWorker(edge, edge.workers, context, method, std::move(body), edge.default_deadline);

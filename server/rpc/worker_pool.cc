@@ -31,17 +31,27 @@ void WorkerPool::Run(Task task) {
   wake_.NotifyOne();
 }
 
+void WorkerPool::AwaitIdle() {
+  base::MutexLock lock(mutex_);
+  idle_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tasks_.empty() && num_running_ == 0; });
+}
+
 void WorkerPool::Work() {
   while (true) {
-    Task task;
     {
-      base::MutexLock lock(mutex_);
-      wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
+      Task task;  // goes, with what it holds, before it counts as done
+      {
+        base::MutexLock lock(mutex_);
+        wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !tasks_.empty(); });
+        if (tasks_.empty()) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+        ++num_running_;
+      }
+      task();
     }
-    task();
+    base::MutexLock lock(mutex_);
+    if (--num_running_ == 0 && tasks_.empty()) idle_.NotifyAll();
   }
 }
 

@@ -28,6 +28,8 @@ class WorkerPool {
   bool TryRun(Task task);
   // The next piece of work that was admitted before: always taken.
   void Run(Task task);
+  // Comes back when nothing is queued and nothing runs.
+  void AwaitIdle();
 
   // How long the call that began last had waited for its turn; told by the calls themselves, as they begin.
   void NoteWait(absl::Duration wait) { last_wait_ns_ = absl::ToInt64Nanoseconds(wait); }
@@ -41,6 +43,8 @@ class WorkerPool {
   base::Condition wake_;
   std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  int num_running_ ABSL_GUARDED_BY(mutex_) = 0;
+  base::Condition idle_;
   std::atomic<std::int64_t> last_wait_ns_{0};
   std::vector<std::thread> threads_;
 };

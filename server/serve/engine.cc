@@ -4,6 +4,7 @@
 #include <chrono>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "server/base/error.h"
@@ -262,10 +263,10 @@ void Engine::Admit() {
     running_[i]->sink->OnStart(running_[i]->usage.queue_ms);
   }
   for (auto& group : gone) {
-    if (group->request.cancel.cancelled()) {
-      EndGroup(*group, absl::CancelledError("cancelled while it waited"), FinishReason::kCancelled);
-    } else if (now >= group->request.deadline) {
+    if (now >= group->request.deadline) {  // before the cancel: a client whose deadline has passed cancels too
       EndGroup(*group, absl::DeadlineExceededError("the deadline passed while it waited"), FinishReason::kDeadline);
+    } else if (group->request.cancel.cancelled()) {
+      EndGroup(*group, absl::CancelledError("cancelled while it waited"), FinishReason::kCancelled);
     } else {
       EndGroup(*group,
                base::WithReason(absl::ResourceExhaustedError("queue_timeout passed while it waited"), "QUEUE_FULL", RetryAfter(wait)),
@@ -278,10 +279,10 @@ void Engine::DropEnded() {
   const absl::Duration now = clock_.Monotonic();
   for (auto& group : running_) {
     if (group->ended) continue;
-    if (group->request.cancel.cancelled()) {
-      EndGroup(*group, absl::CancelledError("cancelled"), FinishReason::kCancelled);
-    } else if (now >= group->request.deadline) {
+    if (now >= group->request.deadline) {
       EndGroup(*group, absl::DeadlineExceededError("the deadline passed"), FinishReason::kDeadline);
+    } else if (group->request.cancel.cancelled()) {
+      EndGroup(*group, absl::CancelledError("cancelled"), FinishReason::kCancelled);
     }
   }
   std::erase_if(running_, [](const auto& group) { return group->ended; });
@@ -291,13 +292,20 @@ void Engine::EndOutput(Group& group, Sequence& output, FinishReason reason) {
   OutputEnd end = {output.index, reason, output.stops.matched_stop(), ""};
   if (auto tail = output.decoder.Finish(); tail.ok() && !output.stops.matched()) {
     end.incomplete_utf8 = tail->incomplete_utf8;
-    const bool of_end_token = reason == FinishReason::kEos && group.request.include_special_tokens;
-    std::string rest = of_end_token ? tail->text : group.Shown(output, tail->text);
+    std::string_view answer = tail->text, end_token;
+    if (output.held.has_value()) {
+      const auto common = std::mismatch(answer.begin(), answer.end(), output.held->begin(), output.held->end()).first - answer.begin();
+      end_token = answer.substr(static_cast<std::size_t>(common));
+      answer = answer.substr(0, static_cast<std::size_t>(common));
+    }
+    std::string rest = group.Shown(output, answer);
     if (output.stops.matched()) {
       end.reason = FinishReason::kStop;
       end.matched_stop = output.stops.matched_stop();
+    } else {
+      rest += output.stops.Flush();
+      rest += end_token;
     }
-    rest += output.stops.Flush();
     if (!rest.empty()) group.sink->OnDelta(output.index, rest, {});
   }
   output.ended = true;

@@ -198,6 +198,11 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
   std::string shown;
   // An end token is no text, whether the tokenizer calls it special or not, unless special tokens were asked for.
   if (group.request.include_special_tokens || (!eos && !(stop_id && !stopping.include_stop))) {
+    if (eos) {
+      auto held = output.decoder.Held();
+      if (!held.ok()) return EndGroup(group, held.status(), FinishReason::kCancelled);
+      output.held = *std::move(held);
+    }
     auto text = output.decoder.Append(id);
     if (!text.ok()) {
       EndGroup(group, text.status(), FinishReason::kCancelled);

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -27,6 +28,9 @@ struct Engine::Sequence {
   std::vector<std::int32_t> pages;
   text::StreamDecoder decoder;
   StopMatcher stops;
+  // Where its end token is shown: the text that the decoder held before it. What comes after that at the end is the end token's own
+  // text, which matches no stop string.
+  std::optional<std::string> held;
   bool ended = false;
 
   std::int64_t unfed() const { return static_cast<std::int64_t>(tokens.size()) - fed; }

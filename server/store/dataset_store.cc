@@ -142,7 +142,7 @@ absl::StatusOr<std::unique_ptr<DatasetStore::Pending>> DatasetStore::Begin(std::
   {
     base::MutexLock lock(mutex_);
     if (datasets_.contains(name)) return names_->Taken(name);
-    NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner, std::nullopt));
+    NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner, std::nullopt, std::nullopt));
   }
   auto upload = Upload::Begin(files_, layout_, limits_);
   absl::Status status = upload.status();

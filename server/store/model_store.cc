@@ -111,13 +111,13 @@ absl::Status ModelStore::Reserve(std::string_view name, std::string_view owner, 
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   base::MutexLock lock(mutex_);
   if (models_.contains(name)) return names_->Taken(name);
-  return names_->Reserve(name, owner, tenant);
+  return names_->Reserve(name, owner, tenant, tenant);
 }
 
 void ModelStore::Unreserve(std::string_view name, std::string_view owner) { names_->Unreserve(name, owner); }
 
 absl::Status ModelStore::Publish(std::string_view name, std::string_view owner, const std::string& directory,
-                                 const std::string& manifest_digest) {
+                                 const std::string& manifest_digest, const JobTenant& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   base::MutexLock lock(mutex_);
   const std::string target = layout_.model(name);
@@ -129,9 +129,8 @@ absl::Status ModelStore::Publish(std::string_view name, std::string_view owner, 
     names_->Unreserve(name, owner);
     return absl::OkStatus();
   }
-  if (!names_->ReservedBy(name, owner)) {
-    return absl::FailedPreconditionError(StrCat("the model name \"", name, "\" is not reserved by ", owner));
-  }
+  // It is not its own any more where a try before moved the output and the model was deleted since: then the output is gone, below.
+  NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner, tenant, tenant));
   // Read before it is moved: after the rename nothing can fail but the syncs.
   auto model = Load(std::string(name), directory);
   // A try before this one failed after its rename.
@@ -154,10 +153,15 @@ ModelStore::Pending::Pending(ModelStore& store, std::string name, std::string ow
 
 ModelStore::Pending::~Pending() { store_.names_->Unreserve(name_, owner_); }
 
-absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::string_view name) {
+absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::string_view name, const JobTenant& viewer) {
   NIBBLE_RETURN_IF_ERROR(CheckSpace(files_, layout_.root(), min_free_bytes_));
+  NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   const std::string owner = base::NewId("import");
-  NIBBLE_RETURN_IF_ERROR(Reserve(name, owner));
+  {
+    base::MutexLock lock(mutex_);
+    if (models_.contains(name)) return names_->Taken(name);
+    NIBBLE_RETURN_IF_ERROR(names_->Reserve(name, owner, std::nullopt, viewer));
+  }
   auto directory = PendingDirectory::Create(files_, layout_.model(name));
   if (!directory.ok()) {
     names_->Unreserve(name, owner);

@@ -52,11 +52,12 @@ class ModelStore {
   absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant = {});
   void Unreserve(std::string_view name, std::string_view owner);
 
-  // Moves a directory published elsewhere on the same file system (a trainer's output) under `name`, which `owner` has
-  // reserved. Fine when models/NAME is there already with this manifest: the move was made before a crash, or before an error of the
-  // disk. AlreadyExists and DataLoss are for good; after any other error it can be tried again.
-  absl::Status Publish(std::string_view name, std::string_view owner, const std::string& directory,
-                       const std::string& manifest_digest);
+  // Moves a directory published elsewhere on the same file system (a trainer's output) under `name`, which `owner` has reserved, or
+  // does now; from then on the model itself holds it. Fine when models/NAME is there already with this manifest: the move was made
+  // before a crash, or before an error of the disk. AlreadyExists and DataLoss (also where what was moved before is deleted) are for
+  // good; after any other error it can be tried again.
+  absl::Status Publish(std::string_view name, std::string_view owner, const std::string& directory, const std::string& manifest_digest,
+                       const JobTenant& tenant = {});
 
   // A model written in place: write below directory(), then Commit.
   class Pending {
@@ -73,7 +74,8 @@ class ModelStore {
     const std::string owner_;
     PendingDirectory directory_;
   };
-  absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name);  // AlreadyExists (NAME_TAKEN), DISK_FULL
+  // AlreadyExists (NAME_TAKEN), DISK_FULL. `viewer`: of who asks (JobTenant).
+  absl::StatusOr<std::unique_ptr<Pending>> Begin(std::string_view name, const JobTenant& viewer = {});
 
   // While a pin lives the model cannot be deleted. `user` says who, in the refusal ("job job-1", "loaded").
   absl::StatusOr<std::shared_ptr<const Pin>> PinModel(std::string_view name, std::string_view user, const JobTenant& tenant = {});

@@ -42,7 +42,8 @@ absl::Status DamagedError(std::string_view kind, std::string_view name) {
 }
 
 bool NameTable::MaySee(const JobTenant& viewer, const Holder& holder) {
-  return !holder.tenant.has_value() || (viewer.has_value() && (viewer->empty() || *viewer == *holder.tenant));
+  if (!holder.tenant.has_value()) return true;
+  return viewer.has_value() ? viewer->empty() || *viewer == *holder.tenant : holder.tenant->empty();
 }
 
 absl::Status NameTable::CheckEtag(const std::string& etag, const std::optional<std::string>& wanted) const {
@@ -50,11 +51,11 @@ absl::Status NameTable::CheckEtag(const std::string& etag, const std::optional<s
   return base::WithReason(absl::AbortedError(StrCat("etag: the ", kind_, "'s is ", etag)), "ETAG_MISMATCH", {{"etag", etag}});
 }
 
-absl::Status NameTable::Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant) {
+absl::Status NameTable::Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer) {
   base::MutexLock lock(mutex_);
   const auto [it, added] = owners_.emplace(name, Holder{std::string(owner), tenant});
   if (!added && it->second.who != owner) {
-    const std::string who = MaySee(tenant, it->second) ? it->second.who : kSomeJob;
+    const std::string who = MaySee(viewer, it->second) ? it->second.who : kSomeJob;
     return base::WithReason(
         absl::AlreadyExistsError(StrCat("the ", kind_, " name \"", name, "\" is taken by ", who, ", which is not done")),
         "NAME_TAKEN", {{"kind", kind_}, {"name", std::string(name)}});
@@ -66,12 +67,6 @@ void NameTable::Unreserve(std::string_view name, std::string_view owner) {
   base::MutexLock lock(mutex_);
   const auto it = owners_.find(name);
   if (it != owners_.end() && it->second.who == owner) owners_.erase(it);
-}
-
-bool NameTable::ReservedBy(std::string_view name, std::string_view owner) const {
-  base::MutexLock lock(mutex_);
-  const auto it = owners_.find(name);
-  return it != owners_.end() && it->second.who == owner;
 }
 
 std::shared_ptr<const Pin> NameTable::AddPin(std::string_view name, std::string_view user, const JobTenant& tenant) {

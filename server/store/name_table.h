@@ -19,7 +19,8 @@ class Pin {
 };
 
 // Of what uses or reserves a name: the tenant of the job that it is ("" where the job has none); nullopt where it is no job. Who has
-// another tenant is told "a job" instead of which (SECURITY.md).
+// another tenant is told "a job" instead of which (SECURITY.md). Of who asks: its tenant, "" for none, who sees all; nullopt where
+// that is not known (an operation), who sees the jobs without a tenant.
 using JobTenant = std::optional<std::string>;
 
 // DataLoss (ARTIFACT_CORRUPT) of what is not as it was published; kind "model".
@@ -32,10 +33,9 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
   // kind "model", not_found_reason "MODEL".
   NameTable(std::string kind, std::string reason) : kind_(std::move(kind)), reason_(std::move(reason)) {}
 
-  // AlreadyExists (NAME_TAKEN) names who has it, unless that is a job that the owner's tenant does not see.
-  absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant);
+  // AlreadyExists (NAME_TAKEN) names who has it, unless that is a job that `viewer` does not see.
+  absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer);
   void Unreserve(std::string_view name, std::string_view owner);
-  bool ReservedBy(std::string_view name, std::string_view owner) const;
 
   std::shared_ptr<const Pin> AddPin(std::string_view name, std::string_view user, const JobTenant& tenant);
   // FailedPrecondition (MODEL_IN_USE) names a user, one that a caller of `tenant` ("": none, who sees all) may see if there is one.

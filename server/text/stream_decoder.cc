@@ -121,11 +121,15 @@ absl::StatusOr<std::string> StreamDecoder::InsideText(Ids ids) {
   return text;
 }
 
+absl::StatusOr<std::string> StreamDecoder::Held() {
+  if (pending_.empty()) return std::string();
+  return begun_ ? InsideText(pending_) : DecodeAfter(head_, pending_);
+}
+
 absl::StatusOr<StreamDecoder::Tail> StreamDecoder::Finish() {
   Tail tail;
   if (!pending_.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(tail.text, begun_ ? InsideText(pending_)
-                                              : DecodeAfter(head_, pending_));
+    NIBBLE_ASSIGN_OR_RETURN(tail.text, Held());
     if (!incomplete_.empty() && tail.text.ends_with(kReplacement)) {
       // Decode shows the cut character as one U+FFFD.
       tail.text.resize(tail.text.size() - kReplacement.size());

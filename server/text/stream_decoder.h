@@ -28,6 +28,10 @@ class StreamDecoder {
   // Errors: InvalidArgument (a negative id).
   absl::StatusOr<std::string> Append(std::int32_t id);
 
+  // What is held until more has come, as the text that it is if nothing does: all
+  // of it where the decoder looks at whole texts. Nothing changes.
+  absl::StatusOr<std::string> Held();
+
   // Ends the text: the decoder begins again with the next Append.
   absl::StatusOr<Tail> Finish();
 

@@ -71,7 +71,7 @@ TEST(TextTest, WarningsNameTheirLines) {
   const std::vector<std::string> plan = {"jobs", "plan", "--method", "qlora", "--base", "b", "--dataset", "d"};
   const Result told = RunNibble(server, plan);
   EXPECT_THAT(told.out, HasSubstr("warning: 2 rows (lines 4, 9) (ROWS_TRUNCATED)\nwarning: none (NO_EVALUATION)\n"));
-  EXPECT_THAT(told.out, HasSubstr("not known: no such job has run here"));
+  EXPECT_THAT(told.out, HasSubstr("not known: none of the newest jobs is such a one"));
   std::vector<std::string> json = plan;
   json.insert(json.begin(), "--json");
   const Result written = RunNibble(server, json);

@@ -48,6 +48,24 @@ def pods(documents):
             yield name, template["metadata"], template["spec"]
 
 
+def helm_test_commands(helm, places):
+    """{container: its arguments} of the pod of `helm test`, less --server: the Service's name becomes --tls-name. `places`: path -> path."""
+    documents = render(helm, None, ("auth.test.existingSecret=nibble-test",))
+    (spec,) = [spec for name, _, spec in pods(documents) if name.startswith("Pod/")]
+    commands = {}
+    for container in spec["containers"]:
+        assert container["command"] == ["/usr/local/bin/nibble"]
+        (server,) = [word for word in container["args"] if word.startswith("--server=")]
+        host, _, port = server.removeprefix("--server=").rpartition(":")
+        assert port == "50051"
+        arguments = [word for word in container["args"] if word != server]
+        for path, place in places.items():
+            assert [word for word in arguments if word.endswith(f"={path}")], path
+            arguments = [word.replace(f"={path}", f"={place}") for word in arguments]
+        commands[container["name"]] = [f"--tls-name={host}", *arguments]
+    return commands
+
+
 def schema_source():
     """Where the wheel kubernetes-validate keeps its schemas; None without it. Its code is not used, nor what that depends on."""
     found = importlib.util.find_spec("kubernetes_validate")

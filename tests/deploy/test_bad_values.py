@@ -2,6 +2,7 @@
 import json
 
 import pytest
+import yaml
 
 from conftest import CHART, run
 
@@ -66,12 +67,15 @@ TOGETHER = [
     ({"extraVolumes": [{"name": "x", "emptyDir": {}}, {"name": "x", "emptyDir": {}}]}, "extraVolumes[1].name"),
     ({"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]}, "extraVolumeMounts[0].name"),
     *((mount("/ok", path), "extraVolumeMounts[1].mountPath")
-      for path in ("/var/lib/nibble", "/var/lib/nibble/", "/var/lib/nibble/models", "/var/lib", "/", "/tmp", "/dev/shm", "/etc/nibble/tls",
-                   "/etc", "/usr/local/bin", "/x/../var/lib/nibble", "/ok/")),
-    ({"server": {"importRoot": "/imports"}}, "server.importRoot"),
-    ({"server": {"importRoot": "/imports"}, **mount("/import")}, "server.importRoot"),
-    ({"server": {"importRoot": "/var/lib/nibble/models"}}, "server.importRoot"),
-    ({"server": {"importRoot": "/imports/../etc"}, **mount("/imports")}, "server.importRoot"),
+      for path in ("/var/lib/nibble", "/var/lib/nibble/", "/var/lib/nibble/models", "/var/lib/nibble/jobs/x", "/var/lib", "/", "/tmp",
+                   "/dev/shm", "/dev", "/etc/nibble/tls", "/etc/nibble/auth/x", "/etc/nibble", "/etc", "/usr", "/usr/local/bin", "/lib/x",
+                   "/x/../var/lib/nibble", "/ok/")),
+    ({**mount("/etc/nibble/client-ca"), "tls": {"clientCA": {"existingSecret": "ca"}}}, "extraVolumeMounts[0].mountPath"),
+    ({"extraVolumes": [{"name": "client-ca", "emptyDir": {}}], "tls": {"clientCA": {"existingSecret": "ca"}}}, "extraVolumes[0].name"),
+    ({"extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}]}, "extraVolumeMounts[0].name"),
+    *(({"server": {"importRoot": root}}, "server.importRoot")
+      for root in ("/etc", "/etc/nibble", "/etc/nibble/auth", "/imports/../etc/nibble/tls/", "/var/lib", "/var/lib/nibble/",
+                   "/var/lib/nibble/models", "/var/lib/nibble/jobs/x", "/proc/self", "/dev")),
     ({"resources": {"requests": {"cpu": "5"}}}, "resources.requests.cpu"),
     ({"resources": {"requests": {"cpu": 5}}}, "resources.requests.cpu"),
     ({"resources": {"requests": {"cpu": "4001m"}}}, "resources.requests.cpu"),
@@ -108,6 +112,16 @@ TOGETHER = [
     ({"auth": {"test": {"existingSecret": "t"}}, "tls": {"clientCA": {"existingSecret": "ca", "required": True}}},
      "auth.test.existingSecret"),
     ({"metrics": {"prometheusRule": {"enabled": True, "disabled": ["NoSuchAlert"]}}}, "metrics.prometheusRule.disabled"),
+]
+
+# What an earlier chart took and what works is taken: of these the chart cannot know that there is nothing.
+WORKING = [
+    *({"server": {"importRoot": root}} for root in ("/imports", "/opt/models", "/var/lib/nibble/import", "/var/lib/nibbles", "/usr/share/models")),
+    {"server": {"importRoot": "/data/imports"}, **mount("/data/")},
+    {"server": {"importRoot": "/var/lib/nibble/import"}, **mount("/var/lib/nibble/import")},
+    *(mount(path) for path in ("/tmp/x", "/dev/shm/x", "/etc/nibble/more", "/etc/nibble/client-ca", "/etc/ssl", "/usr/share/models", "/libx")),
+    {"extraVolumes": [{"name": "client-ca", "emptyDir": {}}], "extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}]},
+    {"extraVolumeMounts": [{"name": "client-ca", "mountPath": "/ca"}], "tls": {"clientCA": {"existingSecret": "ca"}}},
 ]
 
 
@@ -149,6 +163,19 @@ def test_k2_bad_together(tool, tmp_path, number):
     values, key = TOGETHER[number]
     message = refused(tool("helm"), values, key, tmp_path)
     assert f"{key}: " in message or f"{key} " in message, message
+
+
+@pytest.mark.parametrize("number", range(len(WORKING)), ids=[json.dumps(values) for values in WORKING])
+def test_k2_working_values_are_taken(tool, tmp_path, number):
+    values = WORKING[number]
+    path = tmp_path / "values.yaml"
+    path.write_text(json.dumps(values))
+    text = run(tool("helm"), "template", "test", CHART, "--values", path).stdout
+    (container,) = [container for document in yaml.safe_load_all(text) if document and document["kind"] == "Deployment"
+                    for container in document["spec"]["template"]["spec"]["containers"]]
+    root = values.get("server", {}).get("importRoot")
+    assert [word for word in container["args"] if word.startswith("--import_root")] == ([f"--import_root={root}"] if root else [])
+    assert all(given in container["volumeMounts"] for given in values.get("extraVolumeMounts", []))
 
 
 def test_k2_has_its_count():

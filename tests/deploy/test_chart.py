@@ -8,6 +8,7 @@ import yaml
 
 import charts
 import dashboards
+import pki
 from conftest import CHART, ROOT, TOOLS, e2e, run
 
 KUBERNETES = ["1.28.0", "1.33.0", "1.37.0"]  # the oldest that the chart is for, one between, the newest with a schema
@@ -125,6 +126,26 @@ def test_flags_are_those_of_nibbled(helm, case):
                  if container["command"] == ["/usr/local/bin/nibbled"] for word in container["args"]]
     assert len(arguments) > 10
     assert {word.split("=")[0] for word in arguments} <= known
+
+
+def test_the_test_pods_commands_pass_where_a_server_serves(helm, tmp_path):
+    """As rendered, but for where server, CA and token lie: over TLS by the Service's name, with the smallest role; not where none serves."""
+    authority = pki.Authority(tmp_path / "pki")
+    certificate, key = authority.issue("server", "DNS:test-nibble.ml.svc")
+    line = run(e2e.BIN / "nibble", "tokens", "new", "tester", "--role", "viewer", "--out", tmp_path / "token").stdout
+    (tmp_path / "tokens").write_text(line)
+    server = e2e.Server(tmp_path / "state", "--tls_cert", certificate, "--tls_key", key, "--token_file", tmp_path / "tokens")
+    commands = charts.helm_test_commands(helm, {"/etc/nibble/tls/ca.crt": str(authority.certificate),
+                                               "/etc/nibble/token/token": str(tmp_path / "token")})
+    assert {name: arguments[-2:] for name, arguments in commands.items()} == {"health": ["health", "--grpc"], "models-list": ["models", "list"]}
+    server.start()
+    try:
+        for arguments in commands.values():
+            run(e2e.BIN / "nibble", *arguments, "--server", server.grpc, env={})
+    finally:
+        server.stop()
+    for arguments in commands.values():
+        assert run(e2e.BIN / "nibble", *arguments, "--server", server.grpc, env={}, ok=False).returncode == 5
 
 
 @every_case

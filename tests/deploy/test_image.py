@@ -216,6 +216,11 @@ def test_the_charts_command_runs_in_the_image(start, tool, tmp_path):
                                                    "/etc/nibble/token": tmp_path / "client"})
     refused = server.run(*call, "server", "info", check=False)
     assert refused.returncode != 0 and "TOKEN_MISSING" in refused.stderr
+    # What the pod of `helm test` runs, of the same image.
+    commands = charts.helm_test_commands(tool("helm"), {})
+    assert len(commands) == 2
+    for arguments in commands.values():
+        server.run("nibble", *arguments, "--server", "127.0.0.1:50051")
     # Nothing of these is the user's own: what it could change it could also give away.
     for path in ("/etc/nibble/tls/tls.key", "/etc/nibble/auth/tokens.jsonl"):
         assert server.run("stat", "-L", "-c", "%u:%g %a", path).stdout.split() == ["0:65532", "440"]

@@ -66,10 +66,10 @@ def compare(answer, model, tokens, top=0, most_of_top=1e-3):
         assert worst <= most_of_top
 
 
-def compare_where_no_tie(answers, model):
+def compare_where_no_tie(answers, model, tie=TIE):
     """Short texts, each alone, the TOP likeliest tokens of each position: half of the texts must meet no tie, and none may depart by
-    more than one makes. A wrong formula, a wrong order or a token left out would fail them all."""
+    more than one makes, `tie`. A wrong formula, a wrong order or a token left out would fail them all."""
     worst = [worst_top_difference(answer, model) for answer in answers]
     print(f"worst differences of {TOP} logprobs a position, {len(worst)} texts: " + " ".join(f"{value:.1e}" for value in worst))
     assert len(worst) >= 16 and 2 * sum(value <= 1e-3 for value in worst) >= len(worst)
-    assert max(worst) <= TIE
+    assert max(worst) <= tie

@@ -169,11 +169,17 @@ def test_health_drain_and_version(make_server):
     assert version == f"nibble {server.json('server', 'info')['version']}\n"
     assert server.run("health", "--http", server.http).stdout == "ready\n"
     assert server.run("health", "--http", "127.0.0.1:1", check=False).returncode == 5
+    assert server.run("health", "--grpc").stdout == "ready\n" and server.json("health", "--grpc") == {"ready": True}
+    both = server.run("health", "--grpc", "--http", server.http, check=False)
+    assert both.returncode == 2 and "--http" in both.stderr
     assert server.json("server", "drain", "--deadline", 1) == {"draining": True}
     refused = server.run("health", "--http", server.http, check=False)
     assert refused.returncode == 5 and "not ready" in refused.stderr
+    refused = server.run("health", "--grpc", check=False)
+    assert refused.returncode == 5 and refused.stdout == "" and "not ready: NOT_SERVING" in refused.stderr
     assert "DRAINING" in server.run("datasets", "upload", __file__, "--name", "late", check=False).stderr
     assert server.stop() == 0
+    assert server.run("health", "--grpc", check=False).returncode == 5
 
 
 def test_the_environment_may_name_server_and_token_file(shared, tmp_path):

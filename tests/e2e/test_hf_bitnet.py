@@ -393,7 +393,7 @@ def test_norms_of_rows_far_below_eps_are_exported_too(jobs, tmp_path, linear_cla
     assert len(losses) == 2
     jobs.run("models", "export", name, "--format", "hf", "--linear-class", linear_class, "--out", tmp_path / "out")
     scores, model = scores_of_pieces(jobs, name), as_served(tmp_path / "out")
-    compare_where_no_tie(scores, model)
+    compare_where_no_tie(scores, model, tie=1.0)  # 0.4 was seen: two steps train nothing, and every row is large behind its norm
     with torch.no_grad():  # that this text would tell
         for layer in model.model.layers:
             for norm in (layer.input_layernorm, layer.post_attention_layernorm):
@@ -401,4 +401,4 @@ def test_norms_of_rows_far_below_eps_are_exported_too(jobs, tmp_path, linear_cla
             for linear in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj):
                 linear.rms_norm.weight.div_(4096)
     with pytest.raises(AssertionError):
-        compare_where_no_tie(scores, model)
+        compare_where_no_tie(scores, model, tie=1.0)

@@ -83,6 +83,9 @@ def test_s1_s2_tokens_and_roles_with_the_real_client(secure, text_file):
     without = [flag for flag in secure.flags() if flag != "--token-file" and flag != secure.tokens["admin"]]
     missing = secure.server.run(*without, "server", "info", check=False)
     assert missing.returncode == 9 and "UNAUTHENTICATED (TOKEN_MISSING)" in missing.stderr
+    assert secure.run("health", "--grpc", role="viewer").stdout == "ready\n"
+    asked = secure.server.run(*without, "health", "--grpc", check=False)
+    assert asked.returncode == 9 and asked.stdout == "" and "UNAUTHENTICATED" in asked.stderr
     wrong = secure.folder / "wrong.token"
     wrong.write_text("nbl_wrong\n")
     invalid = secure.server.run(*without, "--token-file", wrong, "server", "info", check=False)

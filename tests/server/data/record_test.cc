@@ -102,18 +102,23 @@ TEST(RecordTest, ChatNeedsAnAssistantAndKeepsEveryField) {
 }
 
 // A line of a MiB could hold 30,000 of them, and each is rendered with all those before it.
-TEST(RecordTest, AConversationHasAtMost1024Messages) {
+TEST(RecordTest, AConversationThatIsTakenInHasAtMost1024Messages) {
   const auto line = [](std::size_t messages) {
     std::string text = R"({"messages": [)";
     for (std::size_t i = 0; i < messages; ++i) text += std::string(i == 0 ? "" : ",") + R"({"role": "assistant", "content": ""})";
     return text + "]}";
   };
-  const auto most = ParseRecord(line(1024), Format::kChat);
+  const auto most = Validate(line(1024) + "\n", 1000);
   ASSERT_TRUE(most.ok()) << most.status();
-  EXPECT_EQ(most->roles.size(), 1024u);
+  EXPECT_EQ(most->num_rows, 1);
   const absl::Status refused = Validate(line(1) + "\n" + line(1025) + "\n", 1000).status();
   EXPECT_EQ(refused.message(), "line 2: \"messages\" has 1025 messages, wanted at most 1024");
   EXPECT_EQ(base::Reason(refused), "DATASET_FORMAT");
+  // One that was taken in by a server without that limit is trained on.
+  const auto longer = ParseRecord(line(1025), Format::kChat);
+  ASSERT_TRUE(longer.ok()) << longer.status();
+  EXPECT_EQ(longer->roles.size(), 1025u);
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckMessages(*longer)));
 }
 
 TEST(RecordTest, CompletionMustNotBeEmpty) {

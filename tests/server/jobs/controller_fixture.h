@@ -37,13 +37,16 @@ class ControllerFixture : public ::testing::Test {
     AddDataset("train");
     AddDataset("eval");
   }
-  void Open() {
+  void OpenStores() {
     auto state = store::StateDirectory::Open(*files_, temp_ / "state", {.min_free_bytes = min_free_bytes_});
     ASSERT_TRUE(state.ok()) << state.status();
     state_ = *std::move(state);
     auto database = Database::Open(state_->layout.database());
     ASSERT_TRUE(database.ok()) << database.status();
     database_ = *std::move(database);
+  }
+  void Open() {
+    OpenStores();
     runner_ = std::make_unique<FakeRunner>(machine_);
     auto controller = JobController::Open(*state_, *database_, *runner_, clock_, options_, &observer_);
     ASSERT_TRUE(controller.ok()) << controller.status();

@@ -297,6 +297,10 @@ TEST_F(DatabaseTest, RequestsOfATenantAreItsOwnFromVersionFour) {
   }
   Execute("UPDATE jobs SET owner = 'ci', tenant = 'red' WHERE id = 'of-red'");
   Execute("UPDATE jobs SET owner = 'ann' WHERE id = 'of-no-tenant'");
+  for (const auto& [id, key] : {std::pair("gone", "ci\nr2"), std::pair("gone-of-nobody", "r2")}) {
+    ASSERT_TRUE(Insert(id, key).ok());
+    Execute(std::string("DELETE FROM jobs WHERE id = '") + id + "'");
+  }
   Execute("UPDATE schema_version SET version = 3");
   Reopen();
   for (const auto& [id, key] : {std::pair("of-red", "\nred\nci\nr1"), std::pair("of-no-tenant", "ann\nr1"), std::pair("of-nobody", "r1")}) {
@@ -306,6 +310,21 @@ TEST_F(DatabaseTest, RequestsOfATenantAreItsOwnFromVersionFour) {
     EXPECT_EQ((*job)->id, id);
   }
   EXPECT_FALSE(database_->FindRequest("ci\nr1", "d")->has_value());
+  // Of a deleted job nobody knows the tenant: its request makes no job anew, in whichever its owner is.
+  for (const char* key : {"\nred\nci\nr2", "\nblue\nci\nr2", "ci\nr2", "r2"}) {
+    EXPECT_EQ(base::Reason(database_->FindRequest(key, "d").status()), "JOB") << key;
+    EXPECT_EQ(base::Reason(Insert("anew", key).status()), "JOB") << key;
+    EXPECT_EQ(base::Reason(database_->FindRequest(key, "another").status()), "IDEMPOTENCY_CONFLICT") << key;
+  }
+  EXPECT_FALSE(database_->FindRequest("\nred\nann\nr2", "d")->has_value()) << "another owner's";
+  // Since then a deleted job's request is its tenant's too.
+  ASSERT_TRUE(Insert("late", "ann\nr3").ok());
+  Execute("DELETE FROM jobs WHERE id = 'late'");
+  Reopen();
+  EXPECT_EQ(base::Reason(database_->FindRequest("ann\nr3", "d").status()), "JOB");
+  EXPECT_FALSE(database_->FindRequest("\nred\nann\nr3", "d")->has_value());
+  ASSERT_TRUE(database_->ForgetRequests(absl::InfiniteFuture()).ok());
+  EXPECT_FALSE(database_->FindRequest("\nred\nci\nr2", "d")->has_value());
 }
 
 TEST_F(DatabaseTest, FileIsInWalMode) {

@@ -614,6 +614,78 @@ TEST_F(RestartTest, AnOutputThatIsLostBeforeItIsPublishedIsToldInAWarning) {
   EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "the name is free again";
 }
 
+// A database that cannot be told that a model is there.
+class Unmarked : public FaultyDatabase {
+ public:
+  explicit Unmarked(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+  absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
+    if (fails) return absl::ResourceExhaustedError("injected");
+    return FaultyDatabase::MarkPublished(id, events);
+  }
+  bool fails = true;
+};
+
+TEST_F(RestartTest, AModelThatIsDeletedBeforeItsJobIsDoneHoldsTheJobUpNoLonger) {
+  for (const bool restarted : {false, true}) {
+    for (const bool taken : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << (restarted ? "restarted, " : "") << (taken ? "and the name taken" : "and the name free"));
+      Unmarked* database = &OpenOn<Unmarked>();
+      const std::string id = Submit(Spec("out"));
+      controller_->Tick();
+      Ready(Trainer(id));
+      controller_->Tick();
+      Finish(Trainer(id));
+      machine_.Exit(Trainer(id), 0);
+      controller_->Tick();
+      EXPECT_EQ(State(id), kRunning) << "nobody can tell that it is done";
+      ASSERT_TRUE(state_->models->Verify("out").ok());
+      if (restarted) {
+        Kill();
+        OpenStores();
+        database = &OpenOn<Unmarked>();
+        EXPECT_EQ(State(id), kRunning);
+      }
+      ASSERT_TRUE(state_->models->Delete("out").ok());
+      if (taken) {
+        ASSERT_TRUE(state_->models->Reserve("out", "another").ok());
+      }
+      controller_->Tick();
+      EXPECT_EQ(State(id), kRunning);
+      database->fails = false;
+      controller_->Tick();
+      EXPECT_EQ(State(id), kSucceeded);
+      EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning state:SUCCEEDED");
+      EXPECT_EQ(Events(id)[3].body["reason"], "PUBLISH_FAILED");
+      EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "it is not the job's any more";
+      KillAndReopen();
+    }
+  }
+}
+
+TEST_F(RestartTest, AJobWhoseBaseOrDataIsDamagedFailsAtOnce) {  // R12
+  int damaged = 0;
+  for (const auto& [path, named] : {std::pair(state_->layout.model("base") + "/nibble.json", "model \"base\""),
+                                    std::pair(state_->layout.dataset("train") + "/data.jsonl", "dataset \"train\"")}) {
+    SCOPED_TRACE(path);
+    const std::string whole = *base::RealFileSystem().Read(path, 1 << 20);
+    const std::string id = Submit();
+    WriteFile(path, whole.substr(1));
+    KillAndReopen();
+    controller_->Tick();
+    const auto job = controller_->Get(id);
+    ASSERT_TRUE(job.ok()) << job.status();
+    EXPECT_EQ(job->state, kFailed);
+    EXPECT_EQ(job->attempt, 1);
+    EXPECT_EQ(job->retries, 0);
+    ASSERT_TRUE(job->error.has_value());
+    EXPECT_EQ(job->error->code, "DATA_LOSS");
+    EXPECT_EQ(job->error->reason, "ARTIFACT_CORRUPT");
+    EXPECT_THAT(job->error->message, HasSubstr(named));
+    EXPECT_EQ(observer_.damaged, ++damaged);
+    WriteFile(path, whole);
+  }
+}
+
 // A disk that renames the output to its place and does not sync a directory after that.
 class UnsyncedTest : public RestartTest {
  protected:

@@ -216,18 +216,19 @@ TEST_F(ErrorDetailsTest, InvalidArgumentPromptTooLong) {
   EXPECT_EQ(Metadata(details, "max"), "256");
 }
 
-// "strict" has a template that refuses every conversation, "bare" has none.
+// "strict" has a template that refuses every conversation, "bare" has none, "broken" one that is no template.
 class TemplateErrorTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
     AppOptions options = ErrorDetailsTest::Options();
     options.import_root = directory_ + "/root";
     std::filesystem::create_directory(options.import_root);
-    for (const char* name : {"hf_tied_bf16", "strict", "bare"}) {
+    for (const char* name : {"hf_tied_bf16", "strict", "bare", "broken"}) {
       std::filesystem::copy(model::Golden("hf_tied_bf16"), StrCat(options.import_root, "/", name));
     }
     model::WriteBytes(options.import_root + "/strict/chat_template.jinja", "{{ raise_exception('roles must alternate') }}");
     std::filesystem::remove(options.import_root + "/bare/chat_template.jinja");
+    model::WriteBytes(options.import_root + "/broken/chat_template.jinja", "{% if %}");
     return options;
   }
   grpc::Status Chat(const std::string& model) {
@@ -247,6 +248,18 @@ class TemplateErrorTest : public ErrorDetailsTest {
     return Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, request, &response);
   }
 };
+
+// It came so: nothing is damaged.
+TEST_F(TemplateErrorTest, InvalidArgumentOfATemplateThatNeverCompiled) {
+  Take("broken");
+  v1::TokenizeRequest request;
+  request.set_model("broken");
+  request.set_text("a b");
+  v1::TokenizeResponse response;
+  const grpc::Status status = Call(inference_, &v1::InferenceService::Stub::Tokenize, request, &response);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("chat template"));
+}
 
 TEST_F(TemplateErrorTest, InvalidArgumentTemplateError) {
   Take("strict");
@@ -825,6 +838,105 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelThatCannotBeDescribed) {
   ASSERT_EQ(models.models_size(), 2);
   EXPECT_FALSE(models.models(0).damaged());
   EXPECT_TRUE(models.models(1).damaged());
+}
+
+// Nor is it the fault of who needs its tokenizer or its template, whichever file was damaged while the server ran.
+TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
+  UploadTexts();
+  Import("other");
+  v1::TokenizeRequest tokenize;
+  tokenize.set_model("tiny");
+  tokenize.set_text("a b");
+  v1::DetokenizeRequest detokenize;
+  detokenize.set_model("tiny");
+  detokenize.add_token_ids(67);
+  v1::RenderTemplateRequest render;
+  render.set_model("tiny");
+  auto* message = render.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("a");
+  v1::PreviewDatasetRequest preview;
+  preview.set_dataset("texts");
+  preview.set_model("tiny");
+  const auto damaged = [&](const grpc::Status& status) {
+    EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "model"), "tiny");
+  };
+  v1::TokenizeResponse ids;
+  const std::string directory = directory_ + "/state/models/tiny/";
+  const auto same_size = [](std::string text, const std::string& from, const std::string& to) {
+    EXPECT_NE(text.find(from), std::string::npos) << from;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  const std::string config = model::ReadBytes(directory + "config.json");
+  const std::map<std::string, std::string> altered = {{"config.json", "{"},
+                                                      {"./config.json", same_size(config, "\"hidden_size\"", "\"hidden_sizf\"")},
+                                                      {"chat_template.jinja", "{% if %}"},
+                                                      {"tokenizer.json", "{}"}};
+  for (const auto& [file, bytes] : altered) {
+    SCOPED_TRACE(file);
+    const std::string whole = model::ReadBytes(directory + file);
+    model::WriteBytes(directory + file, bytes);
+    v1::DetokenizeResponse text;
+    v1::RenderTemplateResponse rendered;
+    v1::PreviewDatasetResponse rows;
+    v1::Job job;
+    damaged(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids));
+    damaged(Call(inference_, &v1::InferenceService::Stub::Detokenize, detokenize, &text));
+    damaged(Call(inference_, &v1::InferenceService::Stub::RenderTemplate, render, &rendered));
+    damaged(Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, preview, &rows));
+    damaged(Create(TinyJob(), &job));
+    model::WriteBytes(directory + file, whole);
+  }
+  // Put back it answers, and goes on with what it has read.
+  EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids).ok());
+  model::WriteBytes(directory + "config.json", "{");
+  EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Tokenize, tokenize, &ids).ok());
+}
+
+// Of the same size, and JSON: only who reads what it says finds it. The other datasets are listed all the same.
+TEST_F(ErrorDetailsTest, DataLossOfADatasetWhoseDescriptionWasAltered) {
+  UploadTexts();
+  Upload("rows", kTinyTexts);
+  const std::string path = directory_ + "/state/datasets/texts/meta.json", whole = model::ReadBytes(path);
+  const std::map<std::string, std::string> changes = {{"\"rows\"", "\"rowz\""}, {"\"text\"", "\"tent\""}};
+  for (const auto& [from, to] : changes) {
+    SCOPED_TRACE(from);
+    app_.reset();
+    std::string altered = whole;
+    ASSERT_NE(altered.find(from), std::string::npos) << altered;
+    model::WriteBytes(path, altered.replace(altered.find(from), from.size(), to));
+    StartApp();
+    v1::ListDatasetsResponse datasets;
+    const grpc::Status listed = Call(datasets_, &v1::DatasetService::Stub::ListDatasets, v1::ListDatasetsRequest(), &datasets);
+    ASSERT_TRUE(listed.ok()) << listed.error_message();
+    ASSERT_EQ(datasets.datasets_size(), 2);
+    EXPECT_EQ(datasets.datasets(0).name(), "rows");
+    EXPECT_EQ(datasets.datasets(0).rows(), 2);
+    EXPECT_FALSE(datasets.datasets(0).damaged());
+    EXPECT_EQ(datasets.datasets(1).name(), "texts");
+    EXPECT_TRUE(datasets.datasets(1).damaged());
+    const auto damaged = [&](const grpc::Status& status) {
+      EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "dataset"), "texts");
+    };
+    v1::GetDatasetRequest get;
+    get.set_name("texts");
+    v1::Dataset dataset;
+    damaged(Call(datasets_, &v1::DatasetService::Stub::GetDataset, get, &dataset));
+    v1::PreviewDatasetRequest preview;
+    preview.set_dataset("texts");
+    preview.set_model("tiny");
+    v1::PreviewDatasetResponse rows;
+    damaged(Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, preview, &rows));
+    if (to != "\"tent\"") continue;  // a job needs the format alone
+    v1::PlanJobRequest plan;
+    *plan.mutable_spec() = TinyJob().spec();
+    v1::PlanJobResponse planned;
+    damaged(Call(jobs_, &v1::FineTuneService::Stub::PlanJob, plan, &planned));
+  }
+  v1::DeleteDatasetRequest remove;
+  remove.set_name("texts");
+  v1::DeleteDatasetResponse removed;
+  EXPECT_TRUE(Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, remove, &removed).ok());
 }
 
 TEST_F(ErrorDetailsTest, DataLossOfARecord) {

@@ -23,12 +23,14 @@
 #include "server/rpc/server_service.h"
 #include "server/store/state_directory.h"
 #include "tests/server/model/small_models.h"
+#include "tests/server/rpc/handled.h"
 #include "tests/server/rpc/status_details.h"
 
 namespace nibble::rpc {
 namespace {
 
 using testing_support::Find;
+using testing_support::Handled;
 
 bool Soon(const std::function<bool()>& is_so) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -126,7 +128,8 @@ class ModelLoadsTest : public testing::Test {
     server_stub_.reset();
     server_->Shutdown(std::chrono::system_clock::now());
     server_.reset();
-    loads_.reset();
+    loads_->Stop();
+    workers_.AwaitIdle();
     for (const auto& resident : manager_->residents()) manager_->Unload(resident->name).IgnoreError();
     while (edge_.live_answers > 0) std::this_thread::yield();
   }
@@ -163,9 +166,9 @@ class ModelLoadsTest : public testing::Test {
     v1::ServerLoad load;
     return server_stub_->GetLoad(&context, {}, &load);
   }
-  // That many calls are there, and the worker has seen to them all.
+  // That many calls wait for a load, there are no others, and the worker has done with them all.
   bool AwaitWaiting(std::size_t calls) {
-    return Soon([&] { return edge_.live_calls.count() == calls; }) && GetLoad().ok();
+    return Soon([&] { return loads_->num_waiting() == calls && edge_.live_calls.count() == calls; }) && GetLoad().ok();
   }
   // What Abort finds.
   int Abort(const std::string& id) {
@@ -313,7 +316,7 @@ TEST_F(ModelLoadsTest, ALoadGoesOnForWhoAsksNext) {
     EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
   EXPECT_TRUE(AwaitWaiting(0));
-  EXPECT_EQ(Abort("of cold"), 0);
+  EXPECT_TRUE(Soon([&] { return Abort("of cold") == 0; })) << "gRPC has done with a stream before we have";
   gate_.Open();
   EXPECT_TRUE(Soon([&] { return manager_->IsLoaded("cold"); }));
   const grpc::Status status = Generate("cold");
@@ -372,6 +375,44 @@ TEST_F(ModelLoadsTest, ADeadlineEndsTheWait) {
     EXPECT_FALSE(reader->Read(&reply));
     ExpectStopped(reader->Finish(), grpc::StatusCode::DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED");
   }
+  gate_.Open();
+}
+
+// To the server a client whose deadline has passed looks like one that cancels.
+TEST_F(ModelLoadsTest, AClientsDeadlineIsCountedAsThatAndACancelAsACancel) {
+  constexpr char kUnary[] = "nibble.v1.InferenceService/Generate", kStream[] = "nibble.v1.InferenceService/GenerateStream";
+  gate_.Shut("cold");
+  v1::GenerateStreamRequest request;
+  *request.mutable_request() = Ask("cold");
+  v1::GenerateReply reply;
+  for (int i = 1; i <= 2; ++i) {
+    grpc::ClientContext unary, stream;
+    unary.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+    v1::GenerateResponse response;
+    EXPECT_EQ(inference_->Generate(&unary, Ask("cold"), &response).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+    EXPECT_TRUE(Soon([&] { return Handled(metrics_, "unary", kUnary, "DEADLINE_EXCEEDED") == i; })) << i;
+    stream.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+    auto reader = inference_->GenerateStream(&stream, request);
+    EXPECT_FALSE(reader->Read(&reply));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+    EXPECT_TRUE(Soon([&] { return Handled(metrics_, "server_stream", kStream, "DEADLINE_EXCEEDED") == i; })) << i;
+  }
+  EXPECT_EQ(Handled(metrics_, "unary", kUnary, "CANCELLED"), 0);
+  EXPECT_EQ(Handled(metrics_, "server_stream", kStream, "CANCELLED"), 0);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+  auto reader = inference_->GenerateStream(&context, request);
+  const auto gone = Begin("cold");
+  EXPECT_TRUE(AwaitWaiting(2));
+  context.TryCancel();
+  gone->context.TryCancel();
+  EXPECT_FALSE(reader->Read(&reply));
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_EQ(gone->status.get().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_TRUE(Soon([&] { return Handled(metrics_, "unary", kUnary, "CANCELLED") == 1; }));
+  EXPECT_TRUE(Soon([&] { return Handled(metrics_, "server_stream", kStream, "CANCELLED") == 1; }));
+  EXPECT_EQ(Handled(metrics_, "unary", kUnary, "DEADLINE_EXCEEDED"), 2);
+  EXPECT_EQ(Handled(metrics_, "server_stream", kStream, "DEADLINE_EXCEEDED"), 2);
   gate_.Open();
 }
 
@@ -444,7 +485,8 @@ TEST_F(ModelLoadsTest, AModelThatIsUnloadedBeforeItsCallGoesOnAnswersIt) {
 }
 
 TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
-  ModelLoads few(*manager_, workers_, base::RealClock(), Exists, /*max_waiting=*/2);
+  base::FakeClock clock(absl::UnixEpoch());
+  ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/2);
   gate_.Shut("cold");
   std::atomic<int> loaded = 0;
   const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
@@ -453,7 +495,15 @@ TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
   const absl::Status refused = few.Wait("cold", then).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
-  EXPECT_GE(std::stoll(base::ReasonMetadata(refused)["retry_ms"]), 100);
+  const auto retry_ms = [&](const std::string& model) { return base::ReasonMetadata(few.Wait(model, then).status())["retry_ms"]; };
+  EXPECT_EQ(retry_ms("cold"), "100") << "no load has taken any time";
+  // The first has not ended: it takes as long as it has taken until now.
+  clock.Advance(absl::Seconds(7));
+  EXPECT_EQ(retry_ms("cold"), "7000");
+  EXPECT_EQ(retry_ms("frozen"), "7000");
+  clock.Advance(absl::Minutes(5));
+  EXPECT_EQ(retry_ms("cold"), "60000") << "at most";
+  EXPECT_EQ(few.num_waiting(), 2u);
   EXPECT_TRUE(absl::IsNotFound(few.Wait("none", then).status()));
   EXPECT_TRUE(few.Forget("cold", *other));
   EXPECT_FALSE(few.Forget("cold", *other));
@@ -462,6 +512,31 @@ TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
   gate_.Open();
   EXPECT_TRUE(Soon([&] { return loaded == 2; }));
   EXPECT_FALSE(few.Forget("cold", *one));
+  EXPECT_EQ(few.num_waiting(), 0u);
+}
+
+// While a load goes on the estimate is what the one before it took, until it takes longer itself.
+TEST_F(ModelLoadsTest, TheEstimateIsOfTheLastLoadOrOfTheOldestThatRuns) {
+  base::FakeClock clock(absl::UnixEpoch());
+  ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/1);
+  std::atomic<int> loaded = 0;
+  const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
+  const auto retry_ms = [&] { return base::ReasonMetadata(few.Wait("third", then).status())["retry_ms"]; };
+  gate_.Shut("cold");
+  ASSERT_TRUE(few.Wait("cold", then).ok());
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  clock.Advance(absl::Seconds(7));
+  gate_.Open();
+  EXPECT_TRUE(Soon([&] { return loaded == 1; }));
+  gate_.Shut("frozen");
+  ASSERT_TRUE(few.Wait("frozen", then).ok());
+  EXPECT_EQ(retry_ms(), "7000");
+  clock.Advance(absl::Seconds(6));
+  EXPECT_EQ(retry_ms(), "7000");
+  clock.Advance(absl::Seconds(6));
+  EXPECT_EQ(retry_ms(), "12000");
+  gate_.Open();
+  EXPECT_TRUE(Soon([&] { return loaded == 2; }));
 }
 
 TEST_F(ModelLoadsTest, AServerThatStopsStopsTheLoadThatRuns) {
@@ -472,8 +547,31 @@ TEST_F(ModelLoadsTest, AServerThatStopsStopsTheLoadThatRuns) {
   server_->Shutdown(std::chrono::system_clock::now());
   EXPECT_FALSE(asked->status.get().ok());
   EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == 0; }));
-  loads_.reset();  // comes back although the gate is shut
+  loads_->Stop();  // comes back although the gate is shut
   EXPECT_FALSE(manager_->IsLoaded("cold"));
+}
+
+// A worker may come to its load only when the server has stopped them.
+TEST_F(ModelLoadsTest, AfterAStopNobodyWaits) {
+  gate_.Shut("cold");
+  const auto asked = Begin("cold");
+  EXPECT_TRUE(gate_.AwaitBegun("cold"));
+  EXPECT_TRUE(AwaitWaiting(1));
+  loads_->Stop();
+  EXPECT_EQ(asked->status.get().error_code(), grpc::StatusCode::CANCELLED) << "who waited is told";
+  EXPECT_EQ(loads_->num_waiting(), 0u);
+  loads_->Stop();
+  std::atomic<int> told = 0;
+  const absl::Status refused = loads_->Wait("cold", [&](const ModelLoads::Loaded&) { ++told; }).status();
+  EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "DRAINING");
+  const grpc::Status late = Generate("cold");
+  EXPECT_EQ(late.error_code(), grpc::StatusCode::UNAVAILABLE) << late.error_message();
+  EXPECT_EQ(InfoOf(late).reason(), "DRAINING");
+  EXPECT_TRUE(Generate("warm").ok()) << "it needs no load";
+  workers_.AwaitIdle();
+  EXPECT_EQ(told, 0);
+  EXPECT_EQ(gate_.begun("cold"), 1);
 }
 
 }  // namespace

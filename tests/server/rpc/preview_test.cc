@@ -111,6 +111,37 @@ TEST_F(PreviewTest, ItEndsInsideAConversationThatIsCancelled) {
   EXPECT_EQ(response.looked_rows(), 0);
 }
 
+// As when it is taken in, although what was taken in before there was that limit is trained on.
+TEST_F(PreviewTest, AConversationOfMoreThan1024MessagesIsNotShown) {
+  const auto write = [&](int messages) {
+    std::string line = R"({"messages": [{"role": "assistant", "content": "a"})";
+    for (int i = 1; i < messages; ++i) line += R"(, {"role": "user", "content": "a"})";
+    std::ofstream(directory_ / "data.jsonl") << line << "]}\n";
+  };
+  stored_.meta = {{"format", "chat"}, {"rows", 1}};
+  write(1025);
+  v1::PreviewDatasetResponse response;
+  const absl::Status refused = Preview(stored_, model_, request_, {}, &response);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "DATASET_FORMAT");
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("line 1: \"messages\" has 1025 messages, wanted at most 1024"));
+  write(1024);
+  EXPECT_EQ(Shown({}).looked_rows(), 1);
+}
+
+// Of meta.json, which nobody but a server writes.
+TEST_F(PreviewTest, WhatCannotBeReadOfADatasetIsDamageAndNotTheCallersFault) {
+  for (const base::Json& meta : {base::Json{{"format", "text"}, {"rowz", kRows}}, base::Json{{"format", "tent"}, {"rows", kRows}},
+                                 base::Json{{"formal", "text"}, {"rows", kRows}}, base::Json{{"format", "text"}, {"rows", "ten"}}}) {
+    stored_.meta = meta;
+    v1::PreviewDatasetResponse response;
+    const absl::Status status = Preview(stored_, model_, request_, {}, &response);
+    EXPECT_TRUE(absl::IsDataLoss(status)) << meta << ": " << status;
+    EXPECT_EQ(base::Reason(status), "ARTIFACT_CORRUPT") << meta;
+    EXPECT_EQ(base::ReasonMetadata(status)["dataset"], "rows") << meta;
+  }
+}
+
 TEST_F(PreviewTest, AnAnswerHasNoMoreRowsThanMayBeSent) {
   const auto all = Shown({});
   PreviewBounds bounds;

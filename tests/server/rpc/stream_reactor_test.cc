@@ -7,6 +7,7 @@
 
 #include "nibble/v1/server_service.grpc.pb.h"
 #include "server/base/clock.h"
+#include "tests/server/rpc/handled.h"
 
 namespace nibble::rpc {
 namespace {
@@ -62,6 +63,10 @@ class StreamReactorTest : public testing::Test {
     load.set_requests_total(number);
     load.mutable_residents()->add_models()->set_name(std::string(300'000, 'x'));
     return load;
+  }
+
+  int Handled(const char* code) {
+    return testing_support::Handled(metrics_, "server_stream", "nibble.v1.ServerService/WatchLoad", code);
   }
 
   std::atomic<bool> draining_{false};
@@ -136,6 +141,8 @@ TEST_F(StreamReactorTest, ACancelReachesTheProducer) {
   while (!stream->call().cancel().cancelled()) std::this_thread::yield();
   while (!stream->ended()) std::this_thread::yield();
   EXPECT_FALSE(stream->Push(message));
+  while (Handled("CANCELLED") == 0) std::this_thread::yield();
+  EXPECT_EQ(Handled("DEADLINE_EXCEEDED"), 0);
 }
 
 TEST_F(StreamReactorTest, ADeadlineIsACancel) {
@@ -148,6 +155,8 @@ TEST_F(StreamReactorTest, ADeadlineIsACancel) {
   EXPECT_FALSE(reader->Read(&load));
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   while (!stream->ended()) std::this_thread::yield();
+  while (Handled("DEADLINE_EXCEEDED") == 0) std::this_thread::yield();
+  EXPECT_EQ(Handled("CANCELLED"), 0) << "it is counted as what it is";
 }
 
 TEST_F(StreamReactorTest, SpaceIsToldWhenTheQueueHasRunEmpty) {
@@ -181,6 +190,22 @@ TEST_F(StreamReactorTest, WhatIsSetAfterTheEndIsNotKept) {
   const auto held = std::make_shared<int>(1);
   stream->OnSpace([held] {});
   EXPECT_EQ(held.use_count(), 1);
+}
+
+TEST(WorkerPoolTest, IsIdleWhenNothingIsQueuedAndNothingRuns) {
+  WorkerPool workers(2, 0);
+  workers.AwaitIdle();
+  std::atomic<int> done{0};
+  const auto held = std::make_shared<int>(1);
+  for (int i = 0; i < 100; ++i) {
+    workers.Run([&workers, &done, held] {
+      workers.Run([&done, held] { ++done; });
+      ++done;
+    });
+  }
+  workers.AwaitIdle();
+  EXPECT_EQ(done, 200);
+  EXPECT_EQ(held.use_count(), 1) << "what they held is gone";
 }
 
 TEST(PumpTest, RunsOnceMoreWhenWokenMeanwhileAndNeverTwiceAtATime) {

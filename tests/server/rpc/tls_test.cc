@@ -1,14 +1,18 @@
 // TLS files: what is refused, and that what was served before stays while the files cannot be used.
 #include "server/rpc/tls.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "tests/support/certificates.h"
@@ -186,6 +190,58 @@ TEST_F(TlsTest, WhatCannotBeUsedIsLoggedOnceAndTheLastGoodSetStays) {
   Copy("new", "served");
   EXPECT_THAT(look(true), HasSubstr("new TLS files are served"));
   EXPECT_GT(watch.Look().cert_expiry, expiry);
+}
+
+// The texts that gRPC reads.
+std::vector<std::string> Copies() {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& one : std::filesystem::directory_iterator("/proc/self/fd")) paths.push_back(one.path());
+  std::vector<std::string> texts;
+  for (const auto& path : paths) {
+    std::error_code gone;
+    const std::string target = std::filesystem::read_symlink(path, gone).string();
+    if (target.find("nibble-tls") != std::string::npos) texts.push_back(FileText(path.string()));
+  }
+  return texts;
+}
+
+// With one descriptor left the pair can be copied, and the authority cannot.
+TEST_F(TlsTest, ASetThatCannotBeCopiedWholeReplacesNothing) {
+  auto started = TlsWatch::Start(files_, kNeverByItself);
+  ASSERT_TRUE(started.ok()) << started.status();
+  TlsWatch& watch = **started;
+  const std::vector<std::string> before = Copies();
+  ASSERT_EQ(before.size(), 2u);
+  Copy("other", "served");
+  const std::string authority = FileText(At("ca.crt"));
+  MakeAuthority(At("next"));
+  Write("ca.crt", authority + FileText(At("next.crt")));
+
+  rlimit all{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &all), 0);
+  const int lowest = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  ASSERT_GE(lowest, 0);
+  ::close(lowest);
+  rlimit one = all;
+  one.rlim_cur = static_cast<rlim_t>(lowest) + 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &one), 0);
+  const TlsHealth health = watch.Look();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &all), 0);
+  EXPECT_TRUE(absl::IsUnavailable(health.files)) << health.files;
+  EXPECT_EQ(Copies(), before);
+
+  // Both ways out: back to what is served, and on to what could not be copied.
+  Copy("server", "served");
+  Write("ca.crt", authority);
+  EXPECT_TRUE(watch.Look().files.ok());
+  EXPECT_EQ(Copies(), before);
+  Copy("other", "served");
+  Write("ca.crt", authority + FileText(At("next.crt")));
+  EXPECT_TRUE(watch.Look().files.ok());
+  const std::vector<std::string> after = Copies();
+  ASSERT_EQ(after.size(), 2u);
+  EXPECT_NE(after[0], before[0]);
+  EXPECT_NE(after[1], before[1]);
 }
 
 // gRPC may look once more when the watch is gone.

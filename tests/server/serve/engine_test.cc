@@ -9,6 +9,7 @@
 #include <future>
 
 #include "server/base/error.h"
+#include "server/base/json.h"
 #include "tests/server/serve/engine_fixture.h"
 
 namespace nibble::serve {
@@ -124,6 +125,30 @@ TEST_F(EngineTest, ADeadlineIsKeptBetweenStepsAndInTheQueue) {
   EXPECT_NEAR(patient->queued_ms, 10'250, 1e-6);
   EXPECT_NEAR(patient->finish.usage.queue_ms, 10'250, 1e-6);
   EXPECT_NEAR(running->queued_ms, 0, 1e-6);
+}
+
+// Who is late cancels too.
+TEST_F(EngineTest, ADeadlineThatHasPassedGoesBeforeACancel) {
+  auto engine = Start({.max_running = 1});
+  auto running = std::make_shared<Sink>();
+  auto waiting = std::make_shared<Sink>();
+  Request request = Ask(3, 100), late = Ask(3, 4);
+  request.deadline = late.deadline = clock_.Monotonic() + absl::Seconds(5);
+  base::CancelToken cancel = request.cancel, cancel_late = late.cancel;
+  running->on_delta = [&](std::size_t tokens) {
+    if (tokens == 2) {
+      ASSERT_TRUE(engine->Submit(late, waiting).ok());
+    }
+    if (tokens != 4) return;
+    clock_.Advance(absl::Seconds(5));
+    cancel.Cancel();
+    cancel_late.Cancel();
+  };
+  ASSERT_TRUE(engine->Submit(request, running).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(running->Wait().status)) << running->finish.status;
+  EXPECT_EQ(running->finish.reason, FinishReason::kDeadline);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(waiting->Wait().status)) << waiting->finish.status;
+  EXPECT_EQ(waiting->finish.reason, FinishReason::kDeadline);
 }
 
 TEST_F(EngineTest, TheQueueIsBounded) {
@@ -331,6 +356,47 @@ TEST_F(EngineTest, AnEndTokenThatIsShownIsNoStopString) {
   EXPECT_EQ(sink->text, "");
   EXPECT_EQ(sink->finish.reason, FinishReason::kStop);
   EXPECT_EQ(sink->ends[0].matched_stop, "d</s>");
+}
+
+// Some decoders show a text as a whole: the answer then comes with its end token, and is looked at without it.
+TEST_F(EngineTest, StopStringsHoldBeforeAnEndTokenThatComesWithTheText) {
+  auto tokenizer_json = base::ParseJson(model::ReadBytes(models_.bf16() + "/tokenizer.json"));
+  ASSERT_TRUE(tokenizer_json.ok()) << tokenizer_json.status();
+  (*tokenizer_json)["decoder"] = base::Json::parse(
+      R"({"type":"Sequence","decoders":[{"type":"Fuse"},{"type":"Replace","pattern":{"String":"zz"},"content":"z"}]})");
+  auto tokenizer = text::Tokenizer::FromJson(base::Dump(*tokenizer_json));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  auto engine = Engine::Start(models_.Load(models_.int8()), *std::move(tokenizer), {}, models_.stream(), clock_);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  // "d", "e", then "</s>": a token that was drawn is hardly drawn again.
+  Request request = Ask(6, 12);
+  request.stopping.ignore_eos = false;
+  request.include_special_tokens = true;
+  request.penalties.bias = {{70, 100.0f}, {71, 75.0f}, {1, 50.0f}};
+  request.penalties.repetition = 1000;
+  auto sink = Answer(**engine, request);
+  EXPECT_THAT(sink->ids, ElementsAre(70, 71, 1));
+  EXPECT_EQ(sink->text, "de</s>");
+  EXPECT_EQ(sink->finish.reason, FinishReason::kEos);
+  for (const bool shown : {false, true}) {
+    request.include_special_tokens = shown;
+    for (const char* stop : {"e", "de"}) {
+      request.stopping.strings = {stop};
+      sink = Answer(**engine, request);
+      EXPECT_EQ(sink->text, stop == std::string("e") ? "d" : "") << stop;
+      ASSERT_EQ(sink->ends.size(), 1u);
+      EXPECT_EQ(sink->ends[0].reason, FinishReason::kStop) << stop;
+      EXPECT_EQ(sink->ends[0].matched_stop, stop);
+    }
+    for (const char* stop : {"</s>", "e<", "e</s>", "s"}) {
+      request.stopping.strings = {stop};
+      sink = Answer(**engine, request);
+      EXPECT_EQ(sink->text, shown ? "de</s>" : "de") << stop;
+      ASSERT_EQ(sink->ends.size(), 1u);
+      EXPECT_EQ(sink->ends[0].reason, FinishReason::kEos) << stop;
+      EXPECT_EQ(sink->ends[0].matched_stop, "") << stop;
+    }
+  }
 }
 
 // Some models end with a token that their tokenizer shows as text.

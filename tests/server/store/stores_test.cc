@@ -236,13 +236,32 @@ TEST_F(StoresTest, PublishingAnOutputTwiceIsTheSameAsOnce) {
   std::string digest, other_digest;
   const std::string output = Output("output", &digest), other = Output("other", &other_digest);
   ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
-  EXPECT_EQ(state_->models->Publish("out", "job-2", output, digest).code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-2", output, digest)), "NAME_TAKEN");
   EXPECT_EQ(state_->models->Publish("out", "job-1", output, other_digest).code(), absl::StatusCode::kDataLoss);
   ASSERT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
   EXPECT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
   Reopen();
   EXPECT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
   EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", other, other_digest)), "NAME_TAKEN");
+}
+
+// Who published it may have to say so again. What it moved is gone, whoever has the name by then.
+TEST_F(StoresTest, WhatWasPublishedAndDeletedIsRefusedForGood) {
+  std::string digest;
+  const std::string output = Output("output", &digest);
+  ASSERT_TRUE(state_->models->Reserve("out", "job-1").ok());
+  ASSERT_TRUE(state_->models->Publish("out", "job-1", output, digest).ok());
+  EXPECT_EQ(base::Reason(state_->models->Reserve("out", "job-2")), "NAME_TAKEN") << "the model has it";
+  ASSERT_TRUE(state_->models->Delete("out").ok());
+  EXPECT_EQ(state_->models->Publish("out", "job-1", output, digest).code(), absl::StatusCode::kDataLoss);
+  state_->models->Unreserve("out", "job-1");
+  {
+    const auto pending = state_->models->Begin("out");
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", output, digest)), "NAME_TAKEN");
+  }
+  AddModel("out");
+  EXPECT_EQ(base::Reason(state_->models->Publish("out", "job-1", output, digest)), "NAME_TAKEN");
 }
 
 // The try before failed after its rename: the source is gone, and what lies in its place is what was to be published, or is not.
@@ -303,7 +322,17 @@ TEST_F(StoresTest, AJobIsNamedToItsTenantAlone) {  // S2
   EXPECT_THAT(taken_by(state_->models->Reserve("out", "job-2", "red")), HasSubstr("by job-1"));
   EXPECT_THAT(taken_by(state_->models->Reserve("out", "job-2", "")), HasSubstr("by job-1"));
   EXPECT_THAT(taken_by(state_->models->Reserve("out", "job-2", "blue")), HasSubstr("by a job"));
-  EXPECT_THAT(taken_by(state_->models->Begin("out").status()), HasSubstr("by a job"));
+  EXPECT_THAT(taken_by(state_->models->Begin("out", "red").status()), HasSubstr("by job-1"));
+  EXPECT_THAT(taken_by(state_->models->Begin("out", "").status()), HasSubstr("by job-1"));
+  EXPECT_THAT(taken_by(state_->models->Begin("out", "blue").status()), HasSubstr("by a job"));
+  EXPECT_THAT(taken_by(state_->models->Begin("out").status()), HasSubstr("by a job")) << "nobody knows whose import it is";
+  ASSERT_TRUE(state_->models->Reserve("free", "job-0", "").ok());
+  EXPECT_THAT(taken_by(state_->models->Begin("free").status()), HasSubstr("by job-0")) << "a server without tenants";
+  EXPECT_THAT(taken_by(state_->models->Begin("free", "blue").status()), HasSubstr("by a job"));
+  // Who asks for an import does not make it a job.
+  const auto pending = state_->models->Begin("imported", "red");
+  ASSERT_TRUE(pending.ok()) << pending.status();
+  EXPECT_THAT(taken_by(state_->models->Reserve("imported", "job-2", "blue")), HasSubstr("by import-"));
 }
 
 TEST_F(StoresTest, DeletedIsWhatTheEtagIsOfOrNothing) {

@@ -1,0 +1,58 @@
+"""deploy/setup.sh: what nothing is built with, and cannot be had, does not end it."""
+import re
+import shutil
+
+import pytest
+
+from conftest import ROOT, run
+
+SETUP = ROOT / "deploy/setup.sh"
+# What apt-get answers: $2 is update or download. The last one downloads what is no package.
+FAILING = {"no network and no lists": "exit 100", "lists, and no network": '[[ $2 == update ]] || exit 100',
+           "no package": '[[ $2 == update ]] || echo text >prometheus_1_amd64.deb'}
+
+
+def function(name):
+    return re.search(rf"^{name}\(\) \{{.*?(?: \}}$|^\}}$)", SETUP.read_text(), re.MULTILINE | re.DOTALL)[0]
+
+
+@pytest.fixture
+def install_promtool(tmp_path):
+    """install_promtool(answer of apt-get): what the set-up's function says where no promtool is; then the set-up goes on."""
+    def install(answer):
+        programs = tmp_path / "bin"
+        programs.mkdir(exist_ok=True)
+        for name in ("bash", "cat", "dpkg-deb", "mkdir", "mv", "rm", "tar"):
+            if not (programs / name).exists():
+                (programs / name).symlink_to(shutil.which(name))
+        for name, text in {"apt-get": answer, "sudo": 'shift; exec "$@"'}.items():
+            (programs / name).write_text(f"#!{shutil.which('bash')}\n{text}\n")
+            (programs / name).chmod(0o755)
+        functions = "\n".join(map(function, ("say", "fail", "install_promtool")))
+        script = f"set -euo pipefail\ndeps={tmp_path}/deps\n{functions}\ninstall_promtool\nsay 'goes on'\n"
+        return run(programs / "bash", "-c", script, env={"PATH": str(programs)}).stdout
+
+    return install
+
+
+@pytest.mark.parametrize("answer", FAILING.values(), ids=FAILING)
+def test_promtool_that_cannot_be_had_is_done_without(install_promtool, need, tmp_path, answer):
+    need(shutil.which("dpkg-deb"), "dpkg-deb")
+    said = install_promtool(answer)
+    assert "warning: promtool: " in said and "the tests of the alerts are skipped" in said and said.endswith("setup: goes on\n")
+    assert not (tmp_path / "deps/tools/promtool").exists() and not list((tmp_path / "deps/tools/bin").iterdir())
+
+
+def test_promtool_is_taken_out_of_the_package(install_promtool, need, tmp_path):
+    need(shutil.which("dpkg-deb"), "dpkg-deb")
+    package = tmp_path / "package"
+    for path, text in {"DEBIAN/control": "Package: prometheus\nVersion: 1\nArchitecture: all\nMaintainer: nobody\nDescription: a test\n",
+                       "usr/bin/promtool": "#!/bin/sh\n"}.items():
+        (package / path).parent.mkdir(parents=True)
+        (package / path).write_text(text)
+    (package / "usr/bin/promtool").chmod(0o755)
+    run("dpkg-deb", "--build", package, tmp_path / "prometheus_1_all.deb")
+    said = install_promtool(f"cat {tmp_path}/prometheus_1_all.deb >prometheus_1_all.deb")
+    assert "warning" not in said and said.endswith("setup: goes on\n")
+    assert (tmp_path / "deps/tools/bin/promtool").read_text() == "#!/bin/sh\n" and not (tmp_path / "deps/tools/promtool").exists()
+    assert "promtool: is there" in install_promtool("exit 100")
