@@ -111,23 +111,9 @@ class SqliteDatabase : public Database {
         0, kAll);
   }
 
-  absl::StatusOr<std::int64_t> Count(JobState state) override {
-    long long count = 0;
-    NIBBLE_RETURN_IF_ERROR(Read([&] {
-      const std::string name = Name(state);
-      session_ << "SELECT COUNT(*) FROM jobs WHERE state = :s", use(name), into(count);
-      return absl::OkStatus();
-    }));
-    return count;
-  }
+  absl::StatusOr<std::int64_t> Count(JobState state) override { return CountWhere("state = :s", std::string(Name(state))); }
   absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) override {
-    long long count = 0;
-    NIBBLE_RETURN_IF_ERROR(Read([&] {
-      session_ << "SELECT COUNT(*) FROM jobs WHERE owner = :o AND tenant = :t AND state NOT IN ('SUCCEEDED', 'FAILED', 'CANCELLED')",
-          use(owner), use(tenant), into(count);
-      return absl::OkStatus();
-    }));
-    return count;
+    return CountWhere("owner = :o AND tenant = :t AND state NOT IN ('SUCCEEDED', 'FAILED', 'CANCELLED')", owner, tenant);
   }
 
   absl::StatusOr<std::vector<JobCount>> Counts() override {
@@ -370,6 +356,17 @@ class SqliteDatabase : public Database {
       return absl::OkStatus();
     }));
     return jobs;
+  }
+
+  // Jobs of which the condition is true with these values, in its order.
+  template <typename... Values>
+  absl::StatusOr<std::int64_t> CountWhere(const char* condition, const Values&... values) {
+    long long count = 0;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      ((session_ << StrCat("SELECT COUNT(*) FROM jobs WHERE ", condition)), ..., use(values)), into(count);
+      return absl::OkStatus();
+    }));
+    return count;
   }
 
   void SetText(const std::string& id, const char* column, const std::string& value) {

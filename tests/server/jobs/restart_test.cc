@@ -15,6 +15,7 @@
 #include "server/base/ids.h"
 #include "tests/server/jobs/controller_fixture.h"
 #include "tests/server/jobs/faulty_database.h"
+#include "tests/server/store/faulty_files.h"
 
 namespace nibble::jobs {
 namespace {
@@ -462,7 +463,7 @@ class RemovalTest : public RestartTest {
   struct Disk {
     std::string kept;
   };
-  class Hook {
+  class Hook : public store::AppendsAsAsked {
    public:
     explicit Hook(const Disk& disk) : disk_(disk) {}
     template <typename Work>
@@ -470,10 +471,6 @@ class RemovalTest : public RestartTest {
       const bool is_kept = !disk_.kept.empty() && path.find(disk_.kept) != std::string::npos;
       if (operation == "remove" && is_kept) return absl::InternalError("killed");
       return work();
-    }
-    template <typename Write>
-    absl::Status Append(const std::string&, std::string_view bytes, Write write) {
-      return write(bytes);
     }
 
    private:
@@ -693,7 +690,7 @@ class UnsyncedTest : public RestartTest {
     std::string unsynced;  // how the path of the directory ends
     bool moved = false;
   };
-  class Hook {
+  class Hook : public store::AppendsAsAsked {
    public:
     explicit Hook(Disk& disk) : disk_(disk) {}
     template <typename Work>
@@ -701,10 +698,6 @@ class UnsyncedTest : public RestartTest {
       if (operation == "rename" && path.ends_with("/models/out")) disk_.moved = true;
       const bool fails = operation == "sync_directory" && disk_.moved && !disk_.unsynced.empty() && path.ends_with(disk_.unsynced);
       return fails ? absl::InternalError("EIO") : work();
-    }
-    template <typename Write>
-    absl::Status Append(const std::string&, std::string_view bytes, Write write) {
-      return write(bytes);
     }
 
    private:

@@ -8,6 +8,7 @@
 
 #include "server/base/hooked_files.h"
 #include "tests/server/jobs/controller_fixture.h"
+#include "tests/server/store/faulty_files.h"
 
 namespace nibble::jobs {
 namespace {
@@ -21,7 +22,7 @@ class UnreadableTest : public ControllerFixture {
     std::string unreadable;
     std::function<void(const std::string& path)> before_read;
   };
-  class Hook {
+  class Hook : public store::AppendsAsAsked {
    public:
     explicit Hook(const Disk& disk) : disk_(disk) {}
     template <typename Work>
@@ -30,10 +31,6 @@ class UnreadableTest : public ControllerFixture {
       if (disk_.before_read) disk_.before_read(path);
       if (!disk_.unreadable.empty() && path.find(disk_.unreadable) != std::string::npos) return absl::InternalError("EIO");
       return work();
-    }
-    template <typename Write>
-    absl::Status Append(const std::string&, std::string_view bytes, Write write) {
-      return write(bytes);
     }
 
    private:

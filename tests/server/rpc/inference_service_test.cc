@@ -748,23 +748,29 @@ TEST_F(InferenceServiceTest, ChatNeedsAConversation) {
   EXPECT_EQ(response.usage().completion_tokens(), 4);
 }
 
-// "tiny" has a tokenizer that puts <s>, of id 0, before a text.
-class AddedTokenTest : public InferenceServiceTest {
+// "tiny" has a tokenizer that says otherwise in places.
+class AlteredTokenizerTest : public InferenceServiceTest {
  protected:
-  AppOptions Options() override {
+  // InferenceServiceTest's, with an import root whose model has the tokenizer with each first text replaced by its second.
+  AppOptions OptionsWith(const std::vector<std::pair<std::string, std::string>>& replaced) {
     AppOptions options = InferenceServiceTest::Options();
     options.import_root = directory_ + "/root";
     const std::string source = options.import_root + "/hf_tied_bf16";
     std::filesystem::create_directory(options.import_root);
     std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
     std::string tokenizer = model::ReadBytes(source + "/tokenizer.json");
-    const auto replace = [&](const std::string& from, const std::string& to) {
-      tokenizer.replace(tokenizer.find(from), from.size(), to);
-    };
-    replace(R"("single": [)", R"("single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},)");
-    replace(R"("special_tokens": {})", R"("special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}})");
+    for (const auto& [from, to] : replaced) tokenizer.replace(tokenizer.find(from), from.size(), to);
     model::WriteBytes(source + "/tokenizer.json", tokenizer);
     return options;
+  }
+};
+
+// "tiny" has a tokenizer that puts <s>, of id 0, before a text.
+class AddedTokenTest : public AlteredTokenizerTest {
+ protected:
+  AppOptions Options() override {
+    return OptionsWith({{R"("single": [)", R"("single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},)"},
+                        {R"("special_tokens": {})", R"("special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}})"}});
   }
   // `add`: unset, the default; here and below.
   template <typename Request, typename Response>
@@ -828,26 +834,16 @@ TEST_F(AddedTokenTest, APromptHasItWhereItIsText) {
 
 // "tiny" has tokens that hold pieces of characters, and answers with them one after the other: with this penalty a token that was
 // drawn is hardly drawn again, and the bias falls from token to token.
-class PiecesOfCharactersTest : public InferenceServiceTest {
+class PiecesOfCharactersTest : public AlteredTokenizerTest {
  protected:
   AppOptions Options() override {
-    AppOptions options = InferenceServiceTest::Options();
-    options.import_root = directory_ + "/root";
-    const std::string source = options.import_root + "/hf_tied_bf16";
-    std::filesystem::create_directory(options.import_root);
-    std::filesystem::copy(model::Golden("hf_tied_bf16"), source);
-    std::string tokenizer = model::ReadBytes(source + "/tokenizer.json");
     // Byte-level names: 82 is U+0124, 98 U+013A, 9F U+0141, 80 U+0122, the others stand for themselves.
-    const std::vector<std::pair<std::string, std::string>> pieces = {
-        {"\"u\": 87", "\"\\u00c3\": 87"},                      // C3
-        {"\"v\": 88", "\"\\u00a9\\u00e2\": 88"},               // A9 E2
-        {"\"w\": 89", "\"\\u0124\": 89"},                      // 82
-        {"\"x\": 90", "\"\\u00ac\\u00f0\\u0141\": 90"},        // AC F0 9F
-        {"\"y\": 91", "\"\\u013a\": 91"},                      // 98
-        {"\"z\": 92", "\"\\u0122!\": 92"}};                   // 80 21
-    for (const auto& [from, to] : pieces) tokenizer.replace(tokenizer.find(from), from.size(), to);
-    model::WriteBytes(source + "/tokenizer.json", tokenizer);
-    return options;
+    return OptionsWith({{"\"u\": 87", "\"\\u00c3\": 87"},                 // C3
+                        {"\"v\": 88", "\"\\u00a9\\u00e2\": 88"},          // A9 E2
+                        {"\"w\": 89", "\"\\u0124\": 89"},                 // 82
+                        {"\"x\": 90", "\"\\u00ac\\u00f0\\u0141\": 90"},   // AC F0 9F
+                        {"\"y\": 91", "\"\\u013a\": 91"},                 // 98
+                        {"\"z\": 92", "\"\\u0122!\": 92"}});              // 80 21
   }
   v1::GenerateRequest Ask(int max_tokens) {
     v1::GenerateRequest request = Prompt("tiny", "a b c", max_tokens);

@@ -6,6 +6,14 @@
 
 namespace nibble::store {
 
+// Of a hook to whom an append is like any other write.
+struct AppendsAsAsked {
+  template <typename Write>
+  absl::Status Append(const std::string&, std::string_view bytes, Write write) {
+    return write(bytes);
+  }
+};
+
 // Operations that change the disk fail from number `fail_at` (from 1) on, as after a power cut or on a full disk. One thread.
 class FailFrom {
  public:
