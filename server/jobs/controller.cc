@@ -217,7 +217,10 @@ absl::StatusOr<std::vector<JobRecord>> JobController::List(const std::vector<Job
 
 absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::Checkpoints(const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(database_.Get(id).status());
-  return NamedCheckpoints(id);
+  NIBBLE_ASSIGN_OR_RETURN(auto named, NamedCheckpoints(id));
+  // A job that was deleted while they were listed has not lost its checkpoints: it is not there.
+  NIBBLE_RETURN_IF_ERROR(database_.Get(id).status());
+  return named;
 }
 
 absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::NamedCheckpoints(const std::string& id) const {

@@ -255,7 +255,8 @@ class SqliteDatabase : public Database {
         NIBBLE_ASSIGN_OR_RETURN(Json json, base::ParseJson(body));
         events.push_back({sequence, attempt, type, absl::FromUnixMicros(time_us), std::move(json)});
       }
-      return absl::OkStatus();
+      // Asked for together with the events: a job that is deleted meanwhile is not one without events.
+      return events.empty() ? Find(id).status() : absl::OkStatus();
     }));
     return events;
   }

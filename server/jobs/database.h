@@ -100,7 +100,7 @@ class Database {
                                                     const base::Json* progress) = 0;
   // Appends only while the job is in the state and at the attempt of `seen`; false otherwise, and nothing is appended.
   virtual absl::StatusOr<bool> AppendWhile(const JobRecord& seen, const std::vector<NewEvent>& events) = 0;
-  // With sequence > after, in order, at most `limit`.
+  // With sequence > after, in order, at most `limit`. NotFound (JOB): also where it has been deleted since the caller saw it.
   virtual absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) = 0;
   virtual absl::StatusOr<std::int64_t> LastAttemptSequence(const std::string& id, std::int64_t attempt) = 0;
 };

@@ -249,7 +249,7 @@ TEST_F(DatabaseTest, DeleteTakesFinalJobsOnlyAndAllTheirRows) {
   EXPECT_EQ(base::Reason(database_->Delete("job-1", "QUEUED-0")), "ETAG_MISMATCH");
   ASSERT_TRUE(database_->Delete("job-1", "CANCELLED-0").ok());
   EXPECT_FALSE(database_->Get("job-1").ok());
-  EXPECT_TRUE(database_->Events("job-1", 0, 10)->empty());
+  EXPECT_TRUE(absl::IsNotFound(database_->Events("job-1", 0, 10).status())) << "a job that is gone, not one without events";
   EXPECT_EQ(database_->FindRequest("r1", "d").status().code(), absl::StatusCode::kNotFound) << "remembered all the same";
   ASSERT_TRUE(database_->ForgetRequests(absl::InfiniteFuture()).ok());
   EXPECT_FALSE(database_->FindRequest("r1", "d")->has_value());
