@@ -11,12 +11,10 @@
 #include <string>
 #include <thread>
 
-#include "server/base/files.h"
 #include "server/base/strings.h"
-#include "server/store/checkpoints.h"
-#include "server/store/layout.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/planted_checkpoint.h"
 #include "tests/server/rpc/raw_call.h"
 #include "tests/server/rpc/status_details.h"
 #include "tests/server/rpc/tiny_job.h"
@@ -139,24 +137,6 @@ class ErrorDetailsTest : public AppTest {
     constexpr char kCounter[] = "\nnibble_artifact_verify_failures_total ";
     const std::size_t at = answer ? answer->body.find(kCounter) : std::string::npos;
     return at == std::string::npos ? -1 : std::stoi(answer->body.substr(at + sizeof kCounter - 1));
-  }
-  // A checkpoint as its trainer would have written it; its directory. Written elsewhere: the job has no trainer that lives, and what is
-  // not finished in its attempts is removed.
-  std::string WriteCheckpoint(const v1::Job& job, int step) {
-    auto& files = base::RealFileSystem();
-    const std::string attempt = StrCat(directory_, "/attempt");
-    EXPECT_TRUE(files.CreateDirectories(base::JoinPath(attempt, store::kCheckpointsDirectory)).ok());
-    auto pending = store::BeginCheckpoint(files, attempt, step);
-    EXPECT_TRUE(pending.ok()) << pending.status();
-    if (!pending.ok()) return "";
-    model::WriteBytes(pending->path() + "/state.json", "{}");
-    const std::string written = pending->target();
-    EXPECT_TRUE(pending->Commit().ok());
-    const std::string checkpoints = StrCat(directory_, "/state/jobs/", job.name(), "/attempts/1/", store::kCheckpointsDirectory);
-    EXPECT_TRUE(files.CreateDirectories(checkpoints).ok());
-    std::string target = base::JoinPath(checkpoints, std::filesystem::path(written).filename().string());
-    EXPECT_TRUE(files.Rename(written, target).ok());
-    return target;
   }
 };
 
@@ -400,7 +380,7 @@ TEST_F(ErrorDetailsTest, FailedPreconditionNotServable) {
   UploadTexts();
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
-  ASSERT_FALSE(WriteCheckpoint(job, 3).empty());  // whole, but it holds no adapter
+  ASSERT_FALSE(testing_support::PlantCheckpoint(directory_, job.name(), 3).empty());  // whole, but it holds no adapter
   v1::PublishCheckpointRequest publish;
   publish.set_checkpoint(job.name() + "/3");
   publish.set_name("m");
@@ -691,7 +671,7 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelBeforeAnythingIsMadeOfIt) {
   UploadTexts();
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
-  ASSERT_FALSE(WriteCheckpoint(job, 7).empty());
+  ASSERT_FALSE(testing_support::PlantCheckpoint(directory_, job.name(), 7).empty());
   FlipLastByte("tiny/model.safetensors");
   const auto check = [&](const google::longrunning::Operation& done) {
     EXPECT_EQ(done.error().code(), static_cast<int>(grpc::StatusCode::DATA_LOSS)) << done.error().message();
@@ -984,7 +964,7 @@ TEST_F(ErrorDetailsTest, DataLossCheckpointCorruptNamesBothDigests) {
   UploadTexts();
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
-  const std::string target = WriteCheckpoint(job, kStep);
+  const std::string target = testing_support::PlantCheckpoint(directory_, job.name(), kStep);
   ASSERT_FALSE(target.empty());
   v1::PublishCheckpointRequest publish;
   publish.set_checkpoint(StrCat(job.name(), "/", kStep));

@@ -12,13 +12,11 @@
 #include <vector>
 
 #include "client/security.h"
-#include "server/base/files.h"
 #include "server/base/sha256.h"
 #include "server/base/strings.h"
 #include "server/rpc/methods.h"
-#include "server/store/checkpoints.h"
-#include "server/store/layout.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/planted_checkpoint.h"
 #include "tests/server/rpc/raw_call.h"
 #include "tests/server/rpc/token_line.h"
 
@@ -150,16 +148,6 @@ class TenantTest : public AppTest {
     }
     return answers;
   }
-  // As its trainer would have; enough to be found.
-  void PlantCheckpoint(const std::string& job) {
-    auto& files = base::RealFileSystem();
-    const std::string attempt = StrCat(directory_, "/state/jobs/", job, "/attempts/1");
-    ASSERT_TRUE(files.CreateDirectories(attempt + "/" + store::kCheckpointsDirectory).ok());
-    auto pending = store::BeginCheckpoint(files, attempt, kStep);
-    ASSERT_TRUE(pending.ok()) << pending.status();
-    std::ofstream(pending->path() + "/state.json") << "{}";
-    ASSERT_TRUE(pending->Commit().ok());
-  }
 };
 
 TEST_F(TenantTest, S2TheTableNamesEveryMethod) {
@@ -178,7 +166,7 @@ TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
   Import("tiny");
   Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
   const std::string job = CreateJob("red-model").name();
-  PlantCheckpoint(job);
+  ASSERT_FALSE(testing_support::PlantCheckpoint(directory_, job, kStep).empty());
   // Its own tenant, and who has none, see it.
   for (const char* who : {"red", "admin"}) {
     As(who);

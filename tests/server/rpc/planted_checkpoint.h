@@ -1,0 +1,36 @@
+// A checkpoint of a job that no trainer wrote.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "server/base/files.h"
+#include "server/base/strings.h"
+#include "server/store/checkpoints.h"
+#include "server/store/layout.h"
+#include "tests/server/model/files.h"
+
+namespace nibble::testing_support {
+
+// Puts one of `step` into attempt 1 of a job of the server whose state is DIRECTORY/state: found as whole, but it holds no adapter.
+// Returns its directory; "" after a failure. Written outside the state: what is not finished in the attempts of a job that has no
+// trainer is removed.
+inline std::string PlantCheckpoint(const std::string& directory, const std::string& job, int step) {
+  auto& files = base::RealFileSystem();
+  const std::string attempt = base::JoinPath(directory, "attempt");
+  EXPECT_TRUE(files.CreateDirectories(base::JoinPath(attempt, store::kCheckpointsDirectory)).ok());
+  auto pending = store::BeginCheckpoint(files, attempt, step);
+  EXPECT_TRUE(pending.ok()) << pending.status();
+  if (!pending.ok()) return "";
+  model::WriteBytes(pending->path() + "/state.json", "{}");
+  const std::string written = pending->target();
+  EXPECT_TRUE(pending->Commit().ok());
+  const std::string checkpoints = base::StrCat(directory, "/state/jobs/", job, "/attempts/1/", store::kCheckpointsDirectory);
+  EXPECT_TRUE(files.CreateDirectories(checkpoints).ok());
+  std::string target = base::JoinPath(checkpoints, std::filesystem::path(written).filename().string());
+  EXPECT_TRUE(files.Rename(written, target).ok());
+  return target;
+}
+
+}  // namespace nibble::testing_support
