@@ -204,10 +204,7 @@ void Engine::Run() {
       DropEnded();
     }
     base::MutexLock lock(mutex_);
-    load_.running = static_cast<std::int64_t>(running_.size());
-    load_.waiting = static_cast<std::int64_t>(waiting_.size());
-    free_pages_ = pool_->free_pages();
-    load_.used_pages = pool_->num_pages() - free_pages_;
+    RefreshLoad();
   }
   std::deque<std::unique_ptr<Group>> waiting;
   {
@@ -217,6 +214,13 @@ void Engine::Run() {
   const absl::Status unloaded = base::WithReason(absl::UnavailableError("the model was unloaded"), "DRAINING");
   for (auto& group : running_) EndGroup(*group, unloaded, FinishReason::kCancelled);
   for (auto& group : waiting) EndGroup(*group, unloaded, FinishReason::kCancelled);
+}
+
+void Engine::RefreshLoad() {
+  load_.running = static_cast<std::int64_t>(running_.size());
+  load_.waiting = static_cast<std::int64_t>(waiting_.size());
+  free_pages_ = pool_->free_pages();
+  load_.used_pages = pool_->num_pages() - free_pages_;
 }
 
 bool Engine::Take(Group& group) {
@@ -256,7 +260,7 @@ void Engine::Admit() {
       waiting_.pop_front();
       ++admitted;
     }
-    free_pages_ = pool_->free_pages();
+    RefreshLoad();  // not only after the step: a long prompt runs for seconds before its first word
     wait = EstimatedWait(static_cast<std::int64_t>(waiting_.size()));
   }
   for (std::size_t i = running_.size() - admitted; i < running_.size(); ++i) {

@@ -90,6 +90,7 @@ class Engine {
   // The engine's thread.
   void Run();
   void Admit();
+  void RefreshLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Take(Group& group);
   void DropEnded();
   void EndOutput(Group& group, Sequence& output, FinishReason reason);

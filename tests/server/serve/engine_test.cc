@@ -549,6 +549,23 @@ TEST_F(EngineTest, TheSeedAloneDecidesWhatIsDrawn) {
   EXPECT_NE(Answer(*engine, request)->ids, one);
 }
 
+TEST_F(EngineTest, TheLoadCountsARequestFromItsStart) {
+  auto engine = Start({.max_running = 1});
+  auto sink = std::make_shared<Sink>();
+  EngineLoad at_start, at_first_word;
+  sink->on_start = [&] { at_start = engine->load(); };
+  sink->on_delta = [&](std::size_t tokens) {
+    if (tokens == 1) at_first_word = engine->load();
+  };
+  ASSERT_TRUE(engine->Submit(Ask(3, 3), sink).ok());
+  ASSERT_TRUE(sink->Wait().status.ok());
+  for (const EngineLoad& load : {at_start, at_first_word}) {
+    EXPECT_EQ(load.running, 1);
+    EXPECT_EQ(load.waiting, 0);
+    EXPECT_EQ(load.used_pages, 1);
+  }
+}
+
 TEST_F(EngineTest, AnEngineThatEndsTellsThoseThatRunAndThoseThatWait) {
   auto running = std::make_shared<Sink>();
   auto waiting = std::make_shared<Sink>();
