@@ -284,7 +284,7 @@ absl::Status App::State::WriteServerFile() {
   json["version"] = kVersion;
   base::FileSystem& real = base::RealFileSystem();
   const std::string path = base::JoinPath(state->layout.root(), kServerFile);
-  const absl::Status written = base::WriteFileAtomically(real, path, base::Dump(json, 2) + "\n");
+  absl::Status written = base::WriteFileAtomically(real, path, base::Dump(json, 2) + "\n");
   if (base::Reason(written) != "DISK_FULL") return written;
   // Who wants to free room has to reach this server. The file of the one before would lead elsewhere.
   base::LogWarning("server.json is not written", {{"why", std::string(written.message())}});
