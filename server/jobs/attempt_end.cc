@@ -96,11 +96,12 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
   const Live& live = ended.live;
   Finding finding;
   if (!ended.start_failure.ok()) {
+    const std::string reason = base::Reason(ended.start_failure);
     // Its base model or data: no use to try again.
-    const bool damaged = base::Reason(ended.start_failure) == "ARTIFACT_CORRUPT", missing = absl::IsNotFound(ended.start_failure);
+    const bool damaged = reason == "ARTIFACT_CORRUPT", missing = absl::IsNotFound(ended.start_failure);
     if (damaged && observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
     finding.verdict = {damaged || missing ? Kind::kFailed : Kind::kRetry, CodeName(ended.start_failure.code()),
-                       damaged ? "ARTIFACT_CORRUPT" : "START_FAILED", std::string(ended.start_failure.message())};
+                       damaged || reason == "DISK_FULL" ? reason : "START_FAILED", std::string(ended.start_failure.message())};
     return finding;
   }
   auto outcome = ReadOutcome(state_.files, live.directory);

@@ -109,6 +109,13 @@ def trainers(server):
     return [int(pid) for pid in found]
 
 
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory):
     return small_model.write(tmp_path_factory.mktemp("model") / "small")

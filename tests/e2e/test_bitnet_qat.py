@@ -7,9 +7,8 @@ import sys
 import pytest
 
 import small_model
-from conftest import ROOT, Server
+from conftest import ROOT, Server, wait_until
 from test_kill import wait_for_step
-from test_reliability import wait_until
 
 SEQ = 96
 TEXT = ("The keeper of the light walked down to the harbour every morning before the tide turned. He counted the boats, wrote "

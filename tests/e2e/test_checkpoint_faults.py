@@ -1,4 +1,5 @@
 """Checkpoints and models that are cut short, find no room, or have lost a bit (docs/faults.md): R5, R8, R12."""
+import contextlib
 import json
 import os
 import pathlib
@@ -8,9 +9,9 @@ import signal
 import grpc
 import pytest
 
-from conftest import TRAIN, trainers
-from test_kill import SAVE, create, wait_for_step
-from test_reliability import calm, calm_of_each_method, curve, prepare, wait_until  # noqa: F401 (the first two are fixtures)
+from conftest import TRAIN, trainers, wait_until
+from test_kill import SAVE, create, wait_for_own_step, wait_for_step
+from test_reliability import calm, calm_of_each_method, curve, prepare  # noqa: F401 (the first two are fixtures)
 
 # Operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many tensors, the small files, their
 # syncs, the manifest, and last the rename.
@@ -68,7 +69,9 @@ def test_R5_what_a_trainer_and_a_server_left_that_were_killed_is_removed_at_the_
     wait_until(lambda: [pid for pid in trainers(server) if is_stopped(pid)])
     (pid,) = trainers(server)
     server.kill()
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # the kernel's SIGHUP to a group that stands still and has lost its parent
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not trainers(server))
     assert rubbish(server, attempt=1)
     server.start()
     wait_until(lambda: server.json("jobs", "get", job)["attempt"] == 2)
@@ -141,13 +144,6 @@ def undisturbed_run(calm):
     return run
 
 
-def wait_for_own_step(server, job, attempt):
-    """Read in its journal, where it stands first: attempts are many and steps few."""
-    journal = server.state / "jobs" / job / "attempts" / str(attempt) / "journal.jsonl"
-    wait_until(lambda: journal.exists() and any(json.loads(line)["type"] == "step" for line in journal.read_text().splitlines(True)
-                                                if line.endswith("\n")))
-
-
 def newest_checkpoint(server, job):
     return max(checkpoint["step"] for checkpoint in server.json("jobs", "checkpoints", job)["checkpoints"])
 
@@ -162,6 +158,7 @@ def test_R5_second_signal_while_the_checkpoint_of_the_first_is_written(make_serv
     server = start_with(make_server, model_directory, text_file, failpoints)
     job = signalled_job(server, "out", steps)
     wait_for_own_step(server, job, 1)
+    wait_until(lambda: server.json("jobs", "get", job)["state"] == "RUNNING")  # the journal is ahead of the server
     server.run("jobs", "pause", job)  # the checkpoint before
     wait_until(lambda: server.json("jobs", "get", job)["state"] == "PAUSED")
     (before,) = server.json("jobs", "checkpoints", job)["checkpoints"]

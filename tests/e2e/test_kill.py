@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from conftest import TRAIN, Server, trainers
+from conftest import TRAIN, Server, trainers, wait_until
 
 STEPS, SAVE = 40, 5
 SETTINGS = {"qlora": TRAIN, "bitnet_qat": [*TRAIN[:TRAIN.index("--rank")], "--seed", 3]}  # the second has no adapter
@@ -21,11 +21,21 @@ def wait_for_step(server, job, step):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         got = server.json("jobs", "get", job)
+        assert got["state"] not in ("SUCCEEDED", "FAILED"), f"the job was {got['state']} before it could be disturbed"
         if got["progress"]["step"] >= step:
             return
-        assert got["state"] not in ("SUCCEEDED", "FAILED"), f"the job was {got['state']} before it could be disturbed"
         time.sleep(0.02)
     raise AssertionError("no progress")
+
+
+def wait_for_own_step(server, job, attempt, step=1):
+    """Of one attempt, read in its journal, where it stands first."""
+    journal = server.state / "jobs" / job / "attempts" / str(attempt) / "journal.jsonl"
+
+    def told():
+        lines = [json.loads(line) for line in journal.read_text().splitlines(True) if line.endswith("\n")] if journal.exists() else []
+        return any(line["type"] == "step" and line["step"] >= step for line in lines)
+    wait_until(told)
 
 
 @pytest.fixture(scope="module")

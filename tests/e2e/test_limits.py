@@ -11,11 +11,11 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from conftest import TRAIN, trainers
+from conftest import TRAIN, trainers, wait_until
 from http2 import GOAWAY, HEADERS, MAX_CONCURRENT_STREAMS, PING, SETTINGS, Connection, call_headers, frame
 from test_message_limits import code_of, field
 from test_kill import create, wait_for_step
-from test_reliability import prepare, wait_until
+from test_reliability import prepare
 from wire import Api, message
 
 CREATE = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN]
@@ -209,7 +209,7 @@ def test_retries_of_a_job(make_server, model_directory, text_file):
     assert server.run("jobs", "watch", job, check=False).returncode != 0
     got = server.json("jobs", "get", job)
     assert got["state"] == "FAILED" and got["attempt"] == 2 and got["retries"] == 2
-    assert server.metrics()['nibble_jobs_finished_total{method="qlora",result="FAILED"}'] == 1
+    wait_until(lambda: server.metrics()['nibble_jobs_finished_total{method="qlora",result="FAILED"}'] == 1)  # told first, then counted
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to see the descriptors of another process")

@@ -16,9 +16,8 @@ import uuid
 import grpc
 import pytest
 
-from conftest import trainers
+from conftest import trainers, wait_until
 from test_message_limits import field
-from test_reliability import wait_until
 from wire import Api, message
 
 STEPS = 6

@@ -91,7 +91,7 @@ def test_health(reflecting):
     for service in ("", "nibble.v1.InferenceService"):
         answer, = call(reflecting, "grpc.health.v1.Health/Check", service=service)
         assert answer == {"status": "SERVING"}
-    watch = subprocess.run([tool("grpcurl"), "-plaintext", "-max-time", "1", reflecting.grpc, "grpc.health.v1.Health/Watch"],
+    watch = subprocess.run([tool("grpcurl"), "-plaintext", "-max-time", "5", reflecting.grpc, "grpc.health.v1.Health/Watch"],
                            capture_output=True, text=True, timeout=30)
     assert '"SERVING"' in watch.stdout
 

@@ -1,4 +1,4 @@
-// A disk that cannot be read now says nothing of what is on it.
+// A disk that cannot be read now says nothing of what is on it; one that is full is named.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -6,6 +6,7 @@
 #include <future>
 #include <utility>
 
+#include "server/base/error.h"
 #include "server/base/hooked_files.h"
 #include "tests/server/jobs/controller_fixture.h"
 #include "tests/server/store/faulty_files.h"
@@ -17,9 +18,9 @@ using enum JobState;
 
 class UnreadableTest : public ControllerFixture {
  protected:
-  // Reads of paths that hold `unreadable` fail; before each, `before_read` is called.
+  // Reads of paths that hold `unreadable` fail; before each, `before_read` is called. For files whose paths hold `full` there is no room.
   struct Disk {
-    std::string unreadable;
+    std::string unreadable, full;
     std::function<void(const std::string& path)> before_read;
   };
   class Hook : public store::AppendsAsAsked {
@@ -27,6 +28,9 @@ class UnreadableTest : public ControllerFixture {
     explicit Hook(const Disk& disk) : disk_(disk) {}
     template <typename Work>
     auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
+      if (operation == "open" && !disk_.full.empty() && path.find(disk_.full) != std::string::npos) {
+        return base::WithReason(absl::ResourceExhaustedError("ENOSPC"), "DISK_FULL");
+      }
       if (operation != "read") return work();
       if (disk_.before_read) disk_.before_read(path);
       if (!disk_.unreadable.empty() && path.find(disk_.unreadable) != std::string::npos) return absl::InternalError("EIO");
@@ -113,6 +117,18 @@ TEST_F(UnreadableTest, CheckpointIsNotPassedOver) {
   TickLater(100);
   EXPECT_EQ(Trainer(id).order.resume_step, 2);
   EXPECT_EQ(observer_.damaged, 0);
+}
+
+TEST_F(UnreadableTest, AStartWithoutRoomIsDiskFullAndTriedAgain) {  // ADR 0012
+  const std::string id = Submit(Spec("out"));
+  disk_.full = "/attempt.json";
+  TickLater(1);
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_EQ(Events(id).back().body["reason"], "DISK_FULL");
+  disk_.full = "";
+  TickLater(100);
+  EXPECT_EQ(State(id), kPreparing);
+  EXPECT_EQ(Trainer(id).order.attempt, 2);
 }
 
 // Gigabytes are hashed there.
