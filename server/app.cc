@@ -157,7 +157,7 @@ absl::Status App::State::OpenState() {
 
 absl::Status App::State::OpenJobs() {
   NIBBLE_ASSIGN_OR_RETURN(database, jobs::Database::Open(state->layout.database(), [this] { return state->reserve->Release(); }));
-  runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = jobs::AllowedEnvironment(options.environment)});
+  runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = jobs::TrainerEnvironment(options.environment)});
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.max_queued = options.max_queued_jobs;

@@ -33,7 +33,7 @@ struct AppOptions : Limits {
   std::string isa = "auto";     // auto | plain | avx2 | avx512
   std::string import_root;      // "": no path of the server is taken
   std::string trainer_path;     // "": jobs are refused
-  std::vector<std::string> environment;  // "KEY=VALUE", of this process: trainers get what jobs::AllowedEnvironment lets through
+  std::vector<std::string> environment;  // "KEY=VALUE", of this process: trainers get what jobs::TrainerEnvironment lets through
   int threads = 1;
   serve::EngineOptions engine;
   SecurityOptions security;

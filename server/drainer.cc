@@ -36,8 +36,11 @@ struct Drainer::State {
 
   void Run() {
     std::thread jobs(steps.stop_jobs);  // trainers write their checkpoints while calls end
-    while (steps.live_calls() > 0 && InTime()) std::this_thread::sleep_for(kLookAtCalls);
-    steps.cut_calls();
+    bool over = false;  // what comes when there is none left is refused, and hears that itself
+    while (!over && steps.live_calls() > 0) {
+      over = !InTime();
+      over ? steps.cut_calls() : std::this_thread::sleep_for(kLookAtCalls);
+    }
     jobs.join();
     steps.end_watches();  // they have seen where their jobs came to
     base::LogInfo("drained", {});

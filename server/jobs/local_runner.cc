@@ -222,7 +222,7 @@ std::unique_ptr<Runner> MakeLocalRunner(LocalRunnerOptions options) {
   return std::make_unique<LocalRunner>(std::move(options));
 }
 
-std::vector<std::string> AllowedEnvironment(const std::vector<std::string>& environment) {
+std::vector<std::string> TrainerEnvironment(const std::vector<std::string>& environment) {
   static constexpr std::string_view kAllowed[] = {"PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES",
                                                   "NVIDIA_VISIBLE_DEVICES", "NIBBLE_FAILPOINT"};
   std::vector<std::string> allowed;
@@ -232,6 +232,9 @@ std::vector<std::string> AllowedEnvironment(const std::vector<std::string>& envi
       if (key == name && key.size() < entry.size()) allowed.push_back(entry);
     }
   }
+  // libgomp spins for 300,000 rounds, which is milliseconds, where its own threads have a CPU each, and for 1,000 where they have not. It
+  // cannot see that a trainer shares its CPUs with this server and with other trainers (docs/benchmarks.md, Training beside serving).
+  allowed.push_back("GOMP_SPINCOUNT=1000");
   return allowed;
 }
 

@@ -49,7 +49,7 @@ class Runner {
 
 struct LocalRunnerOptions {
   std::string trainer_path;              // nibble-trainer, beside nibbled
-  std::vector<std::string> environment;  // "KEY=VALUE": all that the trainer gets (AllowedEnvironment)
+  std::vector<std::string> environment;  // "KEY=VALUE": all that the trainer gets (TrainerEnvironment)
 };
 
 // Child processes of this one: own process group, stdin /dev/null, stdout and stderr into trainer.log, no core files, no
@@ -57,7 +57,7 @@ struct LocalRunnerOptions {
 // those that trainers leave behind are reaped, and ended with the next attempt that ends.
 std::unique_ptr<Runner> MakeLocalRunner(LocalRunnerOptions options);
 
-// Those of `environment` that a trainer may see.
-std::vector<std::string> AllowedEnvironment(const std::vector<std::string>& environment);
+// Those of `environment` that a trainer may see, and how long its OpenMP threads wait for work before they sleep.
+std::vector<std::string> TrainerEnvironment(const std::vector<std::string>& environment);
 
 }  // namespace nibble::jobs

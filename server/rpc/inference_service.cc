@@ -8,6 +8,7 @@
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/score.h"
+#include "server/rpc/slow_reader.h"
 #include "server/rpc/stream_reactor.h"
 #include "server/rpc/tokens.h"
 #include "server/rpc/unary.h"
@@ -118,19 +119,20 @@ class UnarySink final : public AnswerSink {
 class StreamSink final : public AnswerSink {
  public:
   StreamSink(AnswerContext context, std::shared_ptr<StreamReactor<v1::GenerateReply>> stream)
-      : AnswerSink(std::move(context)), stream_(std::move(stream)), cancel_(stream_->call().cancel()) {}
+      : AnswerSink(std::move(context)),
+        stream_(std::move(stream)),
+        cancel_(stream_->call().cancel()),
+        reader_(stream_->call().edge().slow_reader) {}
 
  private:
   // Of every output a delta, what was held back and a finish may come before the engine asks again, and then the usage.
   bool Ready() override {
-    if (stream_->ended() || stream_->space() > 3 * static_cast<std::size_t>(num_outputs())) {
-      behind_since_ = absl::InfiniteDuration();
+    const std::size_t space = stream_->space();
+    if (stream_->ended() || space > 3 * static_cast<std::size_t>(num_outputs())) {
+      reader_.CaughtUp();
       return true;
     }
-    const Edge& edge = stream_->call().edge();
-    const absl::Duration now = edge.clock.Monotonic();
-    behind_since_ = std::min(behind_since_, now);
-    if (now - behind_since_ >= edge.slow_reader) {
+    if (reader_.TooSlow(space, stream_->call().edge().clock.Monotonic())) {
       slow_ = true;
       cancel_.Cancel();
     }
@@ -150,7 +152,7 @@ class StreamSink final : public AnswerSink {
 
   const std::shared_ptr<StreamReactor<v1::GenerateReply>> stream_;
   base::CancelToken cancel_;
-  absl::Duration behind_since_ = absl::InfiniteDuration();
+  SlowReader reader_;
   bool slow_ = false;
 };
 

@@ -129,46 +129,38 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const std::string& 
                                                              const std::string& request_digest, Body body) {
   NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(request_id));
   auto entry = std::make_shared<Entry>();
-  {
-    base::MutexLock lock(mutex_);
-    for (auto it = entries_.begin(); it != entries_.end();) {
-      const Entry& old = *it->second;
-      if (!request_id.empty() && old.request_id == request_id) {
-        if (old.request_digest == request_digest) return old.operation;
-        return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT",
-                                {{"kind", "operation"}, {"name", it->first}});
-      }
-      if (old.operation.done() && clock_.Now() - old.ended > kKept) {
-        if (!files_.RemoveAll(base::JoinPath(directory_, it->first.substr(sizeof kPrefix - 1) + ".json")).ok()) {
-          base::LogWarning("old operation not removed", {{"name", it->first}});
-        }
-        it = entries_.erase(it);
-      } else {
-        ++it;
-      }
+  base::MutexLock lock(mutex_);
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    const Entry& old = *it->second;
+    if (!request_id.empty() && old.request_id == request_id) {
+      if (old.request_digest == request_digest) return old.operation;
+      return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT",
+                              {{"kind", "operation"}, {"name", it->first}});
     }
-    entry->operation.set_name(kPrefix + base::NewId("op"));
-    entry->request_id = request_id;
-    entry->request_digest = request_digest;
-    entry->metadata.set_model(model);
-    entry->metadata.set_stage("queue");
-    *entry->metadata.mutable_create_time() = ToProto(clock_.Now());
-    entry->operation.mutable_metadata()->PackFrom(entry->metadata);
-    entries_[entry->operation.name()] = entry;
-    Save(*entry);
+    if (old.operation.done() && clock_.Now() - old.ended > kKept) {
+      if (!files_.RemoveAll(base::JoinPath(directory_, it->first.substr(sizeof kPrefix - 1) + ".json")).ok()) {
+        base::LogWarning("old operation not removed", {{"name", it->first}});
+      }
+      it = entries_.erase(it);
+    } else {
+      ++it;
+    }
   }
-  // Copied before it runs: from then on it changes.
-  longrunning::Operation answer = entry->operation;
+  entry->operation.set_name(kPrefix + base::NewId("op"));
+  entry->request_id = request_id;
+  entry->request_digest = request_digest;
+  entry->metadata.set_model(model);
+  entry->metadata.set_stage("queue");
+  *entry->metadata.mutable_create_time() = ToProto(clock_.Now());
+  entry->operation.mutable_metadata()->PackFrom(entry->metadata);
+  // It is taken or refused before another request can find it.
   if (!worker_.TryRun([this, entry, body = std::move(body)] { Run(entry, body); })) {
-    base::MutexLock lock(mutex_);
-    entries_.erase(answer.name());
-    if (!files_.RemoveAll(base::JoinPath(directory_, answer.name().substr(sizeof kPrefix - 1) + ".json")).ok()) {
-      base::LogWarning("refused operation not removed", {{"name", answer.name()}});
-    }
     return base::WithReason(absl::ResourceExhaustedError("too many operations wait already"), "QUEUE_FULL",
                             {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(UntilNextEnd()))}});
   }
-  return answer;
+  entries_[entry->operation.name()] = entry;
+  Save(*entry);
+  return entry->operation;
 }
 
 // A place comes free when the one that runs ends: the mean of those that ended lately, less what it has run already.

@@ -112,8 +112,8 @@ class BadTrainerTest : public LocalRunnerTest {
 
 TEST_F(BadTrainerTest, FrozenTrainerIsEndedAfterTheTimeoutAndTheJobGoesOn) {  // R16
   Kill();
-  // Long enough for a busy machine to start the trainer in.
-  options_.no_progress_timeout = absl::Seconds(3);
+  // Long enough for a busy machine to start the trainer in: until it speaks all that is silence.
+  options_.no_progress_timeout = absl::Seconds(10);
   options_.no_progress_grace = absl::Milliseconds(200);
   Open();
   const auto before = std::chrono::steady_clock::now();
@@ -123,13 +123,13 @@ TEST_F(BadTrainerTest, FrozenTrainerIsEndedAfterTheTimeoutAndTheJobGoesOn) {  //
   EXPECT_EQ(job.attempt, 2);
   EXPECT_EQ(job.retries, 1);
   EXPECT_EQ(database_->GetAttempt(id, 1)->state, "FAILED");
-  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(60));
   EXPECT_TRUE(Told(id, "NO_PROGRESS"));
 }
 
 // Its threads live and take signals, as in a deadlock of its work, but nothing comes of it and SIGTERM is not obeyed.
 TEST_F(BadTrainerTest, DeafTrainerWithoutProgressIsKilledAndTheAttemptCounts) {  // R16
-  constexpr auto kTimeout = std::chrono::seconds(3), kGrace = std::chrono::seconds(1), kBusy = std::chrono::seconds(10);
+  constexpr auto kTimeout = std::chrono::seconds(10), kGrace = std::chrono::seconds(1), kBusy = std::chrono::seconds(10);
   Kill();
   options_.no_progress_timeout = absl::FromChrono(kTimeout);
   options_.no_progress_grace = absl::FromChrono(kGrace);

@@ -39,7 +39,7 @@ class KillLoopTest : public ::testing::Test {
     ASSERT_TRUE(controller.ok()) << controller.status();
     controller_ = *std::move(controller);
     controller_->Run("");
-    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(5));
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(30));  // no hang; the disk may be busy
   }
   void KillServer() {
     controller_.reset();

@@ -71,7 +71,7 @@ class LocalRunnerTest : public ::testing::Test {
     return job.ok() ? job->id : "";
   }
   JobRecord WaitFor(const std::string& id, const std::function<bool(const JobRecord&)>& done) {
-    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(90);
     while (true) {
       const auto job = controller_->Get(id);
       EXPECT_TRUE(job.ok());

@@ -64,7 +64,8 @@ TEST_F(LocalRunnerTest, CancelEndsAListeningTrainerAndADeafOne) {
     const auto before = std::chrono::steady_clock::now();
     ASSERT_TRUE(controller_->Cancel(id).ok());
     EXPECT_EQ(WaitForEnd(id).state, kCancelled);
-    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(2));
+    // Far below a pause's grace; what a cancel's is, CancelTellsTheTrainerThenKillsIt asks of a clock that no machine slows down.
+    EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(25));
     EXPECT_EQ(::kill(pid, 0), -1) << "the trainer is gone";
     EXPECT_FALSE(state_->models->Get(name).ok());
   }
@@ -203,9 +204,9 @@ TEST_F(LocalRunnerTest, ProgramThatIsNotThereIsSaid) {
   EXPECT_THAT(std::string(started.status().message()), HasSubstr("No such file"));
 }
 
-TEST(LocalRunnerEnvironmentTest, OnlyAllowedVariablesPass) {
-  EXPECT_THAT(AllowedEnvironment({"PATH=/bin", "SECRET=1", "PATHOLOGY=1", "LD_PRELOAD=x", "HOME", "CUDA_VISIBLE_DEVICES=0"}),
-              ElementsAre("PATH=/bin", "CUDA_VISIBLE_DEVICES=0"));
+TEST(LocalRunnerEnvironmentTest, OnlyAllowedVariablesPassAndWaitsAreShort) {
+  EXPECT_THAT(TrainerEnvironment({"PATH=/bin", "SECRET=1", "PATHOLOGY=1", "LD_PRELOAD=x", "HOME", "CUDA_VISIBLE_DEVICES=0"}),
+              ElementsAre("PATH=/bin", "CUDA_VISIBLE_DEVICES=0", "GOMP_SPINCOUNT=1000"));
 }
 
 TEST(ProcessTest, StartTicksTellAProcessFromALaterOne) {

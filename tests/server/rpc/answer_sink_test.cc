@@ -17,12 +17,25 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
+#include "server/rpc/slow_reader.h"
 #include "server/rpc/status.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/status_details.h"
 
 namespace nibble::rpc {
 namespace {
+
+TEST(ReaderTest, WhatTakesAnythingIsNotTooSlow) {
+  SlowReader reader(absl::Seconds(30));
+  EXPECT_FALSE(reader.TooSlow(5, absl::Seconds(100)));
+  EXPECT_FALSE(reader.TooSlow(5, absl::Seconds(129)));
+  EXPECT_FALSE(reader.TooSlow(6, absl::Seconds(131))) << "it took one after 29 seconds, or later";
+  EXPECT_FALSE(reader.TooSlow(6, absl::Seconds(160)));
+  EXPECT_TRUE(reader.TooSlow(6, absl::Seconds(161)));
+  reader.CaughtUp();
+  EXPECT_FALSE(reader.TooSlow(2, absl::Seconds(162))) << "more was pushed since";
+  EXPECT_TRUE(reader.TooSlow(2, absl::Seconds(192)));
+}
 
 using ::testing::ElementsAre;
 using testing_support::Find;

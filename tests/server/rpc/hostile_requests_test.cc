@@ -156,7 +156,7 @@ class HostileRequestsTest : public AppTest {
     return testing_support::Ask(channel_, {.method = method,
                                            .request = request.SerializePartialAsString(),
                                            .max_reads = streams ? 8 : 1,
-                                           .timeout = std::chrono::seconds(streams ? 1 : 10)});
+                                           .timeout = std::chrono::seconds(20)});
   }
 
   using Path = std::vector<const FieldDescriptor*>;
