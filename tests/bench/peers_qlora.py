@@ -8,12 +8,12 @@ peak memory is VmHWM of the training process. The check: both losses are finite 
 import argparse
 import json
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
+
+from nibbled import cpu_name, serve, train, write_prose
 
 PEER = """
 import json, resource, sys, time, torch, bitsandbytes as bnb
@@ -49,15 +49,9 @@ print(json.dumps({"rates": rates, "peak": resource.getrusage(resource.RUSAGE_SEL
 """
 
 
-def ours(args, state, name):
-    nibble = [str(args.bin / "nibble"), "--server", state["grpc_address"], "--json"]
-    events = subprocess.run(nibble + ["jobs", "create", "--method", "qlora", "--base", "base", "--dataset", "prose", "--output", name,
-                                      "--max-steps", str(args.steps), "--micro-batch", "4", "--seq-len", "256", "--lr", "1e-4", "--rank", "16",
-                                      "--alpha", "32", "--save-every", "0", "--watch"], check=True, capture_output=True, text=True).stdout
-    steps = [e for e in map(json.loads, events.splitlines()) if e.get("type") == "step"]
-    assert all(e["tokens"] == 1024 for e in steps), "a step had not 4 x 256 tokens"
-    assert steps[-1]["loss"] < steps[0]["loss"] * 1.05
-    return {"rates": [e["tokens_per_s"] for e in steps], "peak": steps[-1]["peak_memory_bytes"], "loss": steps[-1]["loss"]}
+def ours(nibble, output, steps):
+    told = train(nibble, output, steps)
+    return {"rates": [step["tokens_per_s"] for step in told], "peak": told[-1]["peak_memory_bytes"], "loss": told[-1]["loss"]}
 
 
 def main():
@@ -68,37 +62,23 @@ def main():
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--json", type=pathlib.Path)
     args = parser.parse_args()
-    cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+    result = {"cpu": cpu_name(), "ours": [], "peer": []}
     with tempfile.TemporaryDirectory() as directory:
         directory = pathlib.Path(directory)
-        prose = pathlib.Path("/usr/share/common-licenses/GPL-3").read_text() * 12
-        (directory / "prose.jsonl").write_text(json.dumps({"text": prose}) + "\n")
-        server = subprocess.Popen([args.bin / "nibbled", "--state_dir", directory / "state", "--grpc_address", "127.0.0.1:0",
-                                   "--http_address", "127.0.0.1:0", "--threads", "2"], stderr=subprocess.DEVNULL)
-        try:
-            for _ in range(200):
-                if (directory / "state/server.json").exists():
-                    break
-                time.sleep(0.1)
-            state = json.loads((directory / "state/server.json").read_text())
-            run = [args.bin / "nibble", "--server", state["grpc_address"]]
-            subprocess.run(run + ["models", "import", args.gguf, "--name", "base", "--dtype", "bf16"], check=True, capture_output=True)
-            subprocess.run(run + ["datasets", "upload", directory / "prose.jsonl", "--name", "prose"], check=True, capture_output=True)
-            result = {"cpu": cpu, "ours": [], "peer": []}
+        with serve(args.bin, directory / "state") as nibble:
+            nibble("models", "import", args.gguf, "--name", "base", "--dtype", "bf16")
+            nibble("datasets", "upload", write_prose(directory / "prose.jsonl"), "--name", "prose")
             for turn in range(args.turns):
-                result["ours"].append(ours(args, state, f"turn{turn}"))
+                result["ours"].append(ours(nibble, f"turn{turn}", args.steps))
                 output = subprocess.run([sys.executable, "-c", PEER, str(args.steps)], check=True, capture_output=True, text=True, cwd=directory).stdout
                 result["peer"].append(json.loads(output.splitlines()[-1]))
-        finally:
-            server.terminate()
-            server.wait()
     for side in ("ours", "peer"):
         rates = [rate for turn in result[side] for rate in turn["rates"][2:]]
         result[side + "_tokens_per_s"] = statistics.median(rates)
         result[side + "_peak_bytes"] = max(turn["peak"] for turn in result[side])
         print(f"{side}: {result[side + '_tokens_per_s']:.0f} tokens/s (median of {len(rates)}, {min(rates):.0f}-{max(rates):.0f}), "
               f"peak {result[side + '_peak_bytes'] / 2**20:.0f} MiB")
-    print(f"{cpu}: {result['ours_tokens_per_s'] / result['peer_tokens_per_s']:.2f}x the tokens/s at "
+    print(f"{result['cpu']}: {result['ours_tokens_per_s'] / result['peer_tokens_per_s']:.2f}x the tokens/s at "
           f"{result['ours_peak_bytes'] / result['peer_peak_bytes']:.2f} of the peak memory of PEFT + bitsandbytes")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1))

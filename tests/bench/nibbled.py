@@ -1,0 +1,49 @@
+"""A nibbled of its own for benchmarks."""
+import contextlib
+import json
+import pathlib
+import platform
+import subprocess
+import time
+
+
+def cpu_name():
+    return next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), platform.machine())
+
+
+@contextlib.contextmanager
+def serve(programs, state, *flags):
+    """Starts one on two threads; yields a function that runs `nibble --json ARGUMENT...` against it and returns what that printed."""
+    programs, state = pathlib.Path(programs), pathlib.Path(state)
+    server = subprocess.Popen([programs / "nibbled", "--state_dir", state, "--grpc_address", "127.0.0.1:0", "--http_address", "127.0.0.1:0",
+                               "--threads", "2", *map(str, flags)], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 20
+        while not (state / "server.json").exists():
+            assert server.poll() is None and time.monotonic() < deadline, "nibbled did not start"
+            time.sleep(0.1)
+        address = json.loads((state / "server.json").read_text())["grpc_address"]
+
+        def nibble(*arguments):
+            return subprocess.run([programs / "nibble", "--server", address, "--json", *map(str, arguments)], check=True,
+                                  capture_output=True, text=True).stdout
+        yield nibble
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def write_prose(path):
+    """A text of some 400 kB as a data set of one example."""
+    path.write_text(json.dumps({"text": pathlib.Path("/usr/share/common-licenses/GPL-3").read_text() * 12}) + "\n")
+    return path
+
+
+def train(nibble, output, steps):
+    """The steps of a QLoRA job of 4 x 256 tokens, rank 16, on the base "base" and the data set "prose"."""
+    events = nibble("jobs", "create", "--method", "qlora", "--base", "base", "--dataset", "prose", "--output", output, "--max-steps", steps,
+                    "--micro-batch", 4, "--seq-len", 256, "--lr", "1e-4", "--rank", 16, "--alpha", 32, "--save-every", 0, "--watch")
+    told = [event for event in map(json.loads, events.splitlines()) if event.get("type") == "step"]
+    assert len(told) == steps and all(step["tokens"] == 1024 for step in told), "a step had not 4 x 256 tokens"
+    assert told[-1]["loss"] < told[0]["loss"] * 1.05
+    return told
