@@ -35,7 +35,7 @@ absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateD
 }
 
 absl::Status JobController::ForgetRequests() {
-  const absl::Status forgotten = database_.ForgetRequests(clock_.Now() - options_.request_id_kept);
+  absl::Status forgotten = database_.ForgetRequests(clock_.Now() - options_.request_id_kept);
   if (base::Reason(forgotten) != "DISK_FULL") return forgotten;
   base::LogWarning("old request ids are kept for now", {{"why", std::string(forgotten.message())}});
   return absl::OkStatus();

@@ -171,7 +171,7 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, const store::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
-  const auto replayed = Replay(stored);
+  auto replayed = Replay(stored);
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
   const bool promised = info.determinism() == model::Determinism::kBitwise;
   if (absl::IsDataLoss(replayed.status())) {

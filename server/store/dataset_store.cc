@@ -125,7 +125,7 @@ absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std
     NIBBLE_RETURN_IF_ERROR(names_->CheckEtag(Etag(dataset), etag));
   }
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
-  const absl::Status removed = RemovePublished(files_, layout_.dataset(name));
+  absl::Status removed = RemovePublished(files_, layout_.dataset(name));
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;  // as ModelStore::Delete
   datasets_.erase(it);
   return absl::OkStatus();

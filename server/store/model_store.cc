@@ -195,7 +195,7 @@ absl::Status ModelStore::Delete(std::string_view name, const std::optional<std::
     NIBBLE_RETURN_IF_ERROR(names_->CheckEtag(Etag(model), etag));
   }
   NIBBLE_RETURN_IF_ERROR(names_->CheckUnused(name, tenant));
-  const absl::Status removed = RemovePublished(files_, it->second.directory);
+  absl::Status removed = RemovePublished(files_, it->second.directory);
   // Its directory may have been taken away, by hand or by a deletion that failed after its rename.
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;
   models_.erase(it);
