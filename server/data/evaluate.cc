@@ -44,7 +44,7 @@ Batch MakeBatch(std::span<const Example* const> examples) {
 // Rows [begin, begin + count) of the batch: their losses onto *sum, their likeliest tokens into *top where it is not null.
 absl::Status AddRows(const model::ModelConfig& config, const model::DecoderWeights& weights, const Batch& batch,
                      std::size_t begin, std::size_t count, const kernels::KvCacheView& cache, model::Arena& arena,
-                     const kernels::Stream& stream, double* sum, std::vector<std::int32_t>* top) {
+                     const kernels::Stream& stream, const base::Cancelled& cancelled, double* sum, std::vector<std::int32_t>* top) {
   std::vector<std::int32_t> logit_rows, targets;
   for (std::size_t i = 0; i < count; ++i) {
     if (batch.target[begin + i] < 0) continue;
@@ -61,7 +61,8 @@ absl::Status AddRows(const model::ModelConfig& config, const model::DecoderWeigh
                                                  .page_tables = batch.page_tables.data(),
                                                  .num_sequences = batch.num_sequences,
                                                  .pages_per_sequence = batch.pages_per_sequence},
-                                          .logit_rows = logit_rows},
+                                          .logit_rows = logit_rows,
+                                          .cancelled = &cancelled},
                                          arena, stream));
   std::vector<float> logprobs(targets.size()), top_logprobs(targets.size());
   std::vector<std::int32_t> top_ids(targets.size());
@@ -83,6 +84,7 @@ absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const mode
                                     std::span<const Example> examples, const EvaluateOptions& options,
                                     const kernels::Stream& stream, const std::function<bool(std::int64_t)>& progress) {
   Evaluation result;
+  const base::Cancelled cancelled = [&] { return !progress(result.tokens); };
   double sum = 0;
   model::Arena arena;
   std::vector<const Example*> chosen;
@@ -109,9 +111,8 @@ absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const mode
     NIBBLE_ASSIGN_OR_RETURN(const auto pool,
                             model::KvPool::Create(config, weights.kv_dtype, batch.num_sequences * batch.pages_per_sequence));
     for (std::size_t begin = 0; begin < rows; begin += kStepRows) {
-      if (!progress(result.tokens)) return absl::CancelledError("stopped while evaluating");
       NIBBLE_RETURN_IF_ERROR(AddRows(config, weights, batch, begin, std::min(kStepRows, rows - begin), pool->view(), arena,
-                                     stream, &sum, options.top_tokens ? &result.top_tokens : nullptr));
+                                     stream, cancelled, &sum, options.top_tokens ? &result.top_tokens : nullptr));
     }
     result.tokens += trained;
   }

@@ -26,7 +26,7 @@ struct EvaluateOptions {
   bool top_tokens = false;
 };
 
-// `progress` gets the trained tokens done, before each step of at most some hundred rows; false ends it with Cancelled.
+// `progress` gets the trained tokens done, before every layer of each step of at most some hundred rows; false ends it with Cancelled.
 // Errors: InvalidArgument (NO_TRAINABLE_TOKENS; an example longer than the rope table), those of the kernels.
 absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const model::DecoderWeights& weights,
                                     std::span<const Example> examples, const EvaluateOptions& options,

@@ -8,14 +8,12 @@
 
 #include "server/base/error.h"
 #include "server/base/files.h"
-#include "server/base/json.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/data/rendered_chat.h"
 
 namespace nibble::data {
 namespace {
-
-using ByteRanges = std::vector<std::pair<std::size_t, std::size_t>>;
 
 // The same bytes in ranges of which none is empty, in order, with a gap between two.
 ByteRanges Union(ByteRanges ranges) {
@@ -32,97 +30,51 @@ ByteRanges Union(ByteRanges ranges) {
   return joined;
 }
 
-// Tokens of `text`, trained where they begin inside one of the ranges, which are as Union makes them.
+// The bytes of `text` that `span` shares with a trained range, and whether the token also covers bytes outside of that range.
+struct Overlap {
+  std::string_view bytes;
+  bool reaches_out = false;
+};
+
+Overlap OverlapOf(const text::TokenSpan& span, std::string_view text, const ByteRanges& ranges) {
+  const auto next = std::upper_bound(ranges.begin(), ranges.end(), span.end,
+                                     [](std::size_t end, const auto& range) { return end <= range.first; });
+  if (next == ranges.begin()) return {};
+  const auto [first, last] = *std::prev(next);
+  const std::size_t begin = std::max<std::size_t>(span.begin, first), end = std::min<std::size_t>(span.end, last);
+  if (begin >= end) return {};
+  return {.bytes = text.substr(begin, end - begin), .reaches_out = span.begin < first || span.end > last};
+}
+
+bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
+
+// Tokens of `text`, trained where they overlap one of the ranges, which are as Union makes them. A token that begins in the prompt is
+// trained too: the completion's first characters exist in no other token.
 absl::StatusOr<Example> Mark(std::string_view text, bool add_special_tokens, const ByteRanges& ranges,
                              const text::Tokenizer& tokenizer) {
-  NIBBLE_ASSIGN_OR_RETURN(const auto spans, tokenizer.EncodeWithSpans(text, add_special_tokens));
+  NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, tokenizer.EncodeWithSpans(text, add_special_tokens));
   Example example;
-  for (const text::TokenSpan& span : spans) {
-    const auto next = std::upper_bound(ranges.begin(), ranges.end(), span.begin,
-                                       [](std::size_t begin, const auto& range) { return begin < range.first; });
-    const bool inside = span.end > span.begin && next != ranges.begin() && span.begin < std::prev(next)->second;
+  example.began_with_added = encoded.began_with_added;
+  for (const text::TokenSpan& span : encoded.tokens) {
+    const Overlap overlap = OverlapOf(span, text, ranges);
+    // A special token may swallow the blanks beside it ("rstrip"): those alone do not make it a part of the completion.
+    const bool is_trained =
+        !overlap.bytes.empty() && !(overlap.reaches_out && IsBlank(overlap.bytes) && tokenizer.IsSpecial(span.id));
     example.tokens.push_back(span.id);
-    example.trained.push_back(inside ? 1 : 0);
+    example.trained.push_back(is_trained ? 1 : 0);
+    example.boundary_merged = example.boundary_merged || (is_trained && overlap.reaches_out);
   }
   return example;
 }
 
-// What a template that asks for the date is told: the same day in every attempt, evaluation and time zone, or the tokens of a
-// data set would depend on when they were made. It is the day that Llama 3's own template falls back to.
-constexpr std::int64_t kTemplateTime = 1'721'995'200;  // 2024-07-26, 12:00 UTC
-
-absl::Status TemplateError(std::string_view message) {
-  return base::WithReason(absl::InvalidArgumentError(base::StrCat("chat template: ", message)), "TEMPLATE_ERROR", {{"field", "messages"}});
-}
-
-// A conversation, of which any number of messages from the first can be rendered.
-class Conversation {
- public:
-  Conversation(const base::Json& messages, const text::ChatTemplate& chat, const std::function<bool()>& cancelled)
-      : chat_(chat), cancelled_(cancelled) {
-    for (const base::Json& message : messages) {
-      if (!ends_.empty()) json_ += ',';
-      json_ += base::Dump(message);
-      ends_.push_back(json_.size());
-    }
-  }
-
-  std::size_t size() const { return ends_.size(); }
-  absl::StatusOr<std::string> Render(std::size_t count, bool add_generation_prompt) const {
-    if (cancelled_ && cancelled_()) return absl::CancelledError("cancelled while a conversation was rendered");
-    text::RenderOptions options;
-    options.add_generation_prompt = add_generation_prompt;
-    options.now_unix_seconds = kTemplateTime;
-    const std::string_view messages = std::string_view(json_).substr(0, count == 0 ? 0 : ends_[count - 1]);
-    auto rendered = chat_.RenderJson(base::StrCat("[", messages, "]"), options);
-    if (!rendered.ok()) return TemplateError(base::ToStd(rendered.status().message()));
-    return rendered;
-  }
-
- private:
-  const text::ChatTemplate& chat_;
-  const std::function<bool()>& cancelled_;
-  std::string json_;               // the messages, with commas between
-  std::vector<std::size_t> ends_;  // of each of them
-};
-
 absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt,
-                                     const std::function<bool()>& cancelled) {
+                                     bool add_special_tokens, const std::function<bool()>& cancelled) {
   if (text.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
                             "TEMPLATE_ERROR", {{"field", "chat_template"}});
   }
-  NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));
-  const Conversation conversation(messages, *text.chat_template, cancelled);
-  NIBBLE_ASSIGN_OR_RETURN(const std::string full, conversation.Render(conversation.size(), false));
-  ByteRanges ranges;
-  std::size_t trained_from = 0;  // with train_on_prompt: the end of what was left out last
-  for (std::size_t i = 0; i < conversation.size(); ++i) {
-    const bool answers = record.roles[i] == "assistant";
-    // Only these have to be found in the text: the trained ones, or those left out of a whole that is trained.
-    if (record.train[i].value_or(train_on_prompt || answers) == train_on_prompt) continue;
-    std::string before;
-    if (i > 0 || answers) {  // many templates refuse a conversation without messages
-      NIBBLE_ASSIGN_OR_RETURN(before, conversation.Render(i, answers));
-    }
-    std::string after = full;  // the commonest case, one turn, costs one rendering less
-    if (i + 1 < conversation.size()) {
-      NIBBLE_ASSIGN_OR_RETURN(after, conversation.Render(i + 1, false));
-    }
-    // Without this the turn's place in the text is not known, and a wrong mask trains on the wrong words in silence.
-    if (!full.starts_with(after) || !after.starts_with(before)) {
-      return TemplateError(base::StrCat("message ", i, " does not continue what was rendered before it; set train_on_prompt (and no "
-                                        "\"train\" of a message), or use another template"));
-    }
-    if (train_on_prompt) {
-      ranges.emplace_back(trained_from, before.size());
-      trained_from = after.size();
-    } else {
-      ranges.emplace_back(before.size(), after.size());
-    }
-  }
-  if (train_on_prompt) ranges.emplace_back(trained_from, full.size());
-  return Mark(full, /*add_special_tokens=*/false, Union(std::move(ranges)), *text.tokenizer);
+  NIBBLE_ASSIGN_OR_RETURN(RenderedChat chat, RenderChat(record, *text.chat_template, train_on_prompt, cancelled));
+  return Mark(chat.text, add_special_tokens, Union(std::move(chat.trained)), *text.tokenizer);
 }
 
 }  // namespace
@@ -142,20 +94,23 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
                                               const model::ModelConfig& config, const TokeniseOptions& options,
                                               const std::function<bool()>& cancelled) {
   Example whole;
+  const bool add_special_tokens = options.add_special_tokens.value_or(format != Format::kChat);
   switch (format) {
     case Format::kText: {
-      NIBBLE_ASSIGN_OR_RETURN(whole.tokens, text.tokenizer->Encode(record.text, /*add_special_tokens=*/true));
+      NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, text.tokenizer->EncodeWithSpans(record.text, add_special_tokens));
+      for (const text::TokenSpan& span : encoded.tokens) whole.tokens.push_back(span.id);
       whole.trained.assign(whole.tokens.size(), 1);
+      whole.began_with_added = encoded.began_with_added;
       break;
     }
     case Format::kPromptCompletion: {
       const std::string joined = record.prompt + record.completion;
       const ByteRanges ranges = Union({{options.train_on_prompt ? 0 : record.prompt.size(), joined.size()}});
-      NIBBLE_ASSIGN_OR_RETURN(whole, Mark(joined, /*add_special_tokens=*/true, ranges, *text.tokenizer));
+      NIBBLE_ASSIGN_OR_RETURN(whole, Mark(joined, add_special_tokens, ranges, *text.tokenizer));
       break;
     }
     case Format::kChat: {
-      NIBBLE_ASSIGN_OR_RETURN(whole, TokeniseChat(record, text, options.train_on_prompt, cancelled));
+      NIBBLE_ASSIGN_OR_RETURN(whole, TokeniseChat(record, text, options.train_on_prompt, add_special_tokens, cancelled));
       break;
     }
   }
@@ -175,7 +130,9 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
     for (std::size_t begin = 0; begin < whole.tokens.size(); begin += limit) {
       const std::size_t count = std::min(limit, whole.tokens.size() - begin);
       const auto tokens = std::span(whole.tokens).subspan(begin, count);
-      pieces.push_back({.tokens = {tokens.begin(), tokens.end()}, .trained = std::vector<std::uint8_t>(count, 1)});
+      pieces.push_back({.tokens = {tokens.begin(), tokens.end()},
+                        .trained = std::vector<std::uint8_t>(count, 1),
+                        .began_with_added = whole.began_with_added && begin == 0});
     }
   } else if (overlong == Overlong::kTruncate) {
     whole.num_cut_off = static_cast<std::int64_t>(whole.tokens.size() - limit);
@@ -206,11 +163,7 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
     if (!record.ok()) return AtLine(line_number, record.status());
     auto pieces = Tokenise(*record, format, text, config, options, cancelled);
     if (!pieces.ok()) return AtLine(line_number, pieces.status());
-    ++dataset.num_rows;
-    if (pieces->empty()) dataset.dropped.Add(line_number);
-    if (!pieces->empty() && pieces->front().num_cut_off > 0) dataset.truncated.Add(line_number);
-    const auto is_trained = [](const Example& example) { return example.num_trained() > 0; };
-    if (!pieces->empty() && std::none_of(pieces->begin(), pieces->end(), is_trained)) dataset.without_loss.Add(line_number);
+    NoteRow(line_number, *pieces, &dataset);
     for (Example& example : *pieces) {
       // Nothing to learn from it (one token, or a prompt that fills the row): it would only take time.
       if (example.num_trained() == 0) continue;
@@ -225,6 +178,20 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
         "NO_TRAINABLE_TOKENS");
   }
   return dataset;
+}
+
+void NoteRow(std::int64_t line, const std::vector<Example>& pieces, Dataset* dataset) {
+  ++dataset->num_rows;
+  if (pieces.empty()) {
+    dataset->dropped.Add(line);
+    return;
+  }
+  const auto is_trained = [](const Example& example) { return example.num_trained() > 0; };
+  const auto is_merged = [](const Example& example) { return example.boundary_merged; };
+  if (pieces.front().num_cut_off > 0) dataset->truncated.Add(line);
+  if (std::none_of(pieces.begin(), pieces.end(), is_trained)) dataset->without_loss.Add(line);
+  if (std::any_of(pieces.begin(), pieces.end(), is_merged)) dataset->boundary_merged.Add(line);
+  if (pieces.front().began_with_added) dataset->began_with_added.Add(line);
 }
 
 void RowList::Add(std::int64_t line) {
@@ -242,6 +209,11 @@ std::vector<RowWarning> RowWarnings(const Dataset& dataset, std::int64_t max_seq
   warn("ROWS_TRUNCATED", dataset.truncated, base::StrCat(longer, " and lose their end"));
   warn("ROWS_DROPPED", dataset.dropped, base::StrCat(longer, " and are left out"));
   warn("ROWS_WITHOUT_LOSS", dataset.without_loss, "have no token that is trained and are left out");
+  warn("PROMPT_BOUNDARY_MERGED", dataset.boundary_merged,
+       "have a token that crosses the boundary between prompt and completion: it is trained, but a prompt that ends there has other "
+       "tokens; move blanks from the end of the prompt to the start of the completion");
+  warn("BOS_IN_TEXT", dataset.began_with_added,
+       "begin with the special token that the tokenizer puts before a text: it is not added a second time");
   return warnings;
 }
 

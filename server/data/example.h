@@ -24,19 +24,23 @@ struct TokeniseOptions {
   std::int64_t max_seq_len = 0;
   std::optional<Overlong> overlong = std::nullopt;  // unset: the format's default
   bool train_on_prompt = false;                     // prompt_completion and chat: loss on every token
+  // The special tokens that the tokenizer itself puts around a text. Unset: none in chat, whose template writes its own.
+  std::optional<bool> add_special_tokens = std::nullopt;
 };
 
 struct Example {
   std::vector<std::int32_t> tokens;
   std::vector<std::uint8_t> trained;  // 1: the loss of predicting this token counts. The first is never predicted
   std::int64_t num_cut_off = 0;       // tokens that the record had beyond these (kTruncate)
+  bool boundary_merged = false;       // a trained token also covers text that is not trained
+  bool began_with_added = false;      // the record begins with a special token that would have been added: it is there once
   std::int64_t num_trained() const;
 };
 
-// text: the tokenizer's own special tokens and an end token.
-// prompt_completion: prompt and completion as one text and an end token; the loss is on tokens that begin in the completion.
-// chat: messages through the model's template, for which it is always 26 July 2024; the loss is on what each assistant turn added to
-// the rendered text. "train" of a message, true or false, wins over its role and over train_on_prompt.
+// text: the tokenizer's own special tokens, none of them twice, and an end token.
+// prompt_completion: prompt and completion as one text and an end token; the loss is on tokens that overlap the completion.
+// chat: messages through the model's template; the loss is on what the assistant wrote (RenderChat). "train" of a message, true or
+// false, wins over its role and over train_on_prompt.
 // Nothing is returned for a record that was dropped. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template;
 // a record too long with kError); Cancelled once `cancelled`, which is asked before each rendering of a template, says so.
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
@@ -58,6 +62,8 @@ struct Dataset {
   RowList truncated;
   RowList dropped;            // too long
   RowList without_loss;       // no token of them is trained: left out too
+  RowList boundary_merged;    // Example::boundary_merged
+  RowList began_with_added;   // Example::began_with_added
   std::int64_t num_tokens = 0;
   std::int64_t num_trained = 0;
 };
@@ -68,7 +74,12 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
                                     const model::ModelConfig& config, const TokeniseOptions& options,
                                     const std::function<bool()>& cancelled = {});
 
-// What the user should know of the rows: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, those that there are.
+// Counts one record and its examples, and names its line where it was truncated, dropped, has no loss, a merged boundary or a special
+// token of its own. Examples are not taken.
+void NoteRow(std::int64_t line, const std::vector<Example>& pieces, Dataset* dataset);
+
+// What the user should know about the rows: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, PROMPT_BOUNDARY_MERGED, BOS_IN_TEXT; each
+// at most once, and only where there are such rows.
 struct RowWarning {
   std::string reason;
   std::string message;

@@ -49,6 +49,10 @@ absl::Status ReadMessages(const base::Json& json, Record* record) {
     return absl::InvalidArgumentError("no message has the role \"assistant\" or \"train\": true: there is nothing to learn");
   }
   record->messages_json = base::Dump(*it);
+  const auto tools = json.find("tools");
+  if (tools == json.end() || tools->is_null()) return absl::OkStatus();
+  if (!tools->is_array()) return absl::InvalidArgumentError("\"tools\" is not a list");
+  if (!tools->empty()) record->tools_json = base::Dump(*tools);
   return absl::OkStatus();
 }
 

@@ -10,7 +10,8 @@
 
 namespace nibble::data {
 
-// JSON lines: {"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [{"role", "content"}, ...]}.
+// JSON lines: {"text": ...}, {"prompt": ..., "completion": ...}, {"messages": [{"role", "content"}, ...], "tools": [...]} ("tools" may
+// be left out).
 enum class Format { kText, kPromptCompletion, kChat };
 const char* Name(Format format);                          // "text", "prompt_completion", "chat"
 absl::StatusOr<Format> ParseFormat(std::string_view name);
@@ -20,12 +21,13 @@ struct Record {
   std::string prompt;         // kPromptCompletion
   std::string completion;     // kPromptCompletion
   std::string messages_json;  // kChat: the array as it was written, every field kept
+  std::string tools_json;     // kChat: "tools" of the row, an array of schemas for the template; "" without any
   std::vector<std::string> roles;  // kChat, one a message
   std::vector<std::optional<bool>> train;  // kChat, one a message: its own "train", where it has one
 };
 
 inline constexpr std::size_t kDefaultMaxLineBytes = std::size_t{1} << 20;
-// Of one chat row, which is rendered once or twice for each of them that is trained: a line of a MiB could hold 30,000.
+// Of one chat row: a line of a MiB could hold 30,000. Some templates render the row twice for each of them (rendered_chat.h).
 inline constexpr std::size_t kMaxMessages = 1024;
 // InvalidArgument for a row of more. Asked where a row is taken in or shown: whoever trains on it reads what was accepted.
 absl::Status CheckMessages(const Record& record);

@@ -25,6 +25,7 @@ struct DataConfig {
   std::optional<std::string> overlong;  // split (text only) | truncate | drop | error; default: split text, truncate others
   bool train_on_prompt = false;         // false: loss on completions only; text has no prompt
   std::int64_t shuffle_seed = 0;
+  std::optional<bool> add_special_tokens;  // those that the tokenizer puts around a text; default: not in chat
 };
 
 struct QLoraMethod {

@@ -160,6 +160,7 @@ Json ToJson(const JobSpec& spec) {
   PutOptional(data, "overlong", spec.data.overlong);
   data["train_on_prompt"] = spec.data.train_on_prompt;
   data["shuffle_seed"] = spec.data.shuffle_seed;
+  PutOptional(data, "add_special_tokens", spec.data.add_special_tokens);
   json["data"] = std::move(data);
   if (spec.method == kMethodQLora) {
     Json qlora = Json::object();
@@ -241,6 +242,7 @@ absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
   data.Get("overlong", spec.data.overlong);
   data.Get("train_on_prompt", spec.data.train_on_prompt);
   data.Get("shuffle_seed", spec.data.shuffle_seed);
+  data.Get("add_special_tokens", spec.data.add_special_tokens);
   data.Finish();
 
   Reader qlora(qlora_json, "qlora.", status);

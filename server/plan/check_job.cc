@@ -51,7 +51,8 @@ data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::Format format) 
   const data::Format trained = data::ParseFormat(spec.data.format.value_or("")).value_or(format);
   return {.max_seq_len = spec.data.max_seq_len,
           .overlong = data::OverlongFor(spec.data.overlong.value_or(""), trained, format),
-          .train_on_prompt = spec.data.train_on_prompt};
+          .train_on_prompt = spec.data.train_on_prompt,
+          .add_special_tokens = spec.data.add_special_tokens};
 }
 
 model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelConfig& base) {

@@ -61,11 +61,11 @@ std::int64_t AdapterParameters(const jobs::JobSpec& spec, const ModelConfig& con
 
 // Bytes that one token keeps in one layer until its backward pass.
 std::int64_t QLoraTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t element) {
-  // Two norms' inputs and outputs; attention's q, k and v (one a query head), output as it came, in rows, and as o_proj reads it;
-  // gate, up and their product; what each adapter keeps of rank r.
-  const std::int64_t values = 4 * c.hidden_size + 6 * c.q_size() + 3 * c.ffn_size +
+  // In the compute type: two norms' inputs and outputs; attention's q, k, v and output; gate, up and their product; what each adapter
+  // keeps of rank r. In f32: one number a head.
+  const std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 3 * c.ffn_size +
                               static_cast<std::int64_t>(spec.qlora.target_modules.size()) * spec.qlora.r;
-  return values * element;
+  return values * element + c.num_heads * 4;
 }
 std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
   const std::int64_t code = spec.bitnet_qat.act_bits == 16 ? 2 : 1;
@@ -98,11 +98,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   const std::int64_t kept_bytes = spec.run.activation_checkpointing
                                       ? config.num_layers * config.hidden_size * (qlora ? element : 4) + token_bytes
                                       : config.num_layers * token_bytes;
-  double activation = static_cast<double>(tokens) * static_cast<double>(kept_bytes);
-  if (batch.ragged) {
-    const auto row_tokens = static_cast<double>(batch.row_tokens);
-    activation += static_cast<double>(batch.rows) * row_tokens * row_tokens * static_cast<double>(qlora ? 4 + element : 8);
-  }
+  const double activation = static_cast<double>(tokens) * static_cast<double>(kept_bytes);
 
   std::int64_t weights = 0, adapter = 0, workspace = kProcessBytes;
   const std::int64_t logits = model::kLossChunk * config.vocab_size;

@@ -219,6 +219,7 @@ void PutData(const jobs::DataConfig& in, v1::DataConfig& out) {
   out.set_packing(in.packing == "none" ? v1::PACKING_MODE_NONE : v1::PACKING_MODE_SEGMENTED);
   out.set_shuffle_seed(in.shuffle_seed);
   out.set_shuffle(true);
+  if (in.add_special_tokens.has_value()) out.set_add_special_tokens(*in.add_special_tokens);
 }
 
 void PutRun(const jobs::RunConfig& in, v1::RunConfig& out) {

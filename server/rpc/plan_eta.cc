@@ -27,9 +27,9 @@ std::optional<double> WeightsOf(const std::string& base, TextCache& texts) {
 absl::StatusOr<std::optional<PlanEta>> EtaOf(const jobs::JobSpec& spec, std::int64_t tokens, jobs::JobController& jobs,
                                              TextCache& texts) {
   constexpr std::int64_t kLookedAt = 100;
-  NIBBLE_ASSIGN_OR_RETURN(const auto measured, jobs.List({jobs::JobState::kRunning, jobs::JobState::kSucceeded}, 0, kLookedAt));
+  NIBBLE_ASSIGN_OR_RETURN(const auto measured, jobs.List({.states = {jobs::JobState::kRunning, jobs::JobState::kSucceeded}}, kLookedAt));
   std::optional<PlanEta> rough;
-  for (const jobs::JobRecord& job : measured) {
+  for (const jobs::JobRecord& job : measured.jobs) {
     if (job.spec.method != spec.method || job.spec.device != spec.device) continue;
     NIBBLE_ASSIGN_OR_RETURN(const double tokens_per_s, base::GetNumber(job.progress, "tokens_per_s", "progress", 0.0));
     if (!(tokens_per_s > 0)) continue;  // NaN neither

@@ -1,5 +1,7 @@
 #include "server/text/chat_template.h"
 
+#include <cstdint>
+#include <cstring>
 #include <ctime>
 
 #include "absl/status/status.h"
@@ -12,6 +14,27 @@ namespace nibble::text {
 namespace {
 
 NibbleText View(std::string_view text) { return {FfiData(text), text.size()}; }
+
+NibbleRenderInput InputOf(std::string_view messages_json, const RenderOptions& options) {
+  return {
+      .messages = View(messages_json),
+      .tools = View(options.tools_json),
+      .variables = View(options.variables_json),
+      .add_generation_prompt = options.add_generation_prompt,
+      .now_unix_seconds = options.now_unix_seconds.value_or(std::time(nullptr)),
+  };
+}
+
+std::vector<RenderedTurns::Part> PartsOf(const FfiBytes& bytes) {
+  const std::string_view view = bytes.view();
+  std::vector<RenderedTurns::Part> parts(view.size() / (2 * sizeof(std::uint64_t)));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::uint64_t ends[2];
+    std::memcpy(ends, view.data() + i * sizeof ends, sizeof ends);
+    parts[i] = {.begin = ends[0], .end = ends[1]};
+  }
+  return parts;
+}
 
 }  // namespace
 
@@ -59,18 +82,27 @@ absl::StatusOr<std::string> ChatTemplate::Render(
 
 absl::StatusOr<std::string> ChatTemplate::RenderJson(
     std::string_view messages_json, const RenderOptions& options) const {
-  const NibbleRenderInput input = {
-      .messages = View(messages_json),
-      .tools = View(options.tools_json),
-      .variables = View(options.variables_json),
-      .add_generation_prompt = options.add_generation_prompt,
-      .now_unix_seconds = options.now_unix_seconds.value_or(std::time(nullptr)),
-  };
+  const NibbleRenderInput input = InputOf(messages_json, options);
   FfiBytes answer;
   const NibbleTextCode code =
       nibble_template_render(handle_, &input, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "chat_template", answer));
   return std::string(answer.view());
 }
+
+absl::StatusOr<RenderedTurns> ChatTemplate::RenderTurns(
+    std::string_view messages_json, const RenderOptions& options) const {
+  const NibbleRenderInput input = InputOf(messages_json, options);
+  FfiBytes answer, turns, generation, unknown;
+  const NibbleTextCode code = nibble_template_render_turns(
+      handle_, &input, turns.out(), generation.out(), unknown.out(), answer.out());
+  NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "chat_template", answer));
+  return RenderedTurns{.text = std::string(answer.view()),
+                       .turns = PartsOf(turns),
+                       .generation = PartsOf(generation),
+                       .unknown = std::string(unknown.view())};
+}
+
+bool ChatTemplate::has_generation() const { return nibble_template_has_generation(handle_); }
 
 }  // namespace nibble::text

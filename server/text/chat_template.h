@@ -32,12 +32,29 @@ struct RenderOptions {
   std::optional<std::int64_t> now_unix_seconds;
 };
 
+// A rendering, and which of its bytes belong to which message.
+struct RenderedTurns {
+  struct Part {
+    std::size_t begin = 0;
+    std::size_t end = 0;  // after the last byte
+    bool empty() const { return begin == end; }
+  };
+  std::string text;  // as RenderJson gives it
+  // One a message: what the template prints while a loop over messages is at it, with
+  // the marks of its role and its end. Empty where that is nothing but whitespace.
+  // Disjoint.
+  std::vector<Part> turns;
+  std::vector<Part> generation;  // the bodies of {% generation %} blocks, in order
+  // Why `turns` and `generation` could not be found: both are empty then. Else "".
+  std::string unknown;
+};
+
 // Templates come with models that anybody may have written, so they run in a
 // sandbox: no loader, no attribute that is not data, and limits on instructions,
 // recursion, memory and output. Thread-safe: nothing changes after Compile.
 //
 // Known differences from transformers: `~` writes None, True and False in lower
-// case, and {% generation %} only prints its body.
+// case.
 class ChatTemplate {
  public:
   // Name and text, such as {"bos_token", "<s>"}; the names are the template's.
@@ -59,6 +76,14 @@ class ChatTemplate {
   // messages_json: an array of objects; every field reaches the template.
   absl::StatusOr<std::string> RenderJson(std::string_view messages_json,
                                          const RenderOptions& options) const;
+  // Renders twice: as RenderJson does, and with a mark at both ends of each turn. Turns
+  // are known only where the second text without its marks is the first.
+  // Errors: as RenderJson.
+  absl::StatusOr<RenderedTurns> RenderTurns(std::string_view messages_json,
+                                            const RenderOptions& options) const;
+  // Whether the template has a {% generation %} block, which says what of a turn the
+  // model itself writes.
+  bool has_generation() const;
 
  private:
   explicit ChatTemplate(NibbleTemplate* handle) : handle_(handle) {}

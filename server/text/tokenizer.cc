@@ -62,27 +62,29 @@ absl::StatusOr<std::vector<std::int32_t>> Tokenizer::Encode(
   FfiBytes answer;
   const NibbleTextCode code =
       nibble_tokenizer_encode(handle_, FfiData(text), text.size(),
-                              add_special_tokens, nullptr, answer.out());
+                              add_special_tokens ? NIBBLE_SPECIAL_ALL : NIBBLE_SPECIAL_NONE,
+                              nullptr, nullptr, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "text", answer));
   return CopyAs<std::int32_t>(answer.view());
 }
 
-absl::StatusOr<std::vector<TokenSpan>> Tokenizer::EncodeWithSpans(
+absl::StatusOr<EncodedText> Tokenizer::EncodeWithSpans(
     std::string_view text, bool add_special_tokens) const {
   FfiBytes answer;
   FfiBytes offsets;
+  EncodedText encoded;
   const NibbleTextCode code =
       nibble_tokenizer_encode(handle_, FfiData(text), text.size(),
-                              add_special_tokens, offsets.out(), answer.out());
+                              add_special_tokens ? NIBBLE_SPECIAL_ONCE : NIBBLE_SPECIAL_NONE,
+                              offsets.out(), &encoded.began_with_added, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "text", answer));
   const auto ids = CopyAs<std::int32_t>(answer.view());
   const auto places = CopyAs<std::uint32_t>(offsets.view());
-  std::vector<TokenSpan> spans;
-  spans.reserve(ids.size());
+  encoded.tokens.reserve(ids.size());
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    spans.push_back({ids[i], places[2 * i], places[2 * i + 1]});
+    encoded.tokens.push_back({ids[i], places[2 * i], places[2 * i + 1]});
   }
-  return spans;
+  return encoded;
 }
 
 absl::StatusOr<std::string> Tokenizer::Decode(

@@ -24,6 +24,11 @@ struct TokenSpan {
   std::uint32_t end;
 };
 
+struct EncodedText {
+  std::vector<TokenSpan> tokens;
+  bool began_with_added = false;  // with the special token that would have been put before it
+};
+
 struct AddedToken {
   std::int32_t id;
   std::string content;
@@ -45,13 +50,16 @@ class Tokenizer {
   ~Tokenizer();
 
   // Special tokens that are spelled out in `text` become their ids.
-  // add_special_tokens: also those that the tokenizer itself puts around a text.
+  // add_special_tokens: also those that the tokenizer itself puts around a text,
+  // whatever the text begins and ends with, as transformers does.
   // Errors: InvalidArgument (text is not UTF-8, or not expressible in the
   // vocabulary where that has no unknown token).
   absl::StatusOr<std::vector<std::int32_t>> Encode(
       std::string_view text, bool add_special_tokens) const;
-  absl::StatusOr<std::vector<TokenSpan>> EncodeWithSpans(
-      std::string_view text, bool add_special_tokens) const;
+  // As Encode, but adds no special token that the text itself begins or ends with:
+  // models are not trained with a second BOS. Training and serving use this.
+  absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text,
+                                              bool add_special_tokens) const;
 
   // Bytes that are no UTF-8 become U+FFFD. An id without a token (models pad
   // their vocabulary) adds nothing. Errors: InvalidArgument (a negative id).

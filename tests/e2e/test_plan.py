@@ -90,6 +90,30 @@ def test_plan_and_run_name_the_same_rows(shared, tmp_path):
         assert told[reason]["row_ids"] == planned[reason]["row_ids"] and told[reason]["message"] == planned[reason]["message"]
 
 
+def test_T1_preview_plan_and_run_name_merged_boundaries(shared, tmp_path):
+    """" positive" is one token, which begins in the prompt."""
+    small_model.write(tmp_path / "merging")
+    path = tmp_path / "merging/tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    tokenizer["model"]["vocab"]["Ġp"] = 259
+    tokenizer["model"]["merges"] = [["Ġ", "p"]]
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+    shared.run("models", "import", tmp_path / "merging", "--name", "merging")
+    rows = [{"prompt": "Sentiment:", "completion": " positive"}, {"prompt": "Sentiment: ", "completion": "positive"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared.run("datasets", "upload", tmp_path / "rows.jsonl", "--name", "sentiment")
+    shown = shared.json("datasets", "preview", "sentiment", "--model", "merging")
+    assert shown["rows"][0]["token_ids"] == shown["rows"][1]["token_ids"] and shown["rows"][0]["mask"] == shown["rows"][1]["mask"]
+    assert sum(shown["rows"][1]["mask"]) == len(" positive"), "a byte a token, but for ' p', and the end token"
+    told = shown["warnings"]
+    assert [(warning["reason"], warning["row_ids"]) for warning in told] == [("PROMPT_BOUNDARY_MERGED", [2])]
+    flags = [*METHODS["qlora"], "--base", "merging", "--dataset", "sentiment", "--seq-len", 64, "--max-steps", 1]
+    assert told[0] in shared.json("jobs", "plan", *flags)["warnings"]
+    events = shared.lines("jobs", "create", *flags, "--output", "sentiment-tuned", "--watch")
+    warnings = [event for event in events if event.get("type") == "warning"]
+    assert [{key: event[key] for key in told[0]} for event in warnings] == told
+
+
 def test_a_plan_refuses_what_a_job_would_be_refused_for(shared):
     refused = shared.run("jobs", "plan", "--method", "bitnet_qat", "--base", "small-int8", "--dataset", "page", check=False)
     assert refused.returncode != 0 and "base_model" in refused.stderr

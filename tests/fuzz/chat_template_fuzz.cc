@@ -50,5 +50,13 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   ExpectClean(first.status(), input);
   const auto second = (*chat)->RenderJson(messages, options);
   Expect(first.ok() == second.ok() && (!first.ok() || *first == *second), "a template renders the same twice");
+  const auto turns = (*chat)->RenderTurns(messages, options);
+  ExpectClean(turns.status(), input);
+  Expect(first.ok() == turns.ok() && (!first.ok() || *first == turns->text), "turns are those of the same text");
+  if (!turns.ok()) return 0;
+  Expect(turns->unknown.empty() || (turns->turns.empty() && turns->generation.empty()), "turns are known or not");
+  for (const auto& parts : {turns->turns, turns->generation}) {
+    for (const auto& part : parts) Expect(part.begin <= part.end && part.end <= turns->text.size(), "turns lie in the text");
+  }
   return 0;
 }

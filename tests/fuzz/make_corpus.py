@@ -218,7 +218,8 @@ def make_job_spec():
     base = {"method": "qlora", "base_model": "m", "train_dataset": "d"}
     put("smallest", base)
     full = {**base, "display_name": "n", "eval_dataset": "e", "output_model": "o", "device": "cpu",
-            "data": {"format": "chat", "max_seq_len": 128, "packing": "none", "overlong": "truncate", "train_on_prompt": True, "shuffle_seed": 3},
+            "data": {"format": "chat", "max_seq_len": 128, "packing": "none", "overlong": "truncate", "train_on_prompt": True, "shuffle_seed": 3,
+                     "add_special_tokens": False},
             "qlora": {"r": 8, "alpha": 16, "dropout": 0.1, "target_modules": ["q_proj"], "use_rslora": True, "double_quant": False,
                       "compute_dtype": "fp32", "seed": 4},
             "optim": {"lr": 1e-3, "beta1": 0.5, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.1, "max_grad_norm": 0, "schedule": "linear",

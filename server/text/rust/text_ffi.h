@@ -32,6 +32,13 @@ typedef enum NibbleDecoderKind {
   NIBBLE_DECODER_RUNS = 1,   // SentencePiece: token by token but for <0xNN>
   NIBBLE_DECODER_WHOLE = 2,  // only the whole text is final
 } NibbleDecoderKind;
+
+// The special tokens that a tokenizer puts around a text.
+typedef enum NibbleSpecialTokens {
+  NIBBLE_SPECIAL_NONE = 0,
+  NIBBLE_SPECIAL_ALL = 1,   // as the tokenizer says
+  NIBBLE_SPECIAL_ONCE = 2,  // without those that the text itself begins or ends with
+} NibbleSpecialTokens;
 // NOLINTEND(readability-identifier-naming)
 
 void nibble_bytes_free(NibbleBytes bytes);
@@ -44,11 +51,13 @@ NibbleTextCode nibble_tokenizer_load(const uint8_t* json, size_t size,
 void nibble_tokenizer_free(NibbleTokenizer* tokenizer);
 
 // out: int32 ids. offsets (may be null): for each id two uint32, its first byte
-// in the text and the one after its last.
+// in the text and the one after its last. began_with_added (may be null): under
+// NIBBLE_SPECIAL_ONCE, that one was left out before the text.
 NibbleTextCode nibble_tokenizer_encode(const NibbleTokenizer* tokenizer,
                                        const uint8_t* text, size_t size,
-                                       bool add_special_tokens,
-                                       NibbleBytes* offsets, NibbleBytes* out);
+                                       NibbleSpecialTokens special_tokens,
+                                       NibbleBytes* offsets,
+                                       bool* began_with_added, NibbleBytes* out);
 NibbleTextCode nibble_tokenizer_decode(const NibbleTokenizer* tokenizer,
                                        const int32_t* ids, size_t count,
                                        bool skip_special_tokens,
@@ -94,6 +103,20 @@ void nibble_template_free(NibbleTemplate* compiled);
 NibbleTextCode nibble_template_render(const NibbleTemplate* compiled,
                                       const NibbleRenderInput* input,
                                       NibbleBytes* out);
+
+// Renders twice. out: as of nibble_template_render. turns: for each message two
+// uint64, the first byte of its turn in the text and the one after its last, alike
+// where the template prints nothing for it. generation: the same for each
+// {% generation %} block, in order. unknown: why both are not known, and empty; else
+// empty.
+NibbleTextCode nibble_template_render_turns(const NibbleTemplate* compiled,
+                                            const NibbleRenderInput* input,
+                                            NibbleBytes* turns,
+                                            NibbleBytes* generation,
+                                            NibbleBytes* unknown,
+                                            NibbleBytes* out);
+// Whether the template has a {% generation %} block.
+bool nibble_template_has_generation(const NibbleTemplate* compiled);
 
 #ifdef __cplusplus
 }

@@ -184,6 +184,11 @@ TEST_F(EvaluateTest, NoExampleIsBegunAfterMaxTokens) {
 TEST_F(EvaluateTest, StopsWhenToldAndRefusesWhatHasNoLoss) {
   const auto stopped = Evaluate(config_, weights_, examples_, {}, stream_, [](std::int64_t done) { return done < 30; });
   EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled);
+  // In the second layer of the first step, too.
+  int asked = 0;
+  const auto in_a_layer = Evaluate(config_, weights_, examples_, {}, stream_, [&](std::int64_t) { return ++asked < 2; });
+  EXPECT_EQ(in_a_layer.status().code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(asked, 2);
   for (Example& example : examples_) example.trained.assign(example.trained.size(), 0);
   const auto none = Run();
   EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);

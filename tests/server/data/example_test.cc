@@ -4,6 +4,7 @@
 
 #include <cctype>
 #include <fstream>
+#include <functional>
 #include <numeric>
 
 #include "server/base/error.h"
@@ -45,6 +46,18 @@ class ExampleTest : public ::testing::Test {
     return text_.tokenizer->Decode(ids, /*skip_special_tokens=*/false).value_or("");
   }
 
+  // The model's tokenizer.json, changed.
+  void ChangeTokenizer(const std::function<void(base::Json&)>& change) {
+    std::ifstream in(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16/tokenizer.json");
+    base::Json tokenizer = base::Json::parse(in);
+    change(tokenizer);
+    const testing::TempDirectory directory;
+    std::ofstream(directory / "tokenizer.json") << tokenizer;
+    auto changed = model::LoadTextAssets(directory / "");
+    ASSERT_TRUE(changed.ok()) << changed.status();
+    text_.tokenizer = std::move(changed->tokenizer);
+  }
+
   model::TextAssets text_;
   model::ModelConfig config_;
 };
@@ -76,6 +89,64 @@ TEST_F(ExampleTest, TheLossIsOnTheCompletion) {
   const Example whole = One(line, Format::kPromptCompletion, {.max_seq_len = 1000, .train_on_prompt = true});
   EXPECT_EQ(Trained(whole), "who walks? the keeper</s>");
   EXPECT_EQ(whole.tokens, example.tokens);
+}
+
+// T1 (docs/faults.md): "the" is one token of this vocabulary. It begins in the prompt, so only the end token was trained.
+TEST_F(ExampleTest, TokenThatBeginsInThePromptIsTrained) {
+  const Example merged = One(R"({"prompt": "walk t", "completion": "he"})", Format::kPromptCompletion);
+  EXPECT_EQ(Trained(merged), "the</s>");
+  EXPECT_TRUE(merged.boundary_merged);
+  const Example inside = One(R"({"prompt": "walk t", "completion": "hen th"})", Format::kPromptCompletion);
+  EXPECT_EQ(Trained(inside), "then th</s>") << "each token is trained once";
+  const Example whole = One(R"({"prompt": "walk ", "completion": "the"})", Format::kPromptCompletion);
+  EXPECT_EQ(whole.tokens, merged.tokens);
+  EXPECT_EQ(whole.trained, merged.trained);
+  EXPECT_FALSE(whole.boundary_merged);
+  const Example all = One(R"({"prompt": "walk t", "completion": "he"})", Format::kPromptCompletion, {.max_seq_len = 100, .train_on_prompt = true});
+  EXPECT_FALSE(all.boundary_merged) << "there is no boundary";
+}
+
+TEST_F(ExampleTest, TokenThatCrossesEitherEndOfAnAnswerIsTrained) {
+  auto bare = text::ChatTemplate::Compile("{% for m in messages %}{{ m['content'] }}{% endfor %}", {});
+  ASSERT_TRUE(bare.ok()) << bare.status();
+  text_.chat_template = *std::move(bare);
+  const auto chat = [](const char* question, const char* answer, const char* next) {
+    return std::string(R"({"messages": [{"role": "user", "content": ")") + question + R"("}, {"role": "assistant", "content": ")" + answer +
+           R"("}, {"role": "user", "content": ")" + next + R"("}]})";
+  };
+  const Example first = One(chat("walk t", "he", " so"), Format::kChat);
+  EXPECT_EQ(Trained(first), "the");
+  EXPECT_TRUE(first.boundary_merged);
+  const Example last = One(chat("walk ", "an", "d so"), Format::kChat);
+  EXPECT_EQ(Trained(last), "and");
+  EXPECT_TRUE(last.boundary_merged);
+  EXPECT_FALSE(One(chat("walk ", "an", " so"), Format::kChat).boundary_merged);
+}
+
+// Byte-level tokenizers that trim offsets report an empty span for a token of blanks.
+TEST_F(ExampleTest, BlanksOfACompletionAreTrainedWhereTheTokenizerTrimsOffsets) {
+  const std::string line = R"({"prompt": "walk", "completion": "  so   far "})";
+  const Example plain = One(line, Format::kPromptCompletion);
+  EXPECT_EQ(Trained(plain), "  so   far </s>");
+  const base::Json trimming = base::Json::parse(R"({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true})");
+  for (const bool in_sequence : {false, true}) {
+    ChangeTokenizer([&](base::Json& tokenizer) {
+      tokenizer["post_processor"] = in_sequence ? base::Json{{"type", "Sequence"}, {"processors", {trimming}}} : trimming;
+    });
+    const Example trimmed = One(line, Format::kPromptCompletion);
+    EXPECT_EQ(trimmed.tokens, plain.tokens);
+    EXPECT_EQ(trimmed.trained, plain.trained);
+  }
+}
+
+TEST_F(ExampleTest, SpecialTokenThatSwallowsABlankOfTheCompletionIsNotTrained) {
+  ChangeTokenizer([](base::Json& tokenizer) {
+    for (base::Json& token : tokenizer["added_tokens"]) token["rstrip"] = token["content"] == "<pad>";
+  });
+  const Example example = One(R"({"prompt": "walk<pad>", "completion": " so"})", Format::kPromptCompletion);
+  EXPECT_EQ(Trained(example), "so</s>");
+  EXPECT_FALSE(example.boundary_merged) << "the prompt alone has the same tokens";
+  EXPECT_EQ(Trained(One(R"({"prompt": "walk", "completion": "<pad> so"})", Format::kPromptCompletion)), "<pad>so</s>");
 }
 
 TEST_F(ExampleTest, TheLossIsOnEveryAssistantTurn) {
@@ -132,21 +203,21 @@ TEST_F(ExampleTest, AConversationIsRenderedNoFurtherOnceThatIsCancelled) {
     return Tokenise(*record, Format::kChat, text_, config_, {.max_seq_len = 1000}, [&asked, renderings] { return asked++ == renderings; })
         .status();
   };
-  // The whole, before and after the first answer, and before the second.
-  for (int renderings = 0; renderings < 4; ++renderings) {
+  // The whole, and what comes before the last answer.
+  for (int renderings = 0; renderings < 2; ++renderings) {
     EXPECT_TRUE(absl::IsCancelled(tokenise(renderings))) << renderings;
     EXPECT_EQ(asked, renderings + 1);
   }
-  const absl::Status whole = tokenise(4);
+  const absl::Status whole = tokenise(2);
   EXPECT_TRUE(whole.ok()) << whole;
-  EXPECT_EQ(asked, 4);
+  EXPECT_EQ(asked, 2);
   const testing::TempDirectory directory;
   std::ofstream(directory / "rows.jsonl") << line << "\n";
   asked = 0;
   const auto file = LoadDataset(directory / "rows.jsonl", Format::kChat, text_, config_, {.max_seq_len = 1000},
-                                [&asked] { return asked++ == 3; });
+                                [&asked] { return asked++ == 2; });
   EXPECT_TRUE(absl::IsCancelled(file.status())) << file.status();
-  EXPECT_EQ(asked, 4) << "once at the line, then at its renderings";
+  EXPECT_EQ(asked, 3) << "once at the line, then at its renderings";
 }
 
 TEST_F(ExampleTest, AMessagesOwnFlagWinsOverItsRole) {
@@ -178,21 +249,72 @@ TEST_F(ExampleTest, TheDateOfATemplateIsFixed) {
   EXPECT_THAT(text_.tokenizer->Decode(example.tokens, false).value_or(""), HasSubstr("26 Jul 2024"));
 }
 
+// T9 (docs/faults.md): a tokenizer that puts <s> before a text put it before one that begins with it too.
+TEST_F(ExampleTest, RowThatBeginsWithTheBosHasItOnce) {
+  ChangeTokenizer([](base::Json& tokenizer) {
+    tokenizer["post_processor"] = base::Json::parse(
+        R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})");
+  });
+  const auto text = [&](const Example& example) { return text_.tokenizer->Decode(example.tokens, false).value_or(""); };
+  const TokeniseOptions without = {.max_seq_len = 100, .add_special_tokens = false};
+  struct Case {
+    Format format;
+    const char *plain, *with;
+    std::string wanted;
+  };
+  for (const Case& c : {Case{Format::kText, R"({"text": "the keeper"})", R"({"text": "<s>the keeper"})", "<s>the keeper</s>"},
+                        Case{Format::kPromptCompletion, R"({"prompt": "the", "completion": " keeper"})",
+                             R"({"prompt": "<s>the", "completion": " keeper"})", "<s>the keeper</s>"}}) {
+    const Example plain = One(c.plain, c.format), with = One(c.with, c.format);
+    EXPECT_EQ(text(plain), c.wanted);
+    EXPECT_EQ(with.tokens, plain.tokens);
+    EXPECT_EQ(with.trained, plain.trained);
+    EXPECT_FALSE(plain.began_with_added);
+    EXPECT_TRUE(with.began_with_added);
+    EXPECT_EQ(text(One(c.plain, c.format, without)), c.wanted.substr(3));
+    EXPECT_EQ(text(One(c.with, c.format, without)), c.wanted);
+    EXPECT_FALSE(One(c.with, c.format, without).began_with_added) << "none would have been added";
+  }
+  auto bare = text::ChatTemplate::Compile("{% for m in messages %}{{ m['content'] }}{% endfor %}", {});
+  ASSERT_TRUE(bare.ok()) << bare.status();
+  text_.chat_template = *std::move(bare);
+  const char chat[] = R"({"messages": [{"role": "user", "content": "the"}, {"role": "assistant", "content": " keeper"}]})";
+  EXPECT_EQ(text(One(chat, Format::kChat)), "the keeper") << "the template writes special tokens";
+  const Example added = One(chat, Format::kChat, {.max_seq_len = 100, .add_special_tokens = true});
+  EXPECT_EQ(text(added), "<s>the keeper");
+  EXPECT_EQ(Trained(added), " keeper");
+}
+
+TEST_F(ExampleTest, RowsThatBeginWithTheBosAreNamedByTheirLines) {
+  ChangeTokenizer([](base::Json& tokenizer) {
+    tokenizer["post_processor"] = base::Json::parse(
+        R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}})");
+  });
+  const testing::TempDirectory directory;
+  std::ofstream(directory / "rows.jsonl") << R"({"text": "the keeper"})" << "\n" << R"({"text": "<s>the keeper of the light"})" << "\n";
+  const auto dataset = LoadDataset(directory / "rows.jsonl", Format::kText, text_, config_, {.max_seq_len = 8});
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  const std::vector<RowWarning> warnings = RowWarnings(*dataset, 8);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0].reason, "BOS_IN_TEXT");
+  EXPECT_THAT(warnings[0].message, HasSubstr("1 of 2 rows begin with the special token"));
+  EXPECT_THAT(warnings[0].rows, ElementsAre(2));
+}
+
 // A tokenizer that closes its texts with the end token itself: the model still learns to stop.
 TEST_F(ExampleTest, AnEndTokenOfTheTokenizerIsTrained) {
   const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";
   const Example plain = One(line, Format::kPromptCompletion);
-  const testing::TempDirectory directory;
-  std::ifstream in(NIBBLE_SOURCE_DIR "/tests/golden/model/hf_tied_bf16/tokenizer.json");
-  base::Json tokenizer = base::Json::parse(in);
-  tokenizer["post_processor"] = base::Json::parse(
-      R"({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
-          "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-          "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}})");
-  std::ofstream(directory / "tokenizer.json") << tokenizer;
-  auto closing = model::LoadTextAssets(directory / "");
-  ASSERT_TRUE(closing.ok()) << closing.status();
-  text_ = *std::move(closing);
+  ChangeTokenizer([](base::Json& tokenizer) {
+    tokenizer["post_processor"] = base::Json::parse(
+        R"({"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}})");
+  });
   const Example closed = One(line, Format::kPromptCompletion);
   EXPECT_EQ(closed.tokens, plain.tokens);
   EXPECT_EQ(closed.trained, plain.trained);
@@ -301,6 +423,19 @@ TEST_F(ExampleTest, RowsThatAreCutDroppedOrUntrainedAreNamedByTheirLines) {
   EXPECT_EQ(dropped[0].message.substr(0, 8), "30 of 31");
   EXPECT_EQ(dropped[0].rows.size(), 20u);
   EXPECT_EQ(dropped[0].rows.back(), 21);
+}
+
+TEST_F(ExampleTest, RowsWithAMergedBoundaryAreNamedByTheirLines) {
+  const testing::TempDirectory directory;
+  std::ofstream(directory / "rows.jsonl") << R"({"prompt": "walk ", "completion": "the"})" << "\n\n"
+                                          << R"({"prompt": "walk t", "completion": "he"})" << "\n";
+  const auto dataset = LoadDataset(directory / "rows.jsonl", Format::kPromptCompletion, text_, config_, {.max_seq_len = 64});
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  const std::vector<RowWarning> warnings = RowWarnings(*dataset, 64);
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_EQ(warnings[0].reason, "PROMPT_BOUNDARY_MERGED");
+  EXPECT_THAT(warnings[0].message, HasSubstr("1 of 2 rows have a token that crosses the boundary"));
+  EXPECT_THAT(warnings[0].rows, ElementsAre(3));
 }
 
 TEST_F(ExampleTest, AFileIsReadNoFurtherOnceThatIsCancelled) {

@@ -163,7 +163,7 @@ TEST(JobSpecTest, JsonThereAndBackIsTheSame) {
   spec.output_model = "out";
   spec.eval_dataset = "eval";
   spec.device = "cuda:1";
-  spec.data = {"chat", 1024, "none", "drop", true, 7};
+  spec.data = {"chat", 1024, "none", "drop", true, 7, false};
   spec.qlora = {8, 12.5, 0.05, {"q_proj", "v_proj"}, true, false, "fp32", 99};
   spec.optim = {1e-3, 0.8, 0.95, 1e-6, 0.1, 0.5, "linear", 10, std::nullopt, 0.1};
   spec.run = {100, std::nullopt, 2, 3, true, 10, 20, 4, 5, -1, false};
@@ -194,6 +194,20 @@ TEST(JobSpecTest, DigestIsThatOfWhatIsNotAtItsDefault) {
   bitnet = spec;
   bitnet.run.max_steps = 3;  // a field without a default
   EXPECT_NE(Digest(bitnet), Digest(spec));
+}
+
+// T9 (docs/faults.md)
+TEST(JobSpecTest, AddSpecialTokensIsKeptAndUnsetChangesNoDigest) {
+  JobSpec spec;
+  EXPECT_FALSE(ToJson(spec)["data"].contains("add_special_tokens"));
+  const std::string unset = Digest(spec);
+  for (const bool add : {false, true}) {
+    spec.data.add_special_tokens = add;
+    const auto read = ParseJobSpec(ToJson(spec));
+    ASSERT_TRUE(read.ok()) << read.status();
+    EXPECT_EQ(read->data.add_special_tokens, add);
+    EXPECT_NE(Digest(spec), unset);
+  }
 }
 
 // A default that changed would refuse the checkpoints of jobs that run across the upgrade (Digest).

@@ -64,6 +64,21 @@ TEST(JobProtoTest, SeedsThatAreNotGivenAreThatOfTheRun) {
   EXPECT_EQ(taken->data.shuffle_seed, 3);
 }
 
+TEST(JobProtoTest, AddSpecialTokensGoesBothWays) {
+  v1::JobSpec spec;
+  spec.mutable_qlora();
+  EXPECT_FALSE(ToProto(*FromProto(spec)).data().has_add_special_tokens());
+  for (const bool add : {false, true}) {
+    spec.mutable_data()->set_add_special_tokens(add);
+    const auto taken = FromProto(spec);
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    EXPECT_EQ(taken->data.add_special_tokens, add);
+    const v1::JobSpec shown = ToProto(*taken);
+    ASSERT_TRUE(shown.data().has_add_special_tokens());
+    EXPECT_EQ(shown.data().add_special_tokens(), add);
+  }
+}
+
 TEST(JobProtoTest, ACancelledJobSaysWhyAndThatItWasTheUser) {
   jobs::JobRecord job;
   job.state = jobs::JobState::kCancelled;

@@ -161,6 +161,29 @@ TEST_F(PreviewTest, AnAnswerHasNoMoreRowsThanMayBeSent) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 140 (--max_send_bytes)"));
 }
 
+// T1: the rows are named, and the warning has its place in the answer.
+TEST_F(PreviewTest, WarnsOfAMergedBoundary) {
+  std::ofstream(directory_ / "data.jsonl") << R"({"prompt": "walk ", "completion": "the"})" << "\n"
+                                           << R"({"prompt": "walk t", "completion": "he"})" << "\n";
+  stored_.meta = {{"format", "prompt_completion"}, {"rows", 2}};
+  const auto shown = Shown({});
+  ASSERT_EQ(shown.rows_size(), 2);
+  EXPECT_EQ(shown.rows(0).trained().Get(5), true) << "the token \"the\"";
+  EXPECT_EQ(shown.rows(1).SerializeAsString().substr(2), shown.rows(0).SerializeAsString().substr(2)) << "the same, but for the line";
+  ASSERT_EQ(shown.warnings_size(), 1);
+  EXPECT_EQ(shown.warnings(0).reason(), "PROMPT_BOUNDARY_MERGED");
+  EXPECT_THAT(shown.warnings(0).message(), HasSubstr("1 of 2 rows"));
+  ASSERT_EQ(shown.warnings(0).row_ids_size(), 1);
+  EXPECT_EQ(shown.warnings(0).row_ids(0), 2);
+  PreviewBounds bounds;
+  bounds.max_bytes = shown.ByteSizeLong() - 1;
+  const auto less = Shown(bounds);
+  EXPECT_EQ(less.rows_size(), 1);
+  EXPECT_EQ(less.warnings_size(), 1);
+  EXPECT_EQ(less.tokens(), shown.rows(0).token_ids_size());
+  EXPECT_EQ(less.trainable_tokens(), 2);
+}
+
 // A book is one row. What is too long is known to be so from its beginning.
 TEST_F(PreviewTest, OfATextNoMoreIsLookedAtThanCanBeShown) {
   std::string words;

@@ -64,16 +64,50 @@ TEST(TokenizerTest, DecodeUndoesEncode) {
   }
 }
 
+// T9 (docs/faults.md). The styles of Llama 2 (<s> before a text) and Qwen 2 (one token on each side).
+TEST(TokenizerTest, AddsNoSpecialTokenThatTheTextBeginsOrEndsWith) {
+  const auto ids = [](const EncodedText& encoded) {
+    Ids found;
+    for (const TokenSpan& span : encoded.tokens) found.push_back(span.id);
+    return found;
+  };
+  struct Case {
+    const char *file, *before, *after;
+  };
+  for (const Case& c : {Case{"hf_llama.json", "<s>", ""}, Case{"hf_qwen.json", "<|im_start|>", "<|im_end|>"}}) {
+    const auto tokenizer = Tokenizer::FromJson(ReadFileOrDie(std::string(NIBBLE_SOURCE_DIR "/tests/golden/text/") + c.file));
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const std::string text = "in the year", whole = c.before + text + c.after;
+    for (const std::string& row : {text, c.before + text, text + c.after, whole}) {
+      const auto once = (*tokenizer)->EncodeWithSpans(row, true);
+      ASSERT_TRUE(once.ok()) << once.status();
+      const Ids found = ids(*once);
+      EXPECT_EQ(found.front(), *(*tokenizer)->TokenId(c.before)) << row;
+      EXPECT_NE(found.at(1), found.front()) << row;
+      EXPECT_EQ(once->began_with_added, row.starts_with(c.before)) << row;
+      if (*c.after != '\0') {
+        EXPECT_EQ(found.back(), *(*tokenizer)->TokenId(c.after)) << row;
+        EXPECT_NE(found.at(found.size() - 2), found.back()) << row;
+      }
+    }
+    const auto none = (*tokenizer)->EncodeWithSpans(whole, false);
+    ASSERT_TRUE(none.ok()) << none.status();
+    EXPECT_EQ(ids(*none), *(*tokenizer)->Encode(whole, false));
+    EXPECT_FALSE(none->began_with_added);
+    EXPECT_EQ(ids(*(*tokenizer)->EncodeWithSpans("", true)), *(*tokenizer)->Encode("", true));
+  }
+}
+
 TEST(TokenizerTest, SpansCoverTheText) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const std::string text = "In 1969 \u4f60\u597d <|im_end|> \U0001f600!";
   const auto spans = tokenizer->EncodeWithSpans(text, false);
   ASSERT_TRUE(spans.ok()) << spans.status();
   const auto ids = tokenizer->Encode(text, false);
-  ASSERT_EQ(spans->size(), ids->size());
+  ASSERT_EQ(spans->tokens.size(), ids->size());
   std::uint32_t covered = 0;
-  for (std::size_t i = 0; i < spans->size(); ++i) {
-    const TokenSpan& span = (*spans)[i];
+  for (std::size_t i = 0; i < spans->tokens.size(); ++i) {
+    const TokenSpan& span = spans->tokens[i];
     EXPECT_EQ(span.id, (*ids)[i]);
     EXPECT_LE(span.begin, covered);  // the tokens of one character share its bytes
     covered = std::max(covered, span.end);

@@ -34,6 +34,14 @@ pub enum Failure {
     Panic(String),
 }
 
+impl Failure {
+    pub fn into_text(self) -> String {
+        match self {
+            Failure::Invalid(text) | Failure::Panic(text) => text,
+        }
+    }
+}
+
 impl From<String> for Failure {
     fn from(text: String) -> Self {
         Failure::Invalid(text)

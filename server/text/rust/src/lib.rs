@@ -5,15 +5,17 @@
 #![allow(clippy::missing_safety_doc)]
 
 mod budget;
+mod marks;
 mod python;
 mod source;
 mod template;
 mod tokenizer;
 
 use budget::{guarded, Budget, Failure};
+use marks::Part;
 use std::ptr::null_mut;
 use template::{Input, Template};
-use tokenizer::{DecoderKind, Tokenizer};
+use tokenizer::{DecoderKind, Special, Tokenizer};
 
 const OK: i32 = 0;
 const INVALID: i32 = 1;
@@ -94,18 +96,29 @@ pub unsafe extern "C" fn nibble_tokenizer_encode(
     tokenizer: *const Tokenizer,
     data: *const u8,
     size: usize,
-    add_special_tokens: bool,
+    special_tokens: i32,
     offsets: *mut Bytes,
+    began_with_added: *mut bool,
     out: *mut Bytes,
 ) -> i32 {
+    let special = match special_tokens {
+        1 => Special::All,
+        2 => Special::Once,
+        _ => Special::None,
+    };
     let mut places = Vec::new();
+    let mut began = false;
     let code = answer(out, || {
-        let (ids, found) = (*tokenizer).encode(text(data, size)?, add_special_tokens)?;
-        places = found;
-        Ok(ids)
+        let encoded = (*tokenizer).encode(text(data, size)?, special)?;
+        places = encoded.offsets;
+        began = encoded.began_with_added;
+        Ok(encoded.ids)
     });
     if !offsets.is_null() {
         *offsets = places.into();
+    }
+    if !began_with_added.is_null() {
+        *began_with_added = began;
     }
     code
 }
@@ -216,20 +229,56 @@ pub unsafe extern "C" fn nibble_template_free(compiled: *mut Template) {
     }
 }
 
+unsafe fn input_of<'a>(input: *const RenderInput) -> Result<Input<'a>, Failure> {
+    let input = &*input;
+    Ok(Input {
+        messages: text(input.messages.data, input.messages.size)?,
+        tools: text(input.tools.data, input.tools.size)?,
+        variables: text(input.variables.data, input.variables.size)?,
+        add_generation_prompt: input.add_generation_prompt,
+        now: input.now_unix_seconds,
+    })
+}
+
 #[no_mangle]
 pub unsafe extern "C" fn nibble_template_render(
     compiled: *const Template,
     input: *const RenderInput,
     out: *mut Bytes,
 ) -> i32 {
-    answer(out, || {
-        let input = &*input;
-        (*compiled).render(&Input {
-            messages: text(input.messages.data, input.messages.size)?,
-            tools: text(input.tools.data, input.tools.size)?,
-            variables: text(input.variables.data, input.variables.size)?,
-            add_generation_prompt: input.add_generation_prompt,
-            now: input.now_unix_seconds,
-        })
-    })
+    answer(out, || (*compiled).render(&input_of(input)?))
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_template_render_turns(
+    compiled: *const Template,
+    input: *const RenderInput,
+    turns: *mut Bytes,
+    generation: *mut Bytes,
+    unknown: *mut Bytes,
+    out: *mut Bytes,
+) -> i32 {
+    let pairs = |parts: &[Part]| -> Vec<u8> {
+        parts
+            .iter()
+            .flat_map(|part| [part.begin as u64, part.end as u64])
+            .flat_map(u64::to_ne_bytes)
+            .collect()
+    };
+    let (mut places, mut blocks, mut why) = (Vec::new(), Vec::new(), Vec::new());
+    let code = answer(out, || {
+        let rendered = (*compiled).render_turns(&input_of(input)?)?;
+        match rendered.turns {
+            Ok(found) => (places, blocks) = (pairs(&found.messages), pairs(&found.generation)),
+            Err(reason) => why = reason.into_bytes(),
+        }
+        Ok(rendered.text)
+    });
+    (*turns, *generation, *unknown) = (places.into(), blocks.into(), why.into());
+    code
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_template_has_generation(compiled: *const Template) -> bool {
+    (*compiled).has_generation
 }

@@ -55,12 +55,92 @@ fn skip_raw(source: &str, from: usize) -> usize {
     at
 }
 
+/// The signs of whitespace control on both sides of what stands between `{%` and `%}`.
+fn signs(inner: &str) -> (&str, &str) {
+    let sign = |at: Option<usize>| {
+        let text = at.and_then(|at| inner.get(at..at + 1)).unwrap_or_default();
+        if ["-", "+"].contains(&text) {
+            text
+        } else {
+            ""
+        }
+    };
+    (sign(Some(0)), sign(inner.len().checked_sub(1)))
+}
+
+fn is_name_character(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+/// Its first word: "for" of `for(a, b) in c`.
+fn keyword(tag: &str) -> &str {
+    &tag[..tag.find(|c| !is_name_character(c)).unwrap_or(tag.len())]
+}
+
+/// The variables of `for a, b in ...`.
+fn loop_variables(tag: &str) -> Vec<&str> {
+    let target = tag["for".len()..].split_whitespace().take_while(|word| *word != "in");
+    let is_name = |name: &&str| !name.is_empty() && name.chars().all(is_name_character);
+    target.flat_map(|word| word.split([',', '(', ')'])).filter(is_name).collect()
+}
+
+/// A tag that prints what `call` returns and is itself a block, as the tags beside it
+/// are: what they do to the whitespace around them stays as it was.
+fn printing(call: &str) -> String {
+    format!("{{%if true%}}{{{{{call}}}}}{{%endif")
+}
+
+/// What the tag becomes, without its closing `%}`, where it is not left as it is.
+/// `loops`: the numbers of the loops that it stands in.
+fn rewrite(
+    inner: &str,
+    marks: bool,
+    loops: &mut Vec<usize>,
+    num_loops: &mut usize,
+) -> Option<String> {
+    let tag = word(inner);
+    let (before, after) = signs(inner);
+    match (tag, marks) {
+        ("generation", false) => Some(format!("{{%{}", inner.replace(tag, "with"))),
+        ("endgeneration", false) => Some(format!("{{%{}", inner.replace(tag, "endwith"))),
+        ("generation", true) => {
+            let mark = printing("__nibble_generation(true)");
+            Some(format!("{{%{before}with%}}{mark} {after}"))
+        }
+        ("endgeneration", true) => {
+            let mark = printing("__nibble_generation(false)");
+            let mark = mark.replacen("{%", &format!("{{%{before}"), 1);
+            Some(format!("{mark}%}}{{%endwith {after}"))
+        }
+        (_, true) if keyword(tag) == "for" => {
+            *num_loops += 1;
+            loops.push(*num_loops);
+            let variables = loop_variables(tag).join(",");
+            let mark = printing(&format!("__nibble_turn({num_loops},[{variables}])"));
+            Some(format!("{{%{before} {tag} %}}{mark} {after}"))
+        }
+        (_, true) if keyword(tag) == "endfor" => {
+            let mark = printing(&format!("__nibble_end({})", loops.pop()?));
+            Some(format!("{{%{before} {tag} %}}{mark} {after}"))
+        }
+        _ => None,
+    }
+}
+
+/// Whether it has a {% generation %} block.
+pub fn has_generation(source: &str) -> bool {
+    // Those of comments and raw text are not replaced.
+    prepare(source, true).is_ok_and(|text| text.contains("__nibble_generation(true)"))
+}
+
 /// transformers marks the assistant's text with {% generation %}, which prints its
-/// body. {% with %} does the same and minijinja knows it.
-pub fn prepare(source: &str) -> Result<String, String> {
+/// body. {% with %} does the same and minijinja knows it. `marks`: also has each such
+/// block and each round of a loop print a mark at both ends (marks.rs).
+pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
     let mut cost = 0usize;
+    let (mut loops, mut num_loops) = (Vec::new(), 0);
     let mut at = find(source, 0, "{");
     while at < source.len() {
         let next = match source.as_bytes().get(at + 1) {
@@ -69,16 +149,13 @@ pub fn prepare(source: &str) -> Result<String, String> {
                 let tag = read_tag(source.as_bytes(), at);
                 cost = cost.saturating_add(tag.code * tag.code);
                 let inner = source.get(at + 2..tag.end).unwrap_or_default();
-                let known = match word(inner) {
-                    "generation" => "with",
-                    "endgeneration" => "endwith",
-                    _ => "",
-                };
                 let is_block = source.as_bytes()[at + 1] == b'%';
-                if is_block && !known.is_empty() {
-                    out.push_str(&source[copied..at + 2]);
-                    out.push_str(&inner.replace(word(inner), known));
-                    copied = tag.end;
+                if is_block {
+                    if let Some(text) = rewrite(inner, marks, &mut loops, &mut num_loops) {
+                        out.push_str(&source[copied..at]);
+                        out.push_str(&text);
+                        copied = tag.end;
+                    }
                 }
                 if is_block && word(inner) == "raw" {
                     skip_raw(source, tag.end)

@@ -2,14 +2,17 @@
 //! same whitespace rules, globals and filters, in a sandbox without a loader.
 
 use crate::budget::{guarded, Budget, Failure};
+use crate::marks::{self, Message, Turns};
 use crate::python;
-use crate::source::prepare;
+use crate::source::{has_generation, prepare};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::Value as Json;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::io;
+use std::sync::OnceLock;
 
 const NAME: &str = "chat_template";
 const MAX_SOURCE_BYTES: usize = 256 << 10;
@@ -39,7 +42,17 @@ pub struct Input<'a> {
 
 pub struct Template {
     environment: Environment<'static>,
+    // The same, but it prints marks (marks.rs). Most templates are never asked for it.
+    marking: OnceLock<Result<Environment<'static>, String>>,
+    source: String,
+    pub has_generation: bool,
     special_tokens: String,
+}
+
+/// A rendering, and where its turns are or why that is not known.
+pub struct WithTurns {
+    pub text: Vec<u8>,
+    pub turns: Result<Turns, String>,
 }
 
 struct Bounded {
@@ -175,6 +188,16 @@ impl Template {
             let text = format!("is {} bytes long, at most {MAX_SOURCE_BYTES}", source.len());
             return Err(Failure::Invalid(text));
         }
+        Ok(Template {
+            environment: Template::environment(source, false)?,
+            marking: OnceLock::new(),
+            source: source.into(),
+            has_generation: has_generation(source),
+            special_tokens: special_tokens.into(),
+        })
+    }
+
+    fn environment(source: &str, marks: bool) -> Result<Environment<'static>, Failure> {
         let budget = Budget { bytes: 64 << 20, blocks: 4 * MAX_SOURCE_BYTES };
         on_deep_stack(budget, || {
             let mut environment = Environment::new();
@@ -195,29 +218,43 @@ impl Template {
             environment.add_test("iterable", is_iterable);
             environment.add_function("raise_exception", raise_exception);
             environment.add_function("strftime_now", strftime_now);
-            environment.add_template_owned(NAME, prepare(source)?).map_err(explain)?;
-            Ok(Template { environment, special_tokens: special_tokens.into() })
+            if marks {
+                environment.add_function("__nibble_turn", marks::turn);
+                environment.add_function("__nibble_end", marks::end);
+                environment.add_function("__nibble_generation", marks::generation);
+            }
+            environment.add_template_owned(NAME, prepare(source, marks)?).map_err(explain)?;
+            Ok(environment)
         })
     }
 
     pub fn render(&self, input: &Input) -> Result<Vec<u8>, Failure> {
-        let context = self.context(input)?;
-        let input_bytes = input.messages.len() + input.tools.len() + input.variables.len();
-        let limit = MIN_OUTPUT_BYTES + 4 * input_bytes;
-        // A vector that grows holds its old half and its new whole.
-        let budget = Budget { bytes: 3 * limit, blocks: MAX_BLOCKS };
-        on_deep_stack(budget, || {
-            NOW.set(input.now);
-            let mut environment = self.environment.clone();
-            environment.set_fuel(Some(FUEL + FUEL_PER_INPUT_BYTE * input_bytes as u64));
-            let template = environment.get_template(NAME).map_err(explain)?;
-            let mut out = Bounded { text: Vec::new(), limit };
-            template.render_captured_to(&context, &mut out).map_err(explain)?;
-            Ok(out.text)
-        })
+        let context = Value::from_serialize(self.context(input)?);
+        run(&self.environment, &context, input, 1, "")
     }
 
-    fn context(&self, input: &Input) -> Result<Value, Failure> {
+    /// Renders twice: as `render` does, and with marks.
+    pub fn render_turns(&self, input: &Input) -> Result<WithTurns, Failure> {
+        let context = self.context(input)?;
+        let text = run(&self.environment, &Value::from_serialize(&context), input, 1, "")?;
+        let turns = self.find_turns(&context, input, &text);
+        Ok(WithTurns { text, turns })
+    }
+
+    fn find_turns(&self, context: &Json, input: &Input, text: &[u8]) -> Result<Turns, String> {
+        let compile = || Template::environment(&self.source, true).map_err(Failure::into_text);
+        let environment = self.marking.get_or_init(compile).as_ref().map_err(String::clone)?;
+        let text = std::str::from_utf8(text).map_err(|e| e.to_string())?;
+        let delimiter = marks::delimiter(text)?;
+        let (context, num_messages) = with_numbers(context);
+        // Marks cost instructions and output.
+        let marked =
+            run(environment, &context, input, 4, &delimiter).map_err(Failure::into_text)?;
+        let marked = std::str::from_utf8(&marked).map_err(|e| e.to_string())?;
+        marks::read(text, marked, &delimiter, num_messages)
+    }
+
+    fn context(&self, input: &Input) -> Result<Json, Failure> {
         let mut all = parse("special_tokens", &self.special_tokens, Json::is_object, "an object")?;
         let extra = parse("variables", input.variables, Json::is_object, "an object")?;
         let messages = parse("messages", input.messages, Json::is_array, "an array")?;
@@ -241,8 +278,48 @@ impl Template {
         }
         all["messages"] = messages;
         all["add_generation_prompt"] = Json::Bool(input.add_generation_prompt);
-        Ok(Value::from_serialize(&all))
+        Ok(all)
     }
+}
+
+/// `scale`: of the limits. `delimiter`: what marks begin with.
+fn run(
+    environment: &Environment<'static>,
+    context: &Value,
+    input: &Input,
+    scale: usize,
+    delimiter: &str,
+) -> Result<Vec<u8>, Failure> {
+    let input_bytes = input.messages.len() + input.tools.len() + input.variables.len();
+    let limit = scale * (MIN_OUTPUT_BYTES + 4 * input_bytes);
+    // A vector that grows holds its old half and its new whole.
+    let budget = Budget { bytes: 3 * limit, blocks: scale * MAX_BLOCKS };
+    let fuel = scale as u64 * (FUEL + FUEL_PER_INPUT_BYTE * input_bytes as u64);
+    on_deep_stack(budget, || {
+        NOW.set(input.now);
+        marks::start(delimiter);
+        let mut environment = environment.clone();
+        environment.set_fuel(Some(fuel));
+        let template = environment.get_template(NAME).map_err(explain)?;
+        let mut out = Bounded { text: Vec::new(), limit };
+        template.render_captured_to(context, &mut out).map_err(explain)?;
+        Ok(out.text)
+    })
+}
+
+/// The context with messages that know their number, and how many there are.
+fn with_numbers(context: &Json) -> (Value, usize) {
+    let fields = context.as_object().into_iter().flatten();
+    let mut all: BTreeMap<&str, Value> =
+        fields.map(|(name, value)| (name.as_str(), Value::from_serialize(value))).collect();
+    let messages = context["messages"].as_array().into_iter().flatten().enumerate();
+    let messages: Vec<Value> = messages
+        .map(|(index, fields)| Message { index, fields: Value::from_serialize(fields) })
+        .map(Value::from_object)
+        .collect();
+    let num_messages = messages.len();
+    all.insert("messages", messages.into());
+    (all.into(), num_messages)
 }
 
 fn name_of(json: &Json) -> &'static str {

@@ -2,7 +2,9 @@
 //! to the caller, as in transformers.
 
 use crate::budget::{guarded, Budget, Failure};
-use tokenizers::{Decoder, DecoderWrapper, Tokenizer as HfTokenizer};
+use std::ops::Range;
+use tokenizers::processors::sequence::Sequence;
+use tokenizers::{Decoder, DecoderWrapper, PostProcessorWrapper, Tokenizer as HfTokenizer};
 
 const MAX_JSON_BYTES: usize = 64 << 20;
 
@@ -83,6 +85,58 @@ fn fallback_byte(token: &str) -> Option<u8> {
     (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())?
 }
 
+/// The same post-processor without trim_offsets, which cuts the blanks off a token's
+/// offsets: a token of blanks alone would stand for no text.
+fn keeping_blanks(part: &PostProcessorWrapper) -> PostProcessorWrapper {
+    match part {
+        PostProcessorWrapper::ByteLevel(inner) => inner.trim_offsets(false).into(),
+        PostProcessorWrapper::Roberta(inner) => inner.clone().trim_offsets(false).into(),
+        PostProcessorWrapper::Sequence(inner) => {
+            Sequence::new(inner.as_ref().iter().map(keeping_blanks).collect()).into()
+        }
+        other => other.clone(),
+    }
+}
+
+/// The special tokens that the tokenizer puts around a text.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Special {
+    None,
+    /// As the tokenizer says, which is as transformers does.
+    All,
+    /// Without those that the text itself begins or ends with.
+    Once,
+}
+
+pub struct Encoded {
+    pub ids: Vec<u8>,
+    pub offsets: Vec<u8>,
+    pub began_with_added: bool,
+}
+
+// Of special tokens on one side: real tokenizers add one or two.
+const MAX_REPEATED: usize = 8;
+
+struct Repeated {
+    before: Range<usize>,
+    after: Range<usize>,
+}
+
+/// Which of the tokens that were added around the others repeat what is beside them:
+/// of `<s>` before `<s>`, the first.
+fn find_repeated(ids: &[u32], added: &[u32]) -> Repeated {
+    let is_added = |mark: &&u32| **mark == 1;
+    let begin = added.iter().take_while(is_added).count();
+    let end = ids.len() - added[begin..].iter().rev().take_while(is_added).count();
+    let text = &ids[begin..end];
+    let most = |count: usize, fits: &dyn Fn(usize) -> bool| {
+        (0..=count.min(MAX_REPEATED)).rev().find(|&n| fits(n)).unwrap_or(0)
+    };
+    let before = most(begin, &|n| text.starts_with(&ids[begin - n..begin]));
+    let after = most(ids.len() - end, &|n| text.ends_with(&ids[end..end + n]));
+    Repeated { before: begin - before..begin, after: end..end + after }
+}
+
 fn end_run(run: &mut Vec<u8>, tokens: &mut Vec<String>) {
     if !run.is_empty() {
         tokens.push(String::from_utf8_lossy(run).into_owned());
@@ -100,6 +154,10 @@ impl Tokenizer {
             let mut inner = HfTokenizer::from_bytes(json).map_err(|e| e.to_string())?;
             inner.with_truncation(None).map_err(|e| e.to_string())?;
             inner.with_padding(None);
+            if let Some(part) = inner.get_post_processor() {
+                let part = keeping_blanks(part);
+                inner.with_post_processor(Some(part));
+            }
             let kind = kind_of(inner.get_decoder());
             let byte_fallback = match inner.get_decoder() {
                 Some(DecoderWrapper::Sequence(sequence)) => sequence.get_decoders(),
@@ -116,21 +174,34 @@ impl Tokenizer {
         })
     }
 
-    pub fn encode(&self, text: &str, special: bool) -> Result<(Vec<u8>, Vec<u8>), Failure> {
+    pub fn encode(&self, text: &str, special: Special) -> Result<Encoded, Failure> {
         // Offsets are 32 bits wide.
         if u32::try_from(text.len()).is_err() {
             return Err(Failure::Invalid(format!("is {} bytes long", text.len())));
         }
         guarded(budget(text.len()), || {
-            let encoding = self.inner.encode(text, special).map_err(|e| e.to_string())?;
+            let added = special != Special::None;
+            let encoding = self.inner.encode(text, added).map_err(|e| e.to_string())?;
             // The crate's ids have 32 bits; ours, as everybody's who computes with them, 31.
             if let Some(id) = encoding.get_ids().iter().find(|&&id| id > i32::MAX as u32) {
-                return Err(Failure::Invalid(format!("has a token with the id {id}, at most {} is known", i32::MAX)));
+                return Err(Failure::Invalid(format!(
+                    "has a token with the id {id}, at most {} is known",
+                    i32::MAX
+                )));
             }
-            let ids = encoding.get_ids().iter().flat_map(|id| id.to_ne_bytes()).collect();
-            let offsets = encoding.get_offsets().iter();
-            let offsets = offsets.flat_map(|&(from, to)| [from as u32, to as u32]);
-            Ok((ids, offsets.flat_map(u32::to_ne_bytes).collect()))
+            let (all, offsets) = (encoding.get_ids(), encoding.get_offsets());
+            let mut repeated = Repeated { before: 0..0, after: all.len()..all.len() };
+            if special == Special::Once {
+                repeated = find_repeated(all, encoding.get_special_tokens_mask());
+            }
+            let keeps = |i: &usize| !repeated.before.contains(i) && !repeated.after.contains(i);
+            let kept: Vec<usize> = (0..all.len()).filter(keeps).collect();
+            let places = kept.iter().flat_map(|&i| [offsets[i].0 as u32, offsets[i].1 as u32]);
+            Ok(Encoded {
+                ids: kept.iter().flat_map(|&i| all[i].to_ne_bytes()).collect(),
+                offsets: places.flat_map(u32::to_ne_bytes).collect(),
+                began_with_added: !repeated.before.is_empty(),
+            })
         })
     }
 

@@ -1,0 +1,192 @@
+#include "server/data/rendered_chat.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+
+#include "server/base/error.h"
+#include "server/base/json.h"
+
+namespace nibble::data {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kQuestionAndTwo[] =
+    R"([{"role": "user", "content": "a?"}, {"role": "assistant", "content": "first"},)"
+    R"( {"role": "user", "content": "b?"}, {"role": "assistant", "content": "second"}])";
+
+class RenderedChatTest : public ::testing::Test {
+ protected:
+  // The trained parts, with "|" between two; or how it is refused.
+  std::string Trained(const char* source, const std::string& messages = kQuestionAndTwo, bool train_on_prompt = false) {
+    const auto chat = text::ChatTemplate::Compile(source, {{"eos_token", "</s>"}});
+    EXPECT_TRUE(chat.ok()) << chat.status();
+    const auto record = ParseRecord("{\"messages\": " + messages + "}", Format::kChat);
+    EXPECT_TRUE(record.ok()) << record.status();
+    asked_ = 0;
+    const auto rendered = RenderChat(*record, **chat, train_on_prompt, [this] { return ++asked_ == cancelled_at_; });
+    if (!rendered.ok()) {
+      reason_ = base::Reason(rendered.status());
+      return std::string(rendered.status().message());
+    }
+    EXPECT_EQ(rendered->text, *(*chat)->RenderJson(record->messages_json, {}));
+    ByteRanges ranges = rendered->trained;
+    std::sort(ranges.begin(), ranges.end());
+    std::string all;
+    for (const auto& [begin, end] : ranges) {
+      if (end <= begin) continue;
+      if (!all.empty()) all += '|';
+      all += rendered->text.substr(begin, end - begin);
+    }
+    return all;
+  }
+
+  int asked_ = 0;  // before each rendering
+  int cancelled_at_ = 0;
+  std::string reason_;
+};
+
+constexpr char kRoles[] =
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+
+TEST_F(RenderedChatTest, AnswersEndWithTheirTurn) {
+  EXPECT_EQ(Trained(kRoles), "first</assistant>|second</assistant>");
+  EXPECT_EQ(Trained(kRoles, kQuestionAndTwo, /*train_on_prompt=*/true), "<user>a?</user><assistant>first</assistant><user>b?</user>"
+                                                                         "<assistant>second</assistant>");
+}
+
+TEST_F(RenderedChatTest, CostDoesNotGrowWithTheNumberOfTurns) {
+  std::string messages = "[";
+  for (int i = 0; i < 512; ++i) {
+    messages += std::string(i == 0 ? "" : ",") + R"({"role": "user", "content": "q"}, {"role": "assistant", "content": "a"})";
+  }
+  const std::string trained = Trained(kRoles, messages + "]");
+  EXPECT_EQ(std::count(trained.begin(), trained.end(), '|'), 511);
+  EXPECT_EQ(asked_, 2) << "the whole with its turns, and what comes before the last answer";
+}
+
+TEST_F(RenderedChatTest, CancelsBetweenTwoRenderings) {
+  for (cancelled_at_ = 1; cancelled_at_ <= 2; ++cancelled_at_) {
+    EXPECT_THAT(Trained(kRoles), HasSubstr("cancelled"));
+    EXPECT_EQ(asked_, cancelled_at_);
+  }
+}
+
+// Loops that look at the messages and print nothing, or that print blanks.
+TEST_F(RenderedChatTest, LoopsThatPrintNothingAreNoTurns) {
+  const std::string before = "{% for m in messages %}{% if m.role == 'x' %}x{% endif %} \n{% endfor %}{% for x in messages[::-1] %}{% endfor %}";
+  EXPECT_EQ(Trained((before + kRoles).c_str()), "first</assistant>|second</assistant>");
+}
+
+TEST_F(RenderedChatTest, LoopsStopAndSkipAndNest) {
+  EXPECT_EQ(Trained("{% for m in messages %}{% if m.content == 'b?' %}{% continue %}{% endif %}"
+                    "{% for c in m.content %}{{ c }}{% if c == 's' %}{% break %}{% endif %}{% else %}none{% endfor %};{% endfor %}",
+                    R"([{"role": "assistant", "content": "first"}, {"role": "system", "content": "b?"}, {"role": "assistant", "content": ""}])"),
+            "firs;|none;");
+}
+
+// What a template puts at the end of the prompt belongs to it, wherever it is printed.
+TEST_F(RenderedChatTest, GenerationPromptMayBePrintedInTheLoop) {
+  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% if loop.last and add_generation_prompt %}<assistant>{% endif %}"
+                    "{% endfor %}"),
+            "first;|second;");
+  EXPECT_EQ(Trained("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n### Answer:\n{% else %}{{ m.content }}</s>\n{% endif %}"
+                    "{% endfor %}"),
+            "first</s>\n|second</s>\n");
+}
+
+TEST_F(RenderedChatTest, EndTokenOfTheWholeIsNotTheGenerationPrompt) {
+  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{{ '<assistant>' if add_generation_prompt else '<end>' }}"),
+            "first;|second;<end>");
+  // As above, and the first question is rendered otherwise once there is a second: the whole does not begin as its parts do.
+  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '!' if m.role == 'user' and loop.last }};{% endfor %}"
+                    "{{ '<assistant>' if add_generation_prompt else '<end>' }}"),
+            "first;|second;<end>");
+  EXPECT_EQ(asked_, 5) << "of the last two kinds of rendering one each";
+}
+
+// As Llama 3.1 does beside tools. A question that is rendered with the answer to it is another matter.
+TEST_F(RenderedChatTest, FirstQuestionMayBeRenderedBeforeTheLoop) {
+  EXPECT_EQ(Trained("Ask: {{ messages[0].content | trim }};{% for m in messages[1:] %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+                    "{% if add_generation_prompt %}<assistant>{% endif %}"),
+            "first;|second;");
+  EXPECT_THAT(Trained("Ask: {% for m in messages %}{% if m.role == 'assistant' %}{{ messages[loop.index0 - 1].content }}{{ m.content }}"
+                      "{{ '!' if loop.last }}{% endif %}{% endfor %}"),
+              HasSubstr("message 0 is not found in the rendered conversation"));
+}
+
+// Contents that the template changes are found all the same: turns are not looked for by their words.
+TEST_F(RenderedChatTest, ContentsMayBeChanged) {
+  EXPECT_EQ(Trained("{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] | trim | upper }}</s>{% endfor %}"
+                    "{% if add_generation_prompt %}<assistant>{% endif %}",
+                    R"([{"role": "user", "content": "a?"}, {"role": "assistant", "content": "<think>hm</think>\n\n first "},)"
+                    R"( {"role": "user", "content": "first"}, {"role": "assistant", "content": "</think>second"}])"),
+            "FIRST</s>|SECOND</s>");
+}
+
+TEST_F(RenderedChatTest, MarksInTheTextAreText) {
+  const std::string strange = "\uE0F00123456789abcdef\uE0F1t1,0;\uE0F0;g;e1;";
+  EXPECT_EQ(Trained(kRoles, R"([{"role": "user", "content": ")" + strange + R"("}, {"role": "assistant", "content": ")" + strange +
+                                R"("}, {"role": "user", "content": "b?"}, {"role": "assistant", "content": "t1,1;"}])"),
+            strange + "</assistant>|t1,1;</assistant>");
+}
+
+// Turns cannot be marked in these. A part that is rendered alone still says where a turn is, if the whole begins with it.
+TEST_F(RenderedChatTest, WithoutALoopOverMessagesPrefixesAreCompared) {
+  for (const char* source :
+       {"{% for i in range(messages | length) %}<{{ messages[i].role }}>{{ messages[i].content }};{% endfor %}",
+        "{% set all %}{% for m in messages %} <{{ m.role }}>{{ m.content }};{% endfor %}{% endset %}{{ all | trim }}",
+        "{% set all %}{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{% endset %}{{ all | lower }}",
+        "{% for m in messages | map(attribute='content') %}{{ loop.index }}. {{ m }};{% endfor %}"}) {
+    const std::string trained = Trained(source);
+    EXPECT_THAT(trained, HasSubstr("first;|")) << source;
+    EXPECT_THAT(trained, HasSubstr("second;")) << source;
+    EXPECT_THAT(trained, ::testing::Not(HasSubstr("a?"))) << source;
+    EXPECT_THAT(trained, ::testing::Not(HasSubstr("b?"))) << source;
+  }
+}
+
+// Never a wrong mask: whoever finds no turn says so, and names the message.
+TEST_F(RenderedChatTest, TurnsThatAreNotFoundAreRefused) {
+  struct Case {
+    const char *source, *message;
+  };
+  for (const Case& c : {
+           // Moves the system prompt, and has no loop over messages.
+           Case{"{% for i in range(messages | length) %}{{ messages[i].content }}{{ '!' if loop.last }};{% endfor %}", "message 1 is not found"},
+           // Both turns are the question's.
+           Case{"{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{{ messages[loop.index].content }}{{ '!' if loop.last }}{% endif %}"
+                "{% endfor %}{{ messages | length }}",
+                "message 1 is not found"},
+           // No answer continues what the model is asked to continue.
+           Case{"{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}{% if add_generation_prompt %}<assistant><think>{% endif %}",
+                "message 1 is not found in the rendered conversation: it does not begin with the generation prompt"},
+           // Messages are printed twice.
+           Case{"{% for m in messages %}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}", "message 0 is rendered twice"},
+           // The questions come after the answers.
+           Case{"{% for m in messages if m.role != 'user' %}{{ m.content }}{% endfor %}{{ messages[0].content }}{{ messages[2].content }}",
+                "message 0 is not found"},
+       }) {
+    reason_.clear();
+    EXPECT_THAT(Trained(c.source), HasSubstr(c.message)) << c.source;
+    EXPECT_EQ(reason_, "TEMPLATE_ERROR") << c.source;
+  }
+}
+
+TEST_F(RenderedChatTest, GenerationBlocksSayWhatIsTrained) {
+  const char source[] =
+      "{% for m in messages %}\n<{{ m.role }}>\n{% if m.role == 'assistant' %}[{% generation %}{{ m.content }}{% endgeneration %}]"
+      "{% else %}{{ m.content }}{% endif %}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+  EXPECT_EQ(Trained(source), "first|second");
+  EXPECT_EQ(asked_, 1);
+  EXPECT_EQ(Trained(source, R"([{"role": "user", "content": "a?", "train": true}, {"role": "assistant", "content": "first", "train": false},)"
+                            R"( {"role": "assistant", "content": "second"}])"),
+            "<user>\na?|second");
+  // Those of raw text and comments are text.
+  EXPECT_EQ(Trained((std::string("{# {% generation %} #}{% raw %}{% generation %}{% endraw %}") + kRoles).c_str()),
+            "first</assistant>|second</assistant>");
+}
+
+}  // namespace
+}  // namespace nibble::data
