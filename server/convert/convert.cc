@@ -133,6 +133,7 @@ class Converter {
     model::SortForWriter(writer_->tensors(), in_file);
     std::map<std::string, LayerError> errors;
     for (const TensorSpec& spec : in_file) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       if (!model::IsQuantized(spec.role, source_.config(), info_)) {
         NIBBLE_RETURN_IF_ERROR(PutFloat(spec));
         continue;
@@ -208,6 +209,7 @@ class Converter {
     args.out.codes = padded.data();
     ErrorMeter meter(spec.name, stream_);
     for (std::int64_t begin = 0; begin < rows; begin += block) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       const std::int64_t end = std::min(rows, begin + block);
       NIBBLE_ASSIGN_OR_RETURN(args.x, weight.Rows(begin, end));
       if (const std::int64_t row = FirstRowNotFinite(args.x, stream_); row >= 0) {
@@ -254,6 +256,7 @@ class Converter {
     std::vector<float> absmax(static_cast<std::size_t>(rows * row_blocks));
     const std::int64_t block = std::clamp<std::int64_t>(kBlockElements / cols, 1, rows);
     for (std::int64_t begin = 0; begin < rows; begin += block) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       kernels::QuantizeNf4Args args;
       NIBBLE_ASSIGN_OR_RETURN(args.x, weight.Rows(begin, std::min(rows, begin + block)));
       args.codes = codes.data() + begin * row_bytes;
@@ -294,6 +297,7 @@ class Converter {
     ErrorMeter meter(name, stream_);
     std::vector<float> decoded(static_cast<std::size_t>(block * cols));
     for (std::int64_t begin = 0; begin < weight.rows(); begin += block) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       const std::int64_t end = std::min(weight.rows(), begin + block);
       kernels::DequantizeNf4Args args;
       args.w.codes = codes.data() + begin * kernels::Nf4RowBytes(cols);

@@ -11,6 +11,7 @@
 #include "kernels/dtype.h"
 #include "kernels/formats/int8.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/model/artifact.h"
@@ -25,6 +26,7 @@ struct ConvertOptions {
   std::optional<bool> int8_head = std::nullopt;
   // What serving rounds K and V to. Unset: bf16; to ternary, what the masters of a BitNet model say.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
+  base::Cancelled cancelled = {};  // asked before every tensor and every block of its rows
 };
 
 // How far a quantised weight is from what it was made of.
@@ -55,23 +57,25 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, model::Format to
 // model. Embedding and head become the source's BitNetInfo::head_dtype (bf16 where it has none).
 // On any error nothing is left at `target`, which must not be there or be empty.
 // Errors: InvalidArgument (options; a format pair that is not a conversion; more input features than the format's product holds;
-// weights to be quantised that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, those of the file system.
+// weights to be quantised that are not finite), FailedPrecondition (ALREADY_TERNARY), AlreadyExists, Cancelled, those of the file system.
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream);
 
 // What a bitnet_qat job has trained -> f32 artifact of master weights, which ConvertModel makes ternary. values: one f32 span for
 // each of RequiredTensors(config), in its order; tokenizer files are those beside `companions`. made_of: ArtifactInfo::source.
+// `cancelled` is asked before every tensor, here and below.
 absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, const model::ModelConfig& config,
                                                     const model::BitNetInfo& bitnet, kernels::DType kv_dtype,
                                                     std::span<const std::span<const float>> values,
                                                     const std::string& companions, const base::Json& provenance,
-                                                    const std::string& target, const char* made_of = "job");
+                                                    const std::string& target, const char* made_of = "job",
+                                                    const base::Cancelled& cancelled = {});
 
 // nf4 base + adapter -> lora artifact. values: one f32 vector for each of AdapterTensors, in its order.
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,
                                                   const base::Json& provenance, const std::string& target,
-                                                  const char* made_of = "job");
+                                                  const char* made_of = "job", const base::Cancelled& cancelled = {});
 
 }  // namespace nibble::convert

@@ -16,7 +16,7 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,
                                                   const base::Json& provenance, const std::string& target,
-                                                  const char* made_of) {
+                                                  const char* made_of, const base::Cancelled& cancelled) {
   if (nf4_base.info().format != Format::kNf4) {
     return absl::InvalidArgumentError(
         StrCat("the base of an adapter is ", Name(nf4_base.info().format), ", wanted nf4"));
@@ -29,6 +29,7 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
   for (const model::TensorPlan& tensor : writer->tensors().order()) {
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
     NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
     NIBBLE_RETURN_IF_ERROR(
         writer->tensors().Put(tensor.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
@@ -48,7 +49,8 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, con
                                                     const model::BitNetInfo& bitnet, DType kv_dtype,
                                                     std::span<const std::span<const float>> values,
                                                     const std::string& companions, const base::Json& provenance,
-                                                    const std::string& target, const char* made_of) {
+                                                    const std::string& target, const char* made_of,
+                                                    const base::Cancelled& cancelled) {
   const std::vector<TensorSpec> specs = model::RequiredTensors(config);
   if (values.size() != specs.size()) {
     return absl::InvalidArgumentError(StrCat("a model of ", values.size(), " tensors, wanted ", specs.size()));
@@ -58,6 +60,7 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, con
   for (const TensorSpec& spec : specs) plan.push_back({spec.name, DType::kF32, spec.shape});
   NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
   for (std::size_t i = 0; i < specs.size(); ++i) {
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
     NIBBLE_RETURN_IF_ERROR(writer->tensors().Put(
         specs[i].name, {reinterpret_cast<const char*>(values[i].data()), values[i].size() * sizeof(float)}));
   }

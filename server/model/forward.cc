@@ -20,7 +20,8 @@ absl::StatusOr<kernels::Matrix> RunStep(const ModelConfig& config, const Decoder
 
 absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weights, std::span<const std::int32_t> tokens,
                            std::int64_t chunk, const kernels::Stream& stream,
-                           const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) {
+                           const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit,
+                           const base::Cancelled& cancelled) {
   const auto total = static_cast<std::int64_t>(tokens.size());
   if (total > weights.rope_positions) {
     return base::FieldError("tokens", base::StrCat("got ", total, " tokens, the model takes ", config.limit_text(weights.rope_positions)));
@@ -45,7 +46,8 @@ absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weig
                                   .page_tables = table.data(),
                                   .num_sequences = 1,
                                   .pages_per_sequence = pages},
-                           .logit_rows = std::span(logit_rows).first(count)};
+                           .logit_rows = std::span(logit_rows).first(count),
+                           .cancelled = &cancelled};
     arena.Release({});
     NIBBLE_ASSIGN_OR_RETURN(const kernels::Matrix logits,
                             RunStep(config, weights, pool->view(), rows, arena, stream));

@@ -19,9 +19,11 @@ absl::StatusOr<kernels::Matrix> RunStep(const ModelConfig& config, const Decoder
 
 // Feeds one sequence from position 0 in chunks of at most `chunk` tokens and hands the logits of every row to `visit`
 // (first row number, [rows, V]) chunk by chunk, so that tokens x vocabulary never exists at once.
-// InvalidArgument when there are more tokens than the rope table has positions.
+// InvalidArgument when there are more tokens than the rope table has positions; Cancelled once `cancelled`, asked before every layer,
+// says so.
 absl::Status ForEachLogits(const ModelConfig& config, const DecoderWeights& weights, std::span<const std::int32_t> tokens,
                            std::int64_t chunk, const kernels::Stream& stream,
-                           const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit);
+                           const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit,
+                           const base::Cancelled& cancelled = {});
 
 }  // namespace nibble::model

@@ -39,6 +39,7 @@ class LoadedModelBuilder {
     }
     NIBBLE_RETURN_IF_ERROR(Embedding());
     for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options.cancelled));
       LayerWeights layer_weights;
       for (int n = 0; n < kNumNorms; ++n) {
         const auto norm = static_cast<Norm>(n);
@@ -55,6 +56,7 @@ class LoadedModelBuilder {
       weights.layers.push_back(layer_weights);
     }
     NIBBLE_ASSIGN_OR_RETURN(weights.final_norm, FloatVector(kFinalNormName, config_.hidden_size));
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options.cancelled));
     NIBBLE_RETURN_IF_ERROR(Head());
     return RopeTable(options);
   }

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
 #include "kernels/weight_buffer.h"
+#include "server/base/cancelled.h"
 #include "server/model/artifact.h"
 #include "server/model/decoder_weights.h"
 
@@ -18,10 +19,11 @@ class LoadedModel {
  public:
   struct Options {
     std::int64_t max_positions = 8192;  // of the rope table; the model's own limit when that is lower
+    base::Cancelled cancelled = {};     // asked before every layer
   };
 
   // Lays out weights by the stream's device. Nothing is quantised: codes are only moved (int8 tiles, dense panels) and
-  // NF4's block scales widened. Errors: DataLoss, InvalidArgument (tensor named), Unimplemented (format), ResourceExhausted.
+  // NF4's block scales widened. Errors: DataLoss, InvalidArgument (tensor named), Unimplemented (format), ResourceExhausted, Cancelled.
   static absl::StatusOr<std::shared_ptr<const LoadedModel>> Load(const std::string& directory, const Options& options,
                                                                  const kernels::Stream& stream);
 

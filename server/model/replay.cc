@@ -10,7 +10,7 @@ namespace {
 constexpr std::int64_t kChunk = 64;  // bounds tokens x vocabulary; any other value gives the same bits
 
 absl::StatusOr<std::vector<std::string>> RowDigests(const LoadedModel& model, const std::vector<std::int32_t>& tokens,
-                                                    const kernels::Stream& stream) {
+                                                    const kernels::Stream& stream, const base::Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(CheckTokens(model, tokens));
   std::vector<std::string> digests;
   NIBBLE_RETURN_IF_ERROR(ForEachLogits(model.config(), model.weights(), tokens, kChunk, stream,
@@ -19,7 +19,8 @@ absl::StatusOr<std::vector<std::string>> RowDigests(const LoadedModel& model, co
                                            digests.push_back(RowDigest(logits.Row<float>(r), logits.cols));
                                          }
                                          return absl::OkStatus();
-                                       }));
+                                       },
+                                       cancelled));
   return digests;
 }
 
@@ -37,13 +38,13 @@ absl::Status CheckTokens(const LoadedModel& model, std::span<const std::int32_t>
 std::string ForetoldRecordFile(Format served) { return base::StrCat(Name(served), "_record.bin"); }
 
 absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<std::vector<std::int32_t>>& sequences,
-                                  const kernels::Stream& stream) {
+                                  const kernels::Stream& stream, const base::Cancelled& cancelled) {
   Record record;
   record.device = stream.device;
   record.weights_digest = model.info().weights_digest;
   for (const auto& tokens : sequences) {
     RecordSequence sequence = {tokens, {}};
-    NIBBLE_ASSIGN_OR_RETURN(sequence.row_digests, RowDigests(model, tokens, stream));
+    NIBBLE_ASSIGN_OR_RETURN(sequence.row_digests, RowDigests(model, tokens, stream, cancelled));
     record.sequences.push_back(std::move(sequence));
   }
   return record;
@@ -56,7 +57,7 @@ absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record
   ReplayResult result;
   for (std::size_t s = 0; s < record.sequences.size(); ++s) {
     const RecordSequence& sequence = record.sequences[s];
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> digests, RowDigests(model, sequence.token_ids, stream));
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> digests, RowDigests(model, sequence.token_ids, stream, {}));
     for (std::size_t r = 0; r < digests.size(); ++r) {
       ++result.rows;
       if (digests[r] == sequence.row_digests[r]) continue;

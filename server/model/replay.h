@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 #include "server/model/loaded_model.h"
 #include "server/model/record.h"
 
@@ -19,9 +20,9 @@ std::string ForetoldRecordFile(Format served);
 // InvalidArgument when a recorded token is not the model's.
 absl::Status CheckTokens(const LoadedModel& model, std::span<const std::int32_t> tokens);
 
-// Runs the sequences, each from position 0, and writes down the digest of every row of logits.
+// Runs the sequences, each from position 0, and writes down the digest of every row of logits. `cancelled` is asked before every layer.
 absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<std::vector<std::int32_t>>& sequences,
-                                  const kernels::Stream& stream);
+                                  const kernels::Stream& stream, const base::Cancelled& cancelled = {});
 
 struct ReplayResult {
   bool equal = false;

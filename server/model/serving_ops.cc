@@ -48,7 +48,10 @@ ServingOps::Tensor ServingOps::Embed() {
   return h;
 }
 
-void ServingOps::BeginLayer(std::int64_t) { arena_.Release(layer_mark_); }
+void ServingOps::BeginLayer(std::int64_t) {
+  arena_.Release(layer_mark_);
+  if (rows_.cancelled != nullptr && status_.ok()) Ok(base::CheckCancelled(*rows_.cancelled));
+}
 
 kernels::QuantizedRows ServingOps::AllocateQuantized(std::int64_t rows, std::int64_t cols) {
   kernels::QuantizedRows q;

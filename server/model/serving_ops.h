@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "kernels/formats/kv_cache.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 #include "server/model/arena.h"
 #include "server/model/decoder.h"
 #include "server/model/decoder_weights.h"
@@ -18,6 +19,7 @@ struct StepRows {
   std::span<const std::int32_t> tokens;        // [T]
   kernels::KvRows kv;                          // [T] sequence and position of each row
   std::span<const std::int32_t> logit_rows;    // ascending row numbers
+  const base::Cancelled* cancelled = nullptr;  // asked before every layer: the step then ends with Cancelled
 };
 
 // One thread; lives for one step.

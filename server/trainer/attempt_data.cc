@@ -8,7 +8,8 @@
 
 namespace nibble::trainer {
 
-absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, const Recipe& recipe, kernels::Isa isa) {
+absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, const Recipe& recipe, kernels::Isa isa,
+                                            const base::Cancelled& cancelled) {
   const jobs::DataConfig& cut = order.spec.data;
   if (recipe.max_positions() < cut.max_seq_len) {
     return base::FieldError("data.max_seq_len",
@@ -22,7 +23,9 @@ absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, con
     return data::LoadDataset(path, format, text, recipe.config(),
                              {.max_seq_len = cut.max_seq_len,
                               .overlong = data::OverlongFor(cut.overlong.value_or(""), trained, format),
-                              .train_on_prompt = cut.train_on_prompt});
+                              .train_on_prompt = cut.train_on_prompt,
+                              .add_special_tokens = cut.add_special_tokens},
+                             cancelled);
   };
   AttemptData data;
   NIBBLE_ASSIGN_OR_RETURN(data.train, load(order.train_data_path, train_format));
@@ -30,7 +33,7 @@ absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, con
   if (data.has_eval) {
     NIBBLE_ASSIGN_OR_RETURN(data.eval, load(order.eval_data_path, order.eval_format.empty() ? train_format : order.eval_format));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path));
+  NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path, cancelled));
   data.identity = {.spec_digest = jobs::Digest(order.spec),
                    .base_digest = recipe.base_digest(),
                    .data_digest = data_file.sha256,
@@ -47,10 +50,12 @@ std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const Attemp
 }
 
 base::Json EvalDataJson(const jobs::JobSpec& spec) {
-  return {{"max_seq_len", spec.data.max_seq_len},
-          {"train_on_prompt", spec.data.train_on_prompt},
-          {"overlong", spec.data.overlong.value_or("")},
-          {"trained_format", spec.data.format.value_or("text")}};
+  base::Json cut = {{"max_seq_len", spec.data.max_seq_len},
+                    {"train_on_prompt", spec.data.train_on_prompt},
+                    {"overlong", spec.data.overlong.value_or("")},
+                    {"trained_format", spec.data.format.value_or("text")}};
+  if (spec.data.add_special_tokens.has_value()) cut["add_special_tokens"] = *spec.data.add_special_tokens;
+  return cut;
 }
 
 }  // namespace nibble::trainer

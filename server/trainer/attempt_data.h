@@ -5,6 +5,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 #include "server/base/json.h"
 #include "server/data/example.h"
 #include "server/data/loader.h"
@@ -21,8 +22,9 @@ struct AttemptData {
   RunIdentity identity;
 };
 
-// Errors: InvalidArgument (data.max_seq_len beyond what the model takes; rows), those of files.
-absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, const Recipe& recipe, kernels::Isa isa);
+// Errors: InvalidArgument (data.max_seq_len beyond what the model takes; rows), Cancelled, those of files.
+absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, const Recipe& recipe, kernels::Isa isa,
+                                            const base::Cancelled& cancelled);
 
 // Over `data`, which it borrows.
 std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const AttemptData& data);

@@ -27,8 +27,6 @@ namespace {
 
 using base::Json;
 
-constexpr double kShowAliveEverySeconds = 10;
-
 double Seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -40,6 +38,14 @@ class AttemptRun {
   explicit AttemptRun(const AttemptContext& context) : context_(context), spec_(context.order.spec) {}
 
   absl::StatusOr<jobs::Outcome> Run() {
+    absl::StatusOr<jobs::Outcome> outcome = LoadTrainAndPublish();
+    if (absl::IsCancelled(outcome.status()) && Stopping()) return Interrupt();
+    return outcome;
+  }
+
+ private:
+  // Cancelled when Stopping(): the state is then that after progress_.step whole steps.
+  absl::StatusOr<jobs::Outcome> LoadTrainAndPublish() {
     NIBBLE_RETURN_IF_ERROR(MakeModel());
     NIBBLE_RETURN_IF_ERROR(LoadInputs());
     NIBBLE_RETURN_IF_ERROR(Resume());
@@ -47,45 +53,38 @@ class AttemptRun {
     const base::Json runtime = {{"binary", where.version}, {"isa", where.isa}, {"threads", where.threads}};
     NIBBLE_RETURN_IF_ERROR(
         Write("state", {{"state", "RUNNING"}, {"step", progress_.step}, {"max_steps", max_steps_}, {"runtime", runtime}}));
-    absl::StatusOr<jobs::Outcome> outcome = Train();
-    // Told to stop: between micro-batches, or in the middle of an evaluation.
-    if (absl::IsCancelled(outcome.status()) && Stopping()) return Interrupt();
-    return outcome;
+    NIBBLE_RETURN_IF_ERROR(Train());
+    return Publish();
   }
 
- private:
-  // Asked at every micro-batch and in every evaluation, so this is also where the trainer shows that it lives.
+  // Asked in all long work (base/cancelled.h): every linear of a pass, every layer of an evaluation, every tensor and MiB of a load, a
+  // conversion or a hash. So this is also where the trainer shows life, and a trainer that hangs shows none.
   bool Stopping() {
     ShowAlive();
-    return context_.terminated() || context_.reporter.fenced();
+    return may_stop_ && (context_.terminated() || context_.reporter.fenced());
   }
 
   void ShowAlive() {
     const double now = Seconds();
-    if (now - shown_at_ < kShowAliveEverySeconds) return;
+    if (now - shown_at_ < context_.order.show_alive_every_s) return;
     shown_at_ = now;
     // A disk that is full now may have room later, and the journal tells of it.
     jobs::ShowAlive(context_.files, context_.directory, ++shown_).IgnoreError();
   }
 
-  // Cancelled when Stopping(): the state is then that after progress_.step whole steps.
-  absl::StatusOr<jobs::Outcome> Train() {
+  absl::Status Train() {
     if (EvaluationIsDue()) NIBBLE_RETURN_IF_ERROR(EvaluateNow());
     while (progress_.step < max_steps_) {
       NIBBLE_RETURN_IF_ERROR(Step());
-      const bool last = progress_.step == max_steps_;
       if (EvaluationIsDue()) NIBBLE_RETURN_IF_ERROR(EvaluateNow());
-      if (!last && spec_.run.save_every > 0 && progress_.step % spec_.run.save_every == 0) {
-        NIBBLE_RETURN_IF_ERROR(Save());
-      }
+      if (SaveIsDue()) NIBBLE_RETURN_IF_ERROR(Save());
       if (jobs::CheckpointRequested(context_.files, context_.directory)) {
         if (progress_.step > saved_step_) NIBBLE_RETURN_IF_ERROR(Save());
         NIBBLE_RETURN_IF_ERROR(jobs::ClearCheckpointRequest(context_.files, context_.directory));
       }
       if (Stopping()) return absl::CancelledError("told to stop");
     }
-    NIBBLE_RETURN_IF_ERROR(EvaluateNow());
-    return Publish();
+    return EvaluateNow();
   }
 
   // Before the first step, and every eval_every; the evaluation after the last step is made in any case. One that was
@@ -93,6 +92,12 @@ class AttemptRun {
   bool EvaluationIsDue() const {
     if (!inputs_.has_eval || progress_.step >= max_steps_ || progress_.evaluated_step == progress_.step) return false;
     return progress_.step == 0 || (spec_.run.eval_every > 0 && progress_.step % spec_.run.eval_every == 0);
+  }
+
+  // Every save_every steps, and after the last one: a death in the final evaluation or while publishing then repeats no step.
+  bool SaveIsDue() const {
+    if (spec_.run.save_every == 0) return false;
+    return progress_.step == max_steps_ || progress_.step % spec_.run.save_every == 0;
   }
 
   absl::Status Write(std::string_view type, const Json& fields) {
@@ -111,8 +116,9 @@ class AttemptRun {
                                    .log = [this](const std::string& message) { return Log(message); },
                                    .warn = [this](const std::string& reason, const std::string& message) {
                                      return Write("warning", {{"reason", reason}, {"message", message}});
-                                   }};
-    NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, context_.order.base_model_directory).status());
+                                   },
+                                   .cancelled = stopping_};
+    NIBBLE_RETURN_IF_ERROR(store::Verify(context_.files, context_.order.base_model_directory, stopping_).status());
     NIBBLE_ASSIGN_OR_RETURN(recipe_, MakeRecipe(context));
     model_ = &recipe_->model();
     for (const Parameter& parameter : model_->parameters()) {
@@ -122,7 +128,7 @@ class AttemptRun {
   }
 
   absl::Status LoadInputs() {
-    NIBBLE_ASSIGN_OR_RETURN(inputs_, LoadAttemptData(context_.order, *recipe_, context_.stream.isa));
+    NIBBLE_ASSIGN_OR_RETURN(inputs_, LoadAttemptData(context_.order, *recipe_, context_.stream.isa, stopping_));
     NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("training set: ", inputs_.train.num_rows, " rows, ", inputs_.train.examples.size(),
                                             " examples, ", inputs_.train.num_tokens, " tokens of which ",
                                             inputs_.train.num_trained, " are trained; ", inputs_.train.truncated.count,
@@ -141,7 +147,7 @@ class AttemptRun {
   absl::Status Resume() {
     if (context_.order.resume_checkpoint_directory.empty()) return absl::OkStatus();
     NIBBLE_ASSIGN_OR_RETURN(progress_, LoadCheckpoint(context_.files, context_.order.resume_checkpoint_directory,
-                                                      inputs_.identity, model_->parameters(), moments_));
+                                                      inputs_.identity, model_->parameters(), moments_, stopping_));
     if (!progress_.differences.empty() && !spec_.run.allow_inexact_resume) {
       return base::WithReason(
           absl::FailedPreconditionError(base::StrCat("the checkpoint of step ", progress_.step, " was made elsewhere: ",
@@ -178,15 +184,11 @@ class AttemptRun {
     model_->ZeroGrad(context_.stream);
     double loss_sum = 0;
     for (std::size_t i = 0; i < batches.size(); ++i) {
-      if (Stopping()) {
-        loader_->Seek(progress_.cursor);
-        return absl::CancelledError("told to stop");
-      }
-      NIBBLE_ASSIGN_OR_RETURN(
-          const double loss,
-          model_->ForwardBackward(batches[i], 1.0 / static_cast<double>(trained),
-                                  static_cast<std::uint64_t>(progress_.micro_batches) + i));
-      loss_sum += loss;
+      const absl::StatusOr<double> loss = model_->ForwardBackward(batches[i], 1.0 / static_cast<double>(trained),
+                                                                  static_cast<std::uint64_t>(progress_.micro_batches) + i);
+      if (absl::IsCancelled(loss.status())) loader_->Seek(progress_.cursor);
+      if (!loss.ok()) return loss.status();
+      loss_sum += *loss;
     }
     const double loss = loss_sum / static_cast<double>(trained);
     std::vector<std::span<const float>> gradients;
@@ -203,6 +205,7 @@ class AttemptRun {
     const AdamWConfig adamw = {spec_.optim.beta1, spec_.optim.beta2, spec_.optim.eps, spec_.optim.weight_decay};
     auto& parameters = model_->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
+      ShowAlive();
       AdamWStep(adamw, progress_.step + 1, lr, parameters[i].value, parameters[i].grad, moments_[i], context_.stream);
     }
     NIBBLE_RETURN_IF_ERROR(model_->Refresh());
@@ -278,7 +281,7 @@ class AttemptRun {
   absl::Status Save() {
     const double began = Seconds();
     auto written = SaveCheckpoint(context_.files, context_.directory, progress_, inputs_.identity, model_->parameters(), moments_,
-                                  recipe_->adapter());
+                                  recipe_->adapter(), alive_);
     if (!written.ok()) {
       // The attempt ends with it. Where the journal has no room either, that end is all that can be told.
       const base::Json why = {{"reason", "CHECKPOINT_FAILED"}, {"message", base::ToStd(written.status().message())}};
@@ -336,7 +339,7 @@ class AttemptRun {
                   {"digest", info.weights_digest}};
     if (last_eval_loss_.has_value()) final["eval_loss"] = *last_eval_loss_;
     NIBBLE_RETURN_IF_ERROR(EvaluateServed(output.path(), info, final));
-    NIBBLE_RETURN_IF_ERROR(output.Commit().status());
+    NIBBLE_RETURN_IF_ERROR(output.Commit(stopping_).status());
     NIBBLE_RETURN_IF_ERROR(recipe_->Clean());
     outcome.kind = jobs::Outcome::Kind::kOk;
     outcome.exit_code = jobs::kExitOk;
@@ -350,16 +353,19 @@ class AttemptRun {
     const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
     NIBBLE_ASSIGN_OR_RETURN(auto trained, model::Artifact::Open(trained_directory));
     NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
-                            convert::ConvertModel(context_.files, *trained, directory, {.to = recipe_->served_format()},
-                                                  context_.stream));
+                            convert::ConvertModel(context_.files, *trained, directory,
+                                                  {.to = recipe_->served_format(), .cancelled = stopping_}, context_.stream));
     trained.reset();  // its files would stay in memory beside what is served
-    NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len},
+    NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory,
+                                                                        {.max_positions = spec_.data.max_seq_len, .cancelled = stopping_},
                                                                         context_.stream));
     if (inputs_.has_eval) {
       NIBBLE_ASSIGN_OR_RETURN(const double loss, EvaluateAs(name, served->weights()));
       final[base::StrCat("eval_loss_", name)] = loss;
     }
-    moments_.clear();  // not before: told to stop in the evaluation, the trainer writes a checkpoint; from here on it does not stop
+    // Without moments no checkpoint can be written: unless there is one of the last step, the attempt runs to its end from here on.
+    may_stop_ = saved_step_ == progress_.step;
+    moments_.clear();
     final[base::StrCat(name, "_digest")] = report.info.weights_digest;
     const std::vector<data::Example>& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
     std::vector<std::vector<std::int32_t>> sequences;
@@ -391,9 +397,16 @@ class AttemptRun {
   TrainingProgress progress_;
   std::int64_t max_steps_ = 0;
   std::optional<std::int64_t> max_micro_batches_;  // of a run by epochs
-  std::int64_t saved_step_ = 0;  // what a later attempt can go on from
+  std::int64_t saved_step_ = 0;  // step of the newest checkpoint: a later attempt resumes there
   std::optional<double> last_eval_loss_;
   std::map<std::string, std::uint64_t> reported_launches_;
+  bool may_stop_ = true;
+  const base::Cancelled stopping_ = [this] { return Stopping(); };
+  // For work that is finished whatever was asked for: a checkpoint.
+  const base::Cancelled alive_ = [this] {
+    ShowAlive();
+    return false;
+  };
   double shown_at_ = Seconds();
   std::int64_t shown_ = 0;
 };

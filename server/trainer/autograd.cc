@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -83,6 +82,7 @@ class Dropout {
 };
 
 Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context) {
+  ThrowIfCancelled(context.cancelled);
   const Tensor weight = Dequantise(linear.weight, context);
   return linear.bias.defined() ? torch::addmm(linear.bias, x, weight.t()) : torch::mm(x, weight.t());
 }
@@ -104,6 +104,7 @@ struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFuncti
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    ThrowIfCancelled(ContextOf(ctx).cancelled);
     Tensor grad_x;
     if (ctx->needs_input_grad(0)) grad_x = torch::mm(grads[0].contiguous(), Dequantise(LinearOf(ctx).weight, ContextOf(ctx)));
     return {grad_x, Tensor(), Tensor()};
@@ -131,6 +132,7 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     Context& context = ContextOf(ctx);
+    ThrowIfCancelled(context.cancelled);
     const Nf4Linear& linear = LinearOf(ctx);
     const variable_list saved = ctx->get_saved_variables();
     const Tensor& x = saved[0];
@@ -246,6 +248,7 @@ struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
 // Losses of `count` rows from `begin` on, added to *losses. Returns the rows' gradients to the logits, times scale.
 Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& rows, const Tensor& index, std::int64_t begin,
                    double scale, std::vector<float>* losses, Context& context) {
+  ThrowIfCancelled(context.cancelled);
   const std::int64_t count = index.size(0);
   Tensor logits = torch::mm(PadTo(hidden.index_select(0, index), hidden.scalar_type()), head.t());
   losses->resize(static_cast<std::size_t>(begin + count));
@@ -341,74 +344,6 @@ Tensor ApplySiluMul(const Tensor& gate, const Tensor& up, Context& context) {
 
 Tensor ApplyRelu2Mul(const Tensor& gate, const Tensor& up, Context& context) {
   return GatedFunction<true>::apply(gate, up, &context);
-}
-
-AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std::vector<std::int64_t>& rows,
-                            std::int64_t num_tokens, torch::ScalarType dtype) {
-  AttentionPlan plan;
-  const auto size_of = [](const std::vector<std::int64_t>& starts, std::size_t i) { return starts[i + 1] - starts[i]; };
-  const auto all_equal = [&](const std::vector<std::int64_t>& starts) {
-    for (std::size_t i = 0; i + 1 < starts.size(); ++i) {
-      if (size_of(starts, i) != size_of(starts, 0)) return false;
-    }
-    return true;
-  };
-  const bool filled = num_tokens > rows.back();
-  if (all_equal(segments) && !filled) {  // nothing to mask but the future
-    plan.num_rows = static_cast<std::int64_t>(segments.size()) - 1;
-    plan.row_size = size_of(segments, 0);
-    return plan;
-  }
-  plan.num_rows = static_cast<std::int64_t>(rows.size()) - 1;
-  for (std::size_t r = 0; r + 1 < rows.size(); ++r) plan.row_size = std::max(plan.row_size, size_of(rows, r));
-  plan.padded = filled || !all_equal(rows);
-  if (plan.padded) plan.row_size = PadRows(plan.row_size);
-  const std::int64_t size = plan.row_size;
-  Tensor mask = torch::full({plan.num_rows, 1, size, size}, -std::numeric_limits<float>::infinity());
-  Tensor gather = torch::zeros({plan.num_rows * size}, torch::kInt64);
-  Tensor scatter = torch::zeros({num_tokens}, torch::kInt64);
-  std::size_t segment = 0;
-  for (std::int64_t r = 0; r < plan.num_rows; ++r) {
-    const std::int64_t begin = rows[static_cast<std::size_t>(r)];
-    const std::int64_t end = rows[static_cast<std::size_t>(r) + 1];
-    float* row_mask = mask.data_ptr<float>() + r * size * size;
-    for (std::int64_t t = begin; t < end; ++t) {
-      while (segments[segment + 1] <= t) ++segment;
-      const std::int64_t place = t - begin;
-      for (std::int64_t key = segments[segment]; key <= t; ++key) row_mask[place * size + (key - begin)] = 0.0f;
-      gather.data_ptr<std::int64_t>()[r * size + place] = t;
-      scatter.data_ptr<std::int64_t>()[t] = r * size + place;
-    }
-    // A padded place sees itself: a row of nothing but -inf would make NaN, whose gradient spreads.
-    for (std::int64_t place = end - begin; place < size; ++place) row_mask[place * size + place] = 0.0f;
-  }
-  plan.mask = mask.to(dtype);
-  if (plan.padded) {
-    plan.gather = gather;
-    plan.scatter = scatter;
-  }
-  return plan;
-}
-
-Tensor ApplyAttention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionPlan& plan, std::int64_t num_heads,
-                      std::int64_t num_kv_heads) {
-  const std::int64_t head_dim = q.size(1) / num_heads;
-  const std::int64_t group = num_heads / num_kv_heads;
-  const auto heads = [&](const Tensor& x, std::int64_t n) {
-    const Tensor placed = plan.padded ? x.index_select(0, plan.gather) : x;
-    return placed.view({plan.num_rows, plan.row_size, n, head_dim}).transpose(1, 2);
-  };
-  const auto shared = [&](const Tensor& x) {  // each KV head once for every query head of its group
-    return heads(x, num_kv_heads)
-        .unsqueeze(2)
-        .expand({plan.num_rows, num_kv_heads, group, plan.row_size, head_dim})
-        .reshape({plan.num_rows, num_heads, plan.row_size, head_dim});
-  };
-  const std::optional<Tensor> mask = plan.mask.defined() ? std::optional<Tensor>(plan.mask) : std::nullopt;
-  const Tensor out = at::scaled_dot_product_attention(heads(q, num_heads), shared(k), shared(v), mask, 0.0,
-                                                      /*is_causal=*/!plan.mask.defined());
-  const Tensor rows = out.transpose(1, 2).reshape({plan.num_rows * plan.row_size, num_heads * head_dim});
-  return plan.padded ? rows.index_select(0, plan.scatter) : rows;
 }
 
 Tensor ApplyChunkedLoss(const Tensor& hidden, const Tensor& head, const std::vector<std::int32_t>& targets, double scale,

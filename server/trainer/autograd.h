@@ -10,6 +10,7 @@
 
 #include "kernels/formats/nf4.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 
 namespace nibble::trainer {
 
@@ -17,6 +18,8 @@ namespace nibble::trainer {
 struct AutogradContext {
   kernels::Stream stream;
   torch::Tensor scratch;  // of the compute type, as many elements as the largest linear
+  // Asked before every linear, attention segment and loss chunk, forward, recomputed and backward; true ends the pass with StoppedError.
+  base::Cancelled cancelled = {};
 };
 
 // A frozen NF4 linear with an adapter: y = x W^T + bias + scaling * ((drop(x) A^T) B^T).
@@ -54,21 +57,6 @@ torch::Tensor ApplyRelu2Mul(const torch::Tensor& gate, const torch::Tensor& up, 
 inline constexpr std::int64_t kRowQuantum = 64;
 constexpr std::int64_t PadRows(std::int64_t rows) { return (rows + kRowQuantum - 1) / kRowQuantum * kRowQuantum; }
 
-// Which tokens may attend to which, made once a micro-batch for all layers.
-struct AttentionPlan {
-  std::int64_t num_rows = 0;
-  std::int64_t row_size = 0;
-  bool padded = false;
-  torch::Tensor gather;   // padded: [num_rows * row_size], token of each place (0 where there is none)
-  torch::Tensor scatter;  // padded: [T], place of each token (0 for tokens that fill up T: nothing flows back from them)
-  torch::Tensor mask;     // undefined: plain causal; else [num_rows, 1, row_size, row_size] of the compute type, 0 or -inf
-};
-// `num_tokens` is T, at least rows.back(): what lies past it only fills up.
-AttentionPlan PlanAttention(const std::vector<std::int64_t>& segments, const std::vector<std::int64_t>& rows,
-                            std::int64_t num_tokens, torch::ScalarType dtype);
-// Causal attention within each segment; q [T, H*d], k and v [T, KV*d].
-torch::Tensor ApplyAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v, const AttentionPlan& plan,
-                             std::int64_t num_heads, std::int64_t num_kv_heads);
 // Rows without a target take no part in a loss: with completion-only loss that is most of the work saved.
 struct LossRows {
   std::vector<std::int64_t> row;

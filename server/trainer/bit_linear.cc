@@ -120,6 +120,7 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
                         const BitWeight* weight, const BitRows* shared, const BitLinearOptions* options, Context* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "options", options);
+    ThrowIfCancelled(context->cancelled);
     const BitRows rows = shared != nullptr ? *shared : Quantise(x, *options, *context);
     Tensor y = torch::empty(ShapeWith(x, master.size(0)), x.scalar_type());
     ThrowIfError(kernels::MatmulTernary({.x = rows.view(),
@@ -141,6 +142,7 @@ struct BitLinearFunction : torch::autograd::Function<BitLinearFunction> {
     auto& context = Recall<Context>(ctx, "context");
     const auto& options = Recall<const BitLinearOptions>(ctx, "options");
     const variable_list saved = ctx->get_saved_variables();
+    ThrowIfCancelled(context.cancelled);
     const BitRows rows = {saved[0], saved[1], ctx->saved_data["cols"].toInt()};
     const Tensor& tiles = saved[2];
     const Tensor& scale = saved[3];

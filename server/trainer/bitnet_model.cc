@@ -120,6 +120,7 @@ class TorchBitNetModel : public BitNetModel {
       : base_(&base), options_(options) {
     state_.config = config;
     state_.context.stream = stream;
+    state_.context.cancelled = options.cancelled;
     state_.options.activations.bits = options.act_bits;
     state_.options.activations.per_tensor = options.act_per_tensor;
     state_.options.ste = options.ste;
@@ -152,6 +153,8 @@ class TorchBitNetModel : public BitNetModel {
     return Guarded([&]() -> absl::Status {
       const torch::NoGradGuard no_grad;
       for (Layer& layer : state_.layers) {
+        // This shows life alone: a step whose parameters have changed is finished.
+        if (state_.context.cancelled) state_.context.cancelled();
         for (BitWeight& linear : layer.linears) linear.Ternarise(state_.context.stream);
       }
       state_.embedding_served = state_.embedding.to(torch::kBFloat16);
@@ -170,7 +173,7 @@ class TorchBitNetModel : public BitNetModel {
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t) override {
     double loss_sum = 0;
     NIBBLE_RETURN_IF_ERROR(Guarded([&]() -> absl::Status {
-      NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(state_.config, kKvType, batch.segments, batch.rows));
+      NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(state_.config, kKvType, batch.segments));
       BitNetOps ops(state_, batch.tokens, *segments);
       const Tensor hidden = model::RunDecoder(ops, state_.config);
       ApplyDenseLoss(hidden, state_.head, batch.targets, scale, &loss_sum, state_.context).backward();
@@ -188,7 +191,7 @@ class TorchBitNetModel : public BitNetModel {
       const torch::AutoGradMode with_gradients(true);
       const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
       const std::vector<std::int64_t> whole = {0, static_cast<std::int64_t>(ids.size())};
-      NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(state_.config, kKvType, whole, whole));
+      NIBBLE_ASSIGN_OR_RETURN(const auto segments, PagedSegments::Create(state_.config, kKvType, whole));
       BitNetOps ops(state_, ids, *segments);
       const Tensor hidden = model::RunDecoder(ops, state_.config).detach();
       for (std::int64_t begin = 0; begin < hidden.size(0); begin += kLogitsChunk) {
@@ -208,7 +211,7 @@ class TorchBitNetModel : public BitNetModel {
       values.push_back(found->value);
     }
     return convert::MakeMasterModel(files, state_.config, {.act_bits = options_.act_bits, .head_dtype = kHeadType}, kKvType, values,
-                                    companions_from, provenance, directory);
+                                    companions_from, provenance, directory, "job", options_.cancelled);
   }
 
  private:
@@ -226,6 +229,7 @@ class TorchBitNetModel : public BitNetModel {
 
   // A parameter from the base's tensor `from` (its own name unless given), or drawn, or 1 for a vector that is new.
   Tensor Make(const std::string& name, std::vector<std::int64_t> shape, const std::string& from = "") {
+    ThrowIfCancelled(options_.cancelled);
     Tensor tensor = torch::ones(shape, torch::kFloat32);
     const auto found = base_->tensors().find(from.empty() ? name : from);
     const bool bias = name.ends_with(".bias");
@@ -335,15 +339,11 @@ absl::StatusOr<std::unique_ptr<BitNetModel>> BitNetModel::Create(const model::Ar
     return absl::InvalidArgumentError(
         base::StrCat("bitnet_qat trains on a base in f32 or bf16, got ", model::Name(base.info().format)));
   }
-  try {
+  return Guarded([&]() -> absl::StatusOr<std::unique_ptr<BitNetModel>> {
     auto made = std::make_unique<TorchBitNetModel>(base, config, options, stream);
     NIBBLE_RETURN_IF_ERROR(made->Refresh());
     return std::unique_ptr<BitNetModel>(std::move(made));
-  } catch (const c10::OutOfMemoryError& error) {
-    return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
+  });
 }
 
 }  // namespace nibble::trainer

@@ -8,6 +8,7 @@
 #include "kernels/matrix.h"
 #include "kernels/ste.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/model/artifact.h"
 #include "server/trainer/training_model.h"
@@ -24,6 +25,7 @@ struct BitNetOptions {
   bool bf16_backward = true;     // products of the backward pass; the forward pass has no choice
   bool activation_checkpointing = false;
   std::int64_t max_positions = 0;
+  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also asked for every tensor while the model is made and written
 };
 
 class BitNetModel : public TrainingModel {

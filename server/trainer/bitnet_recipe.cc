@@ -32,6 +32,7 @@ class BitNetRecipe : public Recipe {
     options.init_seed = static_cast<std::uint64_t>(spec_.run.seed);
     options.bf16_backward = bitnet.compute_dtype == "bf16";
     options.activation_checkpointing = spec_.run.activation_checkpointing;
+    options.cancelled = context_.cancelled;
     options.max_positions = max_positions_ = std::min(spec_.data.max_seq_len, config_.context_limit());
     NIBBLE_ASSIGN_OR_RETURN(model_, BitNetModel::Create(*base, config_, options, context_.stream));
     if (options.act_per_tensor) {

@@ -44,7 +44,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
                                                      const std::vector<Moments>& moments,
-                                                     const model::AdapterConfig* adapter) {
+                                                     const model::AdapterConfig* adapter, const base::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(store::PendingDirectory pending,
                           store::BeginCheckpoint(files, attempt_directory, progress.step));
   std::vector<model::TensorPlan> plan;
@@ -56,6 +56,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
   NIBBLE_ASSIGN_OR_RETURN(auto writer,
                           model::SafetensorsWriter::Create(files, base::JoinPath(pending.path(), convert::kCheckpointTensorsFile), plan));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
     NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name, Bytes(parameters[i].value)));
     NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name + kParts[1], Bytes(moments[i].m)));
     NIBBLE_RETURN_IF_ERROR(writer->Put(parameters[i].name + kParts[2], Bytes(moments[i].v)));
@@ -78,7 +79,7 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
   }
   NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(files, base::JoinPath(pending.path(), store::kCheckpointMetricsFile),
                                                    base::Dump(base::Json(progress.metrics))));
-  NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, pending.Commit());
+  NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, pending.Commit(cancelled));
   store::CheckpointInfo saved;
   saved.step = progress.step;
   saved.directory = pending.target();
@@ -90,8 +91,8 @@ absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, co
 
 absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
                                                 const RunIdentity& identity, std::vector<Parameter>& parameters,
-                                                std::vector<Moments>& moments) {
-  NIBBLE_RETURN_IF_ERROR(store::Verify(files, directory).status());
+                                                std::vector<Moments>& moments, const base::Cancelled& cancelled) {
+  NIBBLE_RETURN_IF_ERROR(store::Verify(files, directory, cancelled).status());
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(base::JoinPath(directory, kStateFile), 1 << 20));
   NIBBLE_ASSIGN_OR_RETURN(const base::Json state, base::ParseJson(text));
   const auto found = state.is_object() ? state.find("identity") : state.end();
@@ -113,6 +114,7 @@ absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const s
   }
   NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::OpenSafetensors(base::JoinPath(directory, convert::kCheckpointTensorsFile)));
   for (std::size_t i = 0; i < parameters.size(); ++i) {
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
     const std::span<float> targets[] = {parameters[i].value, moments[i].m, moments[i].v};
     for (std::size_t p = 0; p < 3; ++p) {
       const auto it = tensors.tensors.find(parameters[i].name + kParts[p]);

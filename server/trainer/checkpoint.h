@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/data/loader.h"
 #include "server/model/adapter.h"
@@ -42,17 +43,18 @@ struct RunIdentity {
 };
 
 // With the adapter's config beside it the checkpoint is servable as it is (convert/checkpoint_model.h); null: of a method that
-// trains no adapter.
+// trains no adapter. `cancelled` is asked before every tensor and every MiB that is hashed, here and below.
 absl::StatusOr<store::CheckpointInfo> SaveCheckpoint(base::FileSystem& files, const std::string& attempt_directory,
                                                      const TrainingProgress& progress, const RunIdentity& identity,
                                                      const std::vector<Parameter>& parameters,
                                                      const std::vector<Moments>& moments,
-                                                     const model::AdapterConfig* adapter);
+                                                     const model::AdapterConfig* adapter,
+                                                     const base::Cancelled& cancelled = {});
 
-// Fills parameters and moments. DataLoss when a tensor is missing or of another shape; FailedPrecondition naming the digest
+// Fills parameters and moments; Cancelled leaves them half filled. DataLoss when a tensor is missing or of another shape; FailedPrecondition naming the digest
 // that differs.
 absl::StatusOr<TrainingProgress> LoadCheckpoint(base::FileSystem& files, const std::string& directory,
                                                 const RunIdentity& identity, std::vector<Parameter>& parameters,
-                                                std::vector<Moments>& moments);
+                                                std::vector<Moments>& moments, const base::Cancelled& cancelled = {});
 
 }  // namespace nibble::trainer

@@ -13,6 +13,7 @@
 #include "kernels/ops/matmul_dense.h"
 #include "server/base/status_macros.h"
 #include "server/model/working_rows.h"
+#include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -27,6 +28,7 @@ struct PagedAttentionFunction : torch::autograd::Function<PagedAttentionFunction
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments* segments,
                         std::int64_t num_heads, std::int64_t num_kv_heads, Context* context) {
     ctx->saved_data["segments"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(segments));
+    ctx->saved_data["context"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(context));
     ctx->saved_data["heads"] = num_heads;
     ctx->saved_data["kv_heads"] = num_kv_heads;
     Tensor out = torch::empty_like(q);
@@ -49,13 +51,14 @@ struct PagedAttentionFunction : torch::autograd::Function<PagedAttentionFunction
   // Through torch's attention over the same values: scores are made again, never kept.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto* segments = reinterpret_cast<const PagedSegments*>(ctx->saved_data["segments"].toInt());
+    auto& context = *reinterpret_cast<Context*>(ctx->saved_data["context"].toInt());
     variable_list leaves;
     for (const Tensor& saved : ctx->get_saved_variables()) {
       leaves.push_back(saved.detach().to(torch::kFloat32).requires_grad_(true));
     }
     const torch::AutoGradMode with_gradients(true);
-    const Tensor out = ApplyAttention(leaves[0], leaves[1], leaves[2], segments->backward_plan(), ctx->saved_data["heads"].toInt(),
-                                      ctx->saved_data["kv_heads"].toInt());
+    const Tensor out = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], segments->segments(), ctx->saved_data["heads"].toInt(),
+                                             ctx->saved_data["kv_heads"].toInt(), context);
     const variable_list made = torch::autograd::grad({out}, leaves, {grads[0].contiguous()});
     return {made[0], made[1], made[2], Tensor(), Tensor(), Tensor(), Tensor()};
   }
@@ -105,6 +108,7 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
     const Tensor served = head->served.to(type);
     *loss_sum = 0;
     for (std::int64_t begin = 0; begin < rows.count(); begin += model::kLossChunk) {
+      ThrowIfCancelled(context->cancelled);
       const std::int64_t count = std::min(model::kLossChunk, rows.count() - begin);
       const Tensor index = torch::from_blob(const_cast<std::int64_t*>(rows.row.data()) + begin, {count}, torch::kInt64);
       const Tensor chunk = hidden.index_select(0, index);
@@ -135,8 +139,7 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PagedSegments>> PagedSegments::Create(const model::ModelConfig& config, kernels::DType kv_dtype,
-                                                                     const std::vector<std::int64_t>& segments,
-                                                                     const std::vector<std::int64_t>& rows) {
+                                                                     const std::vector<std::int64_t>& segments) {
   std::unique_ptr<PagedSegments> made(new PagedSegments);
   made->num_sequences_ = static_cast<std::int64_t>(segments.size()) - 1;
   for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
@@ -152,7 +155,7 @@ absl::StatusOr<std::unique_ptr<PagedSegments>> PagedSegments::Create(const model
   model::ModelConfig one_layer = config;
   one_layer.num_layers = 1;
   NIBBLE_ASSIGN_OR_RETURN(made->pool_, model::KvPool::Create(one_layer, kv_dtype, pages));
-  made->plan_ = PlanAttention(segments, rows, rows.back(), torch::kFloat32);
+  made->segments_ = segments;
   return made;
 }
 

@@ -19,14 +19,13 @@ namespace nibble::trainer {
 // Places of the tokens of a micro-batch in the paged cache. The cache holds one layer: each uses it anew.
 class PagedSegments {
  public:
-  // segments [S+1]: first token of each, and T; rows [R+1]: which segments lie in one row (for the backward pass).
+  // segments [S+1]: first token of each, and T.
   static absl::StatusOr<std::unique_ptr<PagedSegments>> Create(const model::ModelConfig& config, kernels::DType kv_dtype,
-                                                               const std::vector<std::int64_t>& segments,
-                                                               const std::vector<std::int64_t>& rows);
+                                                               const std::vector<std::int64_t>& segments);
 
   const std::int32_t* position() const { return position_.data(); }
   const kernels::KvCacheView& cache() const { return pool_->view(); }
-  const AttentionPlan& backward_plan() const { return plan_; }
+  const std::vector<std::int64_t>& segments() const { return segments_; }
   kernels::KvRows rows() const;
 
  private:
@@ -35,7 +34,7 @@ class PagedSegments {
   std::int64_t num_sequences_ = 0;
   std::int64_t pages_per_sequence_ = 0;
   std::unique_ptr<model::KvPool> pool_;
-  AttentionPlan plan_;
+  std::vector<std::int64_t> segments_;
 };
 
 // Causal attention within each segment, keys and values rounded to the cache's type first; q [T, H*d], k and v [T, KV*d], f32.

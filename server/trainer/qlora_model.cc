@@ -13,6 +13,7 @@
 #include "server/model/decoder.h"
 #include "server/trainer/autograd.h"
 #include "server/trainer/recomputed_layer.h"
+#include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -30,7 +31,7 @@ struct Pass {
   std::vector<std::int32_t> tokens;    // those of the batch, then zeros up to a multiple of kRowQuantum
   std::vector<std::int32_t> position;
   std::optional<std::uint64_t> draw;  // of dropout; without it nothing is dropped out
-  AttentionPlan attention;
+  std::vector<std::int64_t> segments;  // first token of each example, and the end of the last
 };
 
 struct TrainingState {
@@ -89,7 +90,7 @@ class TrainingOps {
                      state_.weights->rope_positions, state_.context);
   }
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
-    return ApplyAttention(q, k, v, pass_.attention, state_.config->num_heads, state_.config->num_kv_heads);
+    return ApplySegmentAttention(q, k, v, pass_.segments, state_.config->num_heads, state_.config->num_kv_heads, state_.context);
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
     return state_.config->activation == model::Activation::kRelu2 ? ApplyRelu2Mul(gate, up, state_.context)
@@ -120,6 +121,7 @@ class TorchQLoraModel : public QLoraModel {
     state_.config = &base_->config();
     state_.weights = &base_->weights();
     state_.context.stream = stream;
+    state_.context.cancelled = options.cancelled;
     state_.compute = options.bf16_compute ? torch::kBFloat16 : torch::kFloat32;
     state_.dropout_seed = options.dropout_seed;
     state_.checkpointing = options.activation_checkpointing;
@@ -130,7 +132,10 @@ class TorchQLoraModel : public QLoraModel {
       largest = std::max(largest, OutFeatures(base_->config(), kind) * InFeatures(base_->config(), kind));
     }
     state_.context.scratch = torch::empty({largest}, state_.compute);
-    for (std::int64_t layer = 0; layer < base_->config().num_layers; ++layer) AddLayer(layer, options);
+    for (std::int64_t layer = 0; layer < base_->config().num_layers; ++layer) {
+      ThrowIfCancelled(options.cancelled);
+      AddLayer(layer, options);
+    }
     for (Parameter& parameter : parameters_) {
       // Gradients live in one place for the whole run, so that spans to them stay good.
       Tensor& tensor = tensors_[static_cast<std::size_t>(&parameter - parameters_.data())];
@@ -144,7 +149,7 @@ class TorchQLoraModel : public QLoraModel {
 
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
     return Guarded([&]() -> absl::StatusOr<double> {
-      const Pass pass = PassOf(batch.tokens, batch.segments, batch.rows, draw);
+      const Pass pass = PassOf(batch.tokens, batch.segments, draw);
       TrainingOps ops(state_, pass);
       const Tensor hidden = model::RunDecoder(ops, *state_.config);
       double loss_sum = 0;
@@ -158,7 +163,7 @@ class TorchQLoraModel : public QLoraModel {
     return Guarded([&]() -> absl::StatusOr<std::vector<float>> {
       const torch::NoGradGuard no_gradients;
       const std::vector<std::int64_t> whole = {0, static_cast<std::int64_t>(tokens.size())};
-      const Pass pass = PassOf(tokens, whole, whole, std::nullopt);
+      const Pass pass = PassOf(tokens, whole, std::nullopt);
       TrainingOps ops(state_, pass);
       std::vector<std::int32_t> targets(tokens.begin() + 1, tokens.end());
       targets.push_back(-1);
@@ -179,9 +184,9 @@ class TorchQLoraModel : public QLoraModel {
   const model::DecoderWeights& ServingWeights() const override { return serving_; }
 
  private:
-  Pass PassOf(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
-              const std::vector<std::int64_t>& rows, std::optional<std::uint64_t> draw) const {
-    Pass pass = {tokens, {}, draw, {}};
+  static Pass PassOf(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
+                     std::optional<std::uint64_t> draw) {
+    Pass pass = {tokens, {}, draw, segments};
     const std::int64_t num_tokens = PadRows(static_cast<std::int64_t>(tokens.size()));
     pass.tokens.resize(static_cast<std::size_t>(num_tokens), 0);
     for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
@@ -190,7 +195,6 @@ class TorchQLoraModel : public QLoraModel {
       }
     }
     pass.position.resize(pass.tokens.size(), 0);
-    pass.attention = PlanAttention(segments, rows, num_tokens, state_.compute);
     return pass;
   }
 
@@ -275,13 +279,11 @@ absl::StatusOr<std::unique_ptr<QLoraModel>> QLoraModel::Create(std::shared_ptr<c
   if (base->weights().head.kind != model::LinearWeight::Kind::kLibrary) {
     return absl::InvalidArgumentError("qlora wants a float head in its base");
   }
-  try {
+  return Guarded([&]() -> absl::StatusOr<std::unique_ptr<QLoraModel>> {
     auto made = std::make_unique<TorchQLoraModel>(std::move(base), options, stream);
     NIBBLE_RETURN_IF_ERROR(made->Refresh());
     return std::unique_ptr<QLoraModel>(std::move(made));
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
+  });
 }
 
 }  // namespace nibble::trainer

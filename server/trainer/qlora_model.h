@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 #include "server/model/adapter.h"
 #include "server/model/loaded_model.h"
 #include "server/trainer/training_model.h"
@@ -18,6 +19,7 @@ struct QLoraOptions {
   std::uint64_t dropout_seed = 0;
   bool bf16_compute = true;
   bool activation_checkpointing = false;
+  base::Cancelled cancelled = {};  // AutogradContext::cancelled; also asked for every layer while the model is made
 };
 
 class QLoraModel : public TrainingModel {

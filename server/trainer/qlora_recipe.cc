@@ -24,11 +24,14 @@ class QLoraRecipe : public Recipe {
       directory = scratch_ = base::TemporaryName(base::JoinPath(context_.directory, "base.nf4"));
       const absl::Duration began = base::RealClock().Monotonic();
       NIBBLE_RETURN_IF_ERROR(
-          convert::ConvertModel(context_.files, *source, directory, {.to = model::Format::kNf4}, context_.stream).status());
+          convert::ConvertModel(context_.files, *source, directory, {.to = model::Format::kNf4, .cancelled = context_.cancelled},
+                                context_.stream)
+              .status());
       NIBBLE_RETURN_IF_ERROR(context_.log(
           base::StrCat("base quantised to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s")));
     }
-    NIBBLE_ASSIGN_OR_RETURN(base_, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len}, context_.stream));
+    NIBBLE_ASSIGN_OR_RETURN(base_, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len, .cancelled = context_.cancelled},
+                                                      context_.stream));
     QLoraOptions options;
     options.adapter.rank = spec_.qlora.r;
     options.adapter.alpha = spec_.qlora.alpha;
@@ -45,6 +48,7 @@ class QLoraRecipe : public Recipe {
     options.dropout_seed = static_cast<std::uint64_t>(spec_.run.seed);
     options.bf16_compute = spec_.qlora.compute_dtype == "bf16";
     options.activation_checkpointing = spec_.run.activation_checkpointing;
+    options.cancelled = context_.cancelled;
     adapter_ = options.adapter;
     NIBBLE_ASSIGN_OR_RETURN(model_, QLoraModel::Create(base_, options, context_.stream));
     return absl::OkStatus();
@@ -62,14 +66,14 @@ class QLoraRecipe : public Recipe {
     NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(base_->directory()));
     std::vector<std::vector<float>> values;
     for (const Parameter& parameter : model_->parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
-    return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory);
+    return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job", context_.cancelled);
   }
 
   model::Format served_format() const override { return model::Format::kInt8; }
   // Merged int8 is another model than nf4 with its adapter: the record is what the serving instantiation answers.
   absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                            const std::vector<std::vector<std::int32_t>>& sequences) override {
-    return model::MakeRecord(served, sequences, context_.stream);
+    return model::MakeRecord(served, sequences, context_.stream, context_.cancelled);
   }
 
   absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& sequences, const std::string& directory) override {

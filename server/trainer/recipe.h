@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/jobs/attempt.h"
 #include "server/model/artifact.h"
@@ -24,6 +25,7 @@ struct RecipeContext {
   kernels::Stream stream;
   std::function<absl::Status(const std::string&)> log;
   std::function<absl::Status(const std::string& reason, const std::string& message)> warn;
+  base::Cancelled cancelled;  // asked in all long work: true where the attempt was told to stop
 };
 
 // One thread.
@@ -56,7 +58,7 @@ class Recipe {
   virtual absl::Status Clean() { return absl::OkStatus(); }
 };
 
-// Errors: InvalidArgument and Unimplemented (what the spec asks of this base), those of files and conversions.
+// Errors: InvalidArgument and Unimplemented (what the spec asks of this base), Cancelled, those of files and conversions.
 absl::StatusOr<std::unique_ptr<Recipe>> MakeQLoraRecipe(const RecipeContext& context);
 absl::StatusOr<std::unique_ptr<Recipe>> MakeBitNetRecipe(const RecipeContext& context);
 // By the spec's method.

@@ -12,6 +12,7 @@
 #include "kernels/matrix.h"
 #include "kernels/ops/matmul_library.h"
 #include "kernels/thread_pool.h"
+#include "server/base/cancelled.h"
 #include "server/base/error.h"
 
 namespace nibble::trainer {
@@ -27,14 +28,24 @@ inline void ThrowIfError(const absl::Status& status) {
   if (!status.ok()) throw std::runtime_error(std::string(status.message()));
 }
 
+// A wish to stop crosses torch as an exception too: autograd hands it on unchanged.
+struct StoppedError : std::runtime_error {
+  StoppedError() : std::runtime_error("told to stop") {}
+};
+inline void ThrowIfCancelled(const base::Cancelled& cancelled) {
+  if (cancelled && cancelled()) throw StoppedError();
+}
+
 // body(), which returns a Status or a StatusOr; what is thrown in it as a status. Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY),
-// Internal.
+// Cancelled (StoppedError), Internal.
 template <typename Body>
 auto Guarded(Body body) -> decltype(body()) {
   try {
     return body();
   } catch (const c10::OutOfMemoryError& error) {
     return base::WithReason(absl::ResourceExhaustedError(error.what_without_backtrace()), "OUT_OF_DEVICE_MEMORY");
+  } catch (const StoppedError& error) {
+    return absl::CancelledError(error.what());
   } catch (const c10::Error& error) {
     return absl::InternalError(error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from conftest import TRAIN, trainers, wait_until
-from test_kill import SAVE, create, wait_for_own_step, wait_for_step
+from test_kill import SAVE, SETTINGS, create, wait_for_own_step, wait_for_step
 from test_reliability import calm, calm_of_each_method, curve, prepare  # noqa: F401 (the first two are fixtures)
 
 # Operations on the paths of one checkpoint of the small model's adapter: the directory, a file of many tensors, the small files, their
@@ -80,6 +80,28 @@ def test_R5_what_a_trainer_and_a_server_left_that_were_killed_is_removed_at_the_
     assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
     assert curve(server, job) == undisturbed
     assert server.json("models", "get", "out")["digest"] == digest
+
+
+@pytest.mark.parametrize("method, served", [("qlora", "int8"), ("bitnet_qat", "ternary")])
+def test_T2_death_while_publishing_repeats_no_step(make_server, model_directory, text_file, method, served):
+    """Killed before the output is begun, and again while the served form is made: both later attempts resume after the last step."""
+    server = start_with(make_server, model_directory, text_file, f"attempts/1/output.tmp.:1:before,attempts/2/{served}.tmp.:3:before")
+    steps, save_every = 7, 3
+    create = ["jobs", "create", "--method", method, "--base", "small", "--dataset", "page", "--eval-dataset", "page", "--max-steps", steps,
+              "--save-every", save_every, *SETTINGS[method]]
+    job = server.json(*create, "--output", "killed")["id"]
+    server.run("jobs", "watch", job)
+    events = server.lines("jobs", "watch", job)
+    assert [e["resumed_step"] for e in events if e["type"] == "state" and e["state"] == "RUNNING"] == [0, steps, steps]
+    assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, steps + 1)), "no step was made twice"
+    assert [e["step"] for e in events if e["type"] == "checkpoint"] == [3, 6, 7]
+    server.stop()
+    server.environment = {}
+    server.start()
+    calm = server.json(*create, "--output", "calm")["id"]
+    server.run("jobs", "watch", calm)
+    assert curve(server, job) == curve(server, calm)
+    assert server.json("models", "get", "killed")["digest"] == server.json("models", "get", "calm")["digest"]
 
 
 def is_stopped(pid):

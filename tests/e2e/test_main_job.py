@@ -26,7 +26,7 @@ def test_events_tell_the_whole_story(trained):
         assert step["lr"] > 0 and step["grad_norm"] > 0 and step["tokens_per_s"] > 0 and step["kernel_launches"] > 0
     evals = [event["step"] for event in events if event["type"] == "eval"]
     assert evals[0] == 0 and 6 in evals and evals[-1] == 12
-    assert [event["step"] for event in events if event["type"] == "checkpoint"] == [4, 8]
+    assert [event["step"] for event in events if event["type"] == "checkpoint"] == [4, 8, 12]
     assert [event["state"] for event in events if event["type"] == "state"][-1] == "SUCCEEDED"
 
 

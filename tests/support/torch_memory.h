@@ -5,12 +5,15 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <unordered_map>
 
 namespace nibble::support {
 
-// One at a time, one thread. Tensors made while it lives must go before it does.
+// One at a time. Tensors made while it lives must go before it does. Thread-safe: torch's threads allocate scratch of their own.
 class TorchMemory final : public c10::Allocator {
  public:
   TorchMemory() : before_(c10::GetCPUAllocator()) {
@@ -24,20 +27,25 @@ class TorchMemory final : public c10::Allocator {
   void ResetPeak() { g_peak = g_live; }
 
   c10::DataPtr allocate(std::size_t size) override {
-    // The size stands in front of the data.
     void* block = std::aligned_alloc(64, (size + 127) / 64 * 64);
-    *static_cast<std::size_t*>(block) = size;
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    g_sizes[block] = static_cast<std::int64_t>(size);
     g_live += static_cast<std::int64_t>(size);
     g_peak = std::max(g_peak, g_live);
-    return {static_cast<std::byte*>(block) + 64, block, &Delete, c10::Device(c10::DeviceType::CPU)};
+    return {block, block, &Delete, c10::Device(c10::DeviceType::CPU)};
   }
+  c10::DeleterFnPtr raw_deleter() const override { return &Delete; }
   void copy_data(void* to, const void* from, std::size_t size) const override { std::memcpy(to, from, size); }
 
  private:
   static void Delete(void* block) {
-    g_live -= static_cast<std::int64_t>(*static_cast<std::size_t*>(block));
+    const std::lock_guard<std::mutex> lock(g_mutex);
+    const auto size = g_sizes.extract(block);
+    g_live -= size.mapped();
     std::free(block);
   }
+  static inline std::mutex g_mutex;
+  static inline std::unordered_map<void*, std::int64_t> g_sizes;  // of the blocks that are out
   static inline std::int64_t g_live = 0;
   static inline std::int64_t g_peak = 0;
   c10::Allocator* before_;

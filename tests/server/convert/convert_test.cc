@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <functional>
 
 #include "kernels/formats/nf4.h"
 #include "server/base/error.h"
@@ -13,6 +14,7 @@
 #include "server/model/loaded_model.h"
 #include "server/model/safetensors.h"
 #include "tests/server/model/files.h"
+#include "tests/support/cancel_at.h"
 #include "tests/support/isas.h"
 #include "tests/support/random.h"
 
@@ -435,6 +437,37 @@ TEST_F(ConvertTest, TheRealModelToInt8AndNf4) {
     EXPECT_LT(worst, to == Format::kInt8 ? 0.05 : 0.15);
     Open(Name(to));
   }
+}
+
+TEST_F(ConvertTest, StopAnywhereIsCancelledAndLeavesNothing) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "source");
+  const auto tensors = static_cast<int>(source->tensors().size());
+  const auto nf4 = Convert(*source, "nf4", {.to = Format::kNf4});
+  ASSERT_TRUE(nf4.ok()) << nf4.status();
+  const auto base = Open("nf4");
+  support::CancelAt asked;
+  const auto expect_stops = [&](const char* what, const std::function<absl::Status(const std::string&)>& make) {
+    asked.Restart(0);
+    ASSERT_TRUE(make("whole").ok()) << what;
+    std::filesystem::remove_all(directory_.Path("whole"));
+    const int calls = asked.calls();
+    EXPECT_GE(calls, tensors) << what;
+    for (int at = 1; at <= calls; ++at) {
+      asked.Restart(at);
+      EXPECT_EQ(make("stopped").code(), absl::StatusCode::kCancelled) << what << ", call " << at;
+      EXPECT_FALSE(std::filesystem::exists(directory_.Path("stopped"))) << what;
+    }
+  };
+  for (const Format to : {Format::kInt8, Format::kNf4, Format::kTernary}) {
+    expect_stops(Name(to), [&](const std::string& name) {
+      return Convert(*source, name, {.to = to, .cancelled = asked.callback()}).status();
+    });
+  }
+  adapter_.targets = {model::LinearKind::kQ};
+  const auto values = AdapterValues(base->config(), adapter_);
+  expect_stops("lora", [&](const std::string& name) {
+    return MakeLoraModel(files_, *base, adapter_, values, base::Json::object(), directory_.Path(name), "job", asked.callback()).status();
+  });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "server/model/tensor_table.h"
 #include "tests/server/model/small_models.h"
+#include "tests/support/cancel_at.h"
 
 namespace nibble::model {
 namespace {
@@ -73,6 +74,19 @@ TEST_F(LoadedModelTest, FewerPositionsMakeAShorterTable) {
 }
 
 // What was stored as codes is never quantised again (docs/numerics.md 9).
+TEST_F(LoadedModelTest, AsksBeforeEveryLayerWhetherToStop) {
+  support::CancelAt asked;
+  const auto model = LoadedModel::Load(models_.nf4(), {.cancelled = asked.callback()}, models_.stream());
+  ASSERT_TRUE(model.ok()) << model.status();
+  const int calls = asked.calls();
+  EXPECT_EQ(calls, (*model)->config().num_layers + 1) << "every layer and the head";
+  for (int at = 1; at <= calls; ++at) {
+    asked.Restart(at);
+    const auto stopped = LoadedModel::Load(models_.nf4(), {.cancelled = asked.callback()}, models_.stream());
+    EXPECT_EQ(stopped.status().code(), absl::StatusCode::kCancelled) << at;
+  }
+}
+
 TEST_F(LoadedModelTest, LoadingQuantisesNothing) {
   const std::string paths[] = {models_.int8(), models_.nf4(), models_.ternary()};
   const auto before = models_.launches().Snapshot();

@@ -340,47 +340,6 @@ TEST_F(Nf4LinearTest, GradientsKeepNoDequantisedWeightThrough32Layers) {
   EXPECT_LT(backward_peak() - peak(false), kLayers * kTokens * (kSize + kRank) * 4 + kSize * kSize * 4 / 2);
 }
 
-TEST_F(AutogradTest, PackedRaggedRowsAttendAsEachSegmentAlone) {
-  const std::int64_t heads = 4, kv_heads = 2, d = 8;
-  const std::vector<std::int64_t> segments = {0, 5, 12, 13, 33}, rows = {0, 12, 33};
-  const std::int64_t tokens = PadRows(33);
-  const Tensor q = Random({tokens, heads * d}, 20).requires_grad_();
-  const Tensor k = Random({tokens, kv_heads * d}, 21).requires_grad_();
-  const Tensor v = Random({tokens, kv_heads * d}, 22).requires_grad_();
-  Tensor g = Random({tokens, heads * d}, 23);
-  g.narrow(0, 33, tokens - 33).zero_();
-  const Tensor y = ApplyAttention(q, k, v, PlanAttention(segments, rows, tokens, torch::kFloat32), heads, kv_heads);
-  std::vector<Tensor> leaves, parts;
-  for (const Tensor& t : {q, k, v}) leaves.push_back(t.detach().to(torch::kFloat64).requires_grad_());
-  for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
-    const std::int64_t begin = segments[s], n = segments[s + 1] - begin;
-    const auto split = [&](const Tensor& t, std::int64_t h) { return t.narrow(0, begin, n).view({n, h, d}).transpose(0, 1); };
-    const Tensor ks = split(leaves[1], kv_heads).repeat_interleave(heads / kv_heads, 0);
-    const Tensor vs = split(leaves[2], kv_heads).repeat_interleave(heads / kv_heads, 0);
-    Tensor scores = split(leaves[0], heads).matmul(ks.transpose(1, 2)) / std::sqrt(static_cast<double>(d));
-    scores = scores.masked_fill(torch::ones({n, n}, torch::kBool).triu(1), -INFINITY);
-    parts.push_back(torch::softmax(scores, -1).matmul(vs).transpose(0, 1).reshape({n, heads * d}));
-  }
-  const Tensor want = torch::cat(parts);
-  EXPECT_LT(Distance(y.narrow(0, 0, 33), want), kF32);
-  const auto got = Gradients(y, g, {q, k, v}), wanted = Gradients(want, g.narrow(0, 0, 33), leaves);
-  for (std::size_t i = 0; i < 3; ++i) {
-    EXPECT_LT(Distance(got[i], wanted[i]), kF32) << i;
-    EXPECT_EQ(got[i].narrow(0, 33, tokens - 33).abs().max().item<float>(), 0.0f);
-  }
-}
-
-TEST_F(AutogradTest, EqualSegmentsAttendWithoutAMask) {
-  const Tensor q = Random({64, 16}, 24), k = Random({64, 16}, 25), v = Random({64, 16}, 26);
-  const AttentionPlan plain = PlanAttention({0, 32, 64}, {0, 32, 64}, 64, torch::kFloat32);
-  EXPECT_FALSE(plain.mask.defined());
-  const AttentionPlan masked = PlanAttention({0, 32, 64}, {0, 64}, 128, torch::kFloat32);
-  ASSERT_TRUE(masked.mask.defined());
-  const Tensor fill = torch::zeros({64, 16});
-  const Tensor other = ApplyAttention(torch::cat({q, fill}), torch::cat({k, fill}), torch::cat({v, fill}), masked, 2, 2);
-  EXPECT_LT(Distance(ApplyAttention(q, k, v, plain, 2, 2), other.narrow(0, 0, 64)), kF32);
-}
-
 TEST_F(AutogradTest, ChunkedLossIsCrossEntropyOverTheRowsWithATarget) {
   const std::int64_t tokens = 300, vocab = 50;  // more than one chunk of rows
   const Tensor hidden = Random({tokens, 32}, 30).requires_grad_();

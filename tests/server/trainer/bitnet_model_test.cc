@@ -19,6 +19,7 @@
 #include "server/model/replay.h"
 #include "server/trainer/adamw.h"
 #include "tests/server/model/files.h"
+#include "tests/support/cancel_at.h"
 #include "tests/support/isas.h"
 #include "tests/support/numeric.h"
 #include "tests/support/random.h"
@@ -247,6 +248,45 @@ TEST_F(BitNetModelTest, RecomputedLayersHaveTheSameGradients) {
     return all;
   };
   EXPECT_EQ(gradients(true), gradients(false));
+}
+
+TEST_F(BitNetModelTest, PassThatIsStoppedAnywhereLeavesNothingBehind) {
+  support::CancelAt asked;
+  BitNetOptions options;
+  options.activation_checkpointing = true;
+  options.cancelled = asked.callback();
+  Make("hf_sharded_f32", "bitnet-2b4t", options);
+  const int linears = static_cast<int>(config_.num_layers) * model::kNumLinearKinds;
+  EXPECT_GE(asked.calls(), linears) << "asked for every tensor";
+  const auto batch = Batch({Tokens(1, 9), Tokens(2, 17)});
+  const auto gradients = [&] {
+    std::map<std::string, std::vector<float>> all;
+    for (const Parameter& p : model_->parameters()) all[p.name] = {p.grad.begin(), p.grad.end()};
+    return all;
+  };
+  asked.Restart(0);
+  const double loss = Loss(batch);
+  const auto undisturbed = gradients();
+  const int calls = asked.calls();
+  EXPECT_GE(calls, 3 * linears) << "forward, recomputed and backward";
+  for (int at = 1; at <= calls; ++at) {
+    asked.Restart(at);
+    EXPECT_EQ(model_->ForwardBackward(batch, 1.0, 0).status().code(), absl::StatusCode::kCancelled) << at;
+  }
+  asked.Restart(0);
+  EXPECT_EQ(Loss(batch), loss);
+  EXPECT_EQ(gradients(), undisturbed);
+}
+
+// Parameters have changed by then: a step is finished once it has begun to change them.
+TEST_F(BitNetModelTest, RefreshShowsLifeAndIsNotStopped) {
+  support::CancelAt asked;
+  BitNetOptions options;
+  options.cancelled = asked.callback();
+  Make("hf_sharded_f32", "bitnet-2b4t", options);
+  asked.Restart(1);
+  EXPECT_TRUE(model_->Refresh().ok());
+  EXPECT_EQ(asked.calls(), config_.num_layers);
 }
 
 TEST_F(BitNetModelTest, EveryParameterGetsAGradient) {

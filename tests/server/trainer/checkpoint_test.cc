@@ -5,6 +5,7 @@
 #include <fstream>
 #include <functional>
 
+#include "tests/support/cancel_at.h"
 #include "tests/support/random.h"
 #include "tests/support/temp_directory.h"
 
@@ -77,6 +78,31 @@ TEST_F(CheckpointTest, LoadGivesBackEveryBit) {
   EXPECT_EQ(progress->evaluated_step, 6) << "an evaluation that was interrupted is due again";
   EXPECT_EQ(progress->metrics, progress_.metrics) << "the next checkpoint shows the evaluation that stands";
   EXPECT_TRUE(progress->differences.empty());
+}
+
+TEST_F(CheckpointTest, StopWhileItIsWrittenOrReadIsCancelled) {
+  support::CancelAt asked;
+  const auto save = [&] {
+    return SaveCheckpoint(base::RealFileSystem(), directory_.path(), progress_, identity_, state_.parameters, state_.moments, &adapter_,
+                          asked.callback());
+  };
+  for (int at = 1; at <= 4; ++at) {  // two tensors, the first files that are hashed
+    asked.Restart(at);
+    EXPECT_EQ(save().status().code(), absl::StatusCode::kCancelled) << at;
+  }
+  asked.Restart(0);
+  const auto saved = save();
+  ASSERT_TRUE(saved.ok()) << saved.status();
+  State loaded(2);
+  const auto load = [&] {
+    return LoadCheckpoint(base::RealFileSystem(), saved->directory, identity_, loaded.parameters, loaded.moments, asked.callback());
+  };
+  ASSERT_TRUE(load().ok());
+  const int calls = asked.calls();
+  for (int at = 1; at <= calls; ++at) {
+    asked.Restart(at);
+    EXPECT_EQ(load().status().code(), absl::StatusCode::kCancelled) << at;
+  }
 }
 
 TEST_F(CheckpointTest, AnotherMachineOrVersionIsToldAndNotRefused) {

@@ -8,6 +8,7 @@
 #include "server/model/trainer_logprobs.h"
 #include "server/trainer/torch_runtime.h"
 #include "tests/server/model/small_models.h"
+#include "tests/support/cancel_at.h"
 #include "tests/support/random.h"
 
 namespace nibble::trainer {
@@ -17,8 +18,10 @@ class QLoraModelTest : public testing::Test {
  protected:
   void SetUp() override { stream_.library = library_.get(); }
 
-  std::unique_ptr<QLoraModel> Make(bool bf16, double dropout) {
+  std::unique_ptr<QLoraModel> Make(bool bf16, double dropout, bool checkpointing = false) {
     QLoraOptions options;
+    options.activation_checkpointing = checkpointing;
+    options.cancelled = asked_.callback();
     options.adapter = Adapter(dropout);
     options.bf16_compute = bf16;
     options.dropout_seed = 3;
@@ -47,6 +50,24 @@ class QLoraModelTest : public testing::Test {
     EXPECT_TRUE(logprobs.ok()) << logprobs.status();
     return logprobs.value_or(std::vector<float>());
   }
+  // Two examples in one row, and one in a row of its own.
+  data::MicroBatch Batch() const {
+    data::MicroBatch batch;
+    for (const std::size_t size : {19u, 7u, 12u}) {
+      batch.tokens.insert(batch.tokens.end(), tokens_.begin(), tokens_.begin() + static_cast<std::ptrdiff_t>(size));
+      batch.targets.insert(batch.targets.end(), tokens_.begin() + 1, tokens_.begin() + static_cast<std::ptrdiff_t>(size));
+      batch.targets.push_back(-1);
+    }
+    batch.segments = {0, 19, 26, 38};
+    batch.rows = {0, 26, 38};
+    batch.num_trained = 35;
+    return batch;
+  }
+  static std::vector<std::vector<float>> Gradients(QLoraModel& model) {
+    std::vector<std::vector<float>> all;
+    for (const Parameter& parameter : model.parameters()) all.emplace_back(parameter.grad.begin(), parameter.grad.end());
+    return all;
+  }
   // The same adapter as an artifact, as nibbled serves it.
   double ServedDifference(QLoraModel& trained, const std::string& name) {
     std::vector<std::vector<float>> values;
@@ -60,6 +81,7 @@ class QLoraModelTest : public testing::Test {
     return difference.value_or(-1);
   }
 
+  support::CancelAt asked_;
   model::SmallModels models_;
   const std::unique_ptr<kernels::DenseLibrary> library_ = MakeTorchLibrary();
   kernels::Stream stream_ = models_.stream();
@@ -92,6 +114,50 @@ TEST_F(QLoraModelTest, ItsLogprobsAreTheLossesThatItTrainsOn) {
   const std::vector<float> logprobs = Logprobs(*model);
   ASSERT_EQ(logprobs.size() + 1, tokens_.size());
   EXPECT_EQ(*loss, -std::accumulate(logprobs.begin(), logprobs.end(), 0.0));
+}
+
+TEST_F(QLoraModelTest, AsksBeforeEveryLinearForwardRecomputedAndBackward) {
+  const auto calls = [&](bool checkpointing) {
+    const auto model = Make(true, 0, checkpointing);
+    asked_.Restart(0);
+    EXPECT_TRUE(model->ForwardBackward(Batch(), 1.0, 0).ok());
+    return asked_.calls();
+  };
+  const int plain = calls(false);
+  const int linears = static_cast<int>(models_.Load(models_.nf4())->config().num_layers) * model::kNumLinearKinds;
+  // k_proj of the first layer has no adapter and an input without a gradient: it takes no part in the backward pass.
+  EXPECT_GE(plain, 2 * linears - 1);
+  EXPECT_GE(calls(true) - plain, linears);
+}
+
+TEST_F(QLoraModelTest, PassThatIsStoppedAnywhereLeavesNothingBehind) {
+  for (const bool checkpointing : {false, true}) {
+    const auto model = Make(true, 0.2, checkpointing);
+    asked_.Restart(0);
+    const auto loss = model->ForwardBackward(Batch(), 1.0, 5);
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    const auto gradients = Gradients(*model);
+    const int calls = asked_.calls();
+    for (int at = 1; at <= calls; ++at) {
+      asked_.Restart(at);
+      EXPECT_EQ(model->ForwardBackward(Batch(), 1.0, 5).status().code(), absl::StatusCode::kCancelled) << at;
+      EXPECT_EQ(asked_.calls(), at) << "nothing runs after the answer";
+    }
+    asked_.Restart(0);
+    model->ZeroGrad();
+    const auto again = model->ForwardBackward(Batch(), 1.0, 5);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(*again, *loss);
+    EXPECT_EQ(Gradients(*model), gradients);
+  }
+}
+
+TEST_F(QLoraModelTest, StopWhileItIsMadeIsCancelled) {
+  QLoraOptions options;
+  options.adapter = Adapter(0);
+  options.cancelled = asked_.callback();
+  asked_.Restart(2);
+  EXPECT_EQ(QLoraModel::Create(models_.Load(models_.nf4()), options, stream_).status().code(), absl::StatusCode::kCancelled);
 }
 
 TEST_F(QLoraModelTest, NothingIsDroppedOutOfItsLogprobs) {

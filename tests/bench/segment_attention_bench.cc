@@ -1,0 +1,119 @@
+// What packing costs attention in training: rows of many short examples beside the same examples alone, forward and backward. Prints
+// medians of time and the peak of torch's memory; fails where the results of a packed row are not those of its examples.
+//   --threads N   --rounds N (at least 5)   --tokens N (of an example, 500)   --examples N (16)
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/launch_counter.h"
+#include "server/trainer/segment_attention.h"
+#include "server/trainer/torch_runtime.h"
+#include "tests/support/torch_memory.h"
+
+namespace {
+
+using nibble::trainer::ApplySegmentAttention;
+using torch::Tensor;
+
+struct Shape {
+  const char* model;
+  std::int64_t heads, kv_heads, dim;
+};
+
+struct Run {
+  double seconds = 0;
+  std::int64_t peak_bytes = 0;
+  std::vector<Tensor> results;  // the output and the three gradients
+};
+
+double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+Tensor Random(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
+  torch::manual_seed(seed);
+  return torch::randn({rows, cols}).to(torch::kBFloat16);
+}
+
+std::vector<Tensor> Pass(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape) {
+  nibble::trainer::AutogradContext context;
+  std::vector<Tensor> leaves;
+  for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().requires_grad_());
+  const Tensor y = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], segments, shape.heads, shape.kv_heads, context);
+  std::vector<Tensor> results = torch::autograd::grad({y}, leaves, {inputs[3]});
+  results.insert(results.begin(), y.detach());
+  return results;
+}
+
+Run Measure(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape, int rounds) {
+  Run run;
+  run.results = Pass(inputs, segments, shape);
+  {
+    nibble::support::TorchMemory memory;
+    Pass(inputs, segments, shape);
+    run.peak_bytes = memory.peak_bytes();
+  }
+  std::vector<double> times;
+  for (int i = 0; i < rounds; ++i) {
+    const double began = Now();
+    Pass(inputs, segments, shape);
+    times.push_back(Now() - began);
+  }
+  run.seconds = Median(std::move(times));
+  return run;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int threads = 2, rounds = 9;
+  std::int64_t tokens = 500, examples = 16;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string flag = argv[i];
+    const int value = std::atoi(argv[i + 1]);
+    if (flag == "--threads") threads = value;
+    else if (flag == "--rounds") rounds = std::max(5, value);
+    else if (flag == "--tokens") tokens = value;
+    else if (flag == "--examples") examples = value;
+    else { std::fprintf(stderr, "unknown flag %s\n", flag.c_str()); return 2; }
+  }
+  static nibble::kernels::LaunchCounter launches;  // torch counts into it until the process is gone
+  nibble::trainer::InitTorch(threads, &launches);
+  std::printf("%d threads, bf16, forward and backward, medians of %d\n", threads, rounds);
+  std::printf("%-16s %-22s %10s %10s\n", "model", "case", "ms", "peak MiB");
+  for (const Shape& shape : {Shape{"SmolLM2-135M", 9, 3, 64}, Shape{"Llama-3-8B", 32, 8, 128}}) {
+    const std::int64_t total = tokens * examples;
+    const std::int64_t q = shape.heads * shape.dim, kv = shape.kv_heads * shape.dim;
+    const std::vector<Tensor> row = {Random(total, q, 1), Random(total, kv, 2), Random(total, kv, 3), Random(total, q, 4)};
+    std::vector<std::int64_t> segments(static_cast<std::size_t>(examples) + 1);
+    for (std::size_t s = 0; s < segments.size(); ++s) segments[s] = static_cast<std::int64_t>(s) * tokens;
+    std::vector<Tensor> one;
+    for (const Tensor& t : row) one.push_back(t.narrow(0, 0, tokens).clone());
+    const Run packed = Measure(row, segments, shape, rounds);
+    const Run alone = Measure(one, {0, tokens}, shape, rounds);
+    for (std::size_t i = 0; i < packed.results.size(); ++i) {
+      if (torch::equal(packed.results[i].narrow(0, 0, tokens), alone.results[i])) continue;
+      std::fprintf(stderr, "%s: a packed example has other bits than the example alone\n", shape.model);
+      return 1;
+    }
+    const double n = static_cast<double>(examples);
+    const double mib = 1 << 20;
+    const auto print = [&](const std::string& name, double seconds, double bytes) {
+      std::printf("%-16s %-22s %10.2f %10.2f\n", shape.model, name.c_str(), seconds * 1e3, bytes / mib);
+    };
+    print("one example", alone.seconds, static_cast<double>(alone.peak_bytes));
+    print("a row of " + std::to_string(examples), packed.seconds, static_cast<double>(packed.peak_bytes));
+    std::printf("%-16s %-22s %10.3f %10.3f\n", shape.model, "row / sum of examples", packed.seconds / (n * alone.seconds),
+                static_cast<double>(packed.peak_bytes) / (n * static_cast<double>(alone.peak_bytes)));
+  }
+  return 0;
+}

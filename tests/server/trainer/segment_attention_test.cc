@@ -1,0 +1,187 @@
+// Attention by segment against the formula in f64 and against the dense mask that it replaces, and what its graph keeps.
+#include "server/trainer/segment_attention.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "server/trainer/torch_bridge.h"
+#include "tests/support/cancel_at.h"
+#include "tests/support/torch_memory.h"
+
+namespace nibble::trainer {
+namespace {
+
+using torch::Tensor;
+
+struct Case {
+  std::int64_t heads, kv_heads, dim;
+  std::vector<std::int64_t> segments;
+  std::int64_t tokens;  // more than segments.back(): they fill up
+};
+
+// The output and the gradients to q, k and v.
+using Results = std::vector<Tensor>;
+using Attention = std::function<Tensor(const Tensor& q, const Tensor& k, const Tensor& v)>;
+
+class SegmentAttentionTest : public ::testing::Test {
+ protected:
+  // q, k, v and the gradient of the output.
+  static std::vector<Tensor> Inputs(const Case& c, torch::ScalarType type) {
+    torch::manual_seed(7);
+    std::vector<Tensor> inputs;
+    for (const std::int64_t heads : {c.heads, c.kv_heads, c.kv_heads, c.heads}) {
+      inputs.push_back(torch::randn({c.tokens, heads * c.dim}).to(type));
+    }
+    return inputs;
+  }
+  static Results Run(const Attention& attention, const std::vector<Tensor>& inputs, torch::ScalarType type) {
+    std::vector<Tensor> leaves;
+    for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().to(type).requires_grad_());
+    const Tensor y = attention(leaves[0], leaves[1], leaves[2]);
+    Results results = torch::autograd::grad({y}, leaves, {inputs[3].to(type)});
+    results.insert(results.begin(), y.detach());
+    return results;
+  }
+  Results BySegment(const Case& c, const std::vector<Tensor>& inputs, torch::ScalarType type) {
+    return Run([&](const Tensor& q, const Tensor& k, const Tensor& v) {
+      return ApplySegmentAttention(q, k, v, c.segments, c.heads, c.kv_heads, context_);
+    }, inputs, type);
+  }
+  // One call over all tokens, each masked from what is not of its segment: how packed rows attended before.
+  static Tensor Masked(const Tensor& q, const Tensor& k, const Tensor& v, const Case& c) {
+    Tensor mask = torch::full({c.tokens, c.tokens}, -std::numeric_limits<float>::infinity());
+    for (std::size_t s = 0; s + 1 < c.segments.size(); ++s) {
+      const std::int64_t begin = c.segments[s], n = c.segments[s + 1] - begin;
+      mask.narrow(0, begin, n).narrow(1, begin, n).masked_fill_(torch::ones({n, n}, torch::kBool).tril(), 0.0);
+    }
+    for (std::int64_t t = c.segments.back(); t < c.tokens; ++t) mask[t][t] = 0.0;
+    const auto heads = [&](const Tensor& x, std::int64_t n) {
+      return x.view({c.tokens, n, c.dim}).transpose(0, 1).repeat_interleave(c.heads / n, 0).unsqueeze(0);
+    };
+    const Tensor y = at::scaled_dot_product_attention(heads(q, c.heads), heads(k, c.kv_heads), heads(v, c.kv_heads), mask.to(q.scalar_type()));
+    return y.squeeze(0).transpose(0, 1).reshape({c.tokens, c.heads * c.dim});
+  }
+  // Elementwise bounds on the distance from the formula's results in f64, of products that round to `unit`: probabilities and their
+  // gradients are rounded before they are multiplied, results once more for each block of queries that adds to them.
+  static Results Bounds(const Case& c, const std::vector<Tensor>& inputs, double unit) {
+    Results bounds;
+    for (const Tensor& t : {inputs[0], inputs[0], inputs[1], inputs[2]}) bounds.push_back(torch::zeros(t.sizes(), torch::kFloat64));
+    const std::int64_t group = c.heads / c.kv_heads;
+    for (std::size_t s = 0; s + 1 < c.segments.size(); ++s) {
+      const std::int64_t begin = c.segments[s], n = c.segments[s + 1] - begin;
+      const double roundings = unit * (3.0 + static_cast<double>((n + 31) / 32));
+      for (std::int64_t h = 0; h < c.heads; ++h) {
+        const auto rows = [&](const Tensor& x, std::int64_t head) {
+          return x.narrow(0, begin, n).narrow(1, head * c.dim, c.dim).to(torch::kFloat64);
+        };
+        const Tensor q = rows(inputs[0], h), k = rows(inputs[1], h / group), v = rows(inputs[2], h / group), g = rows(inputs[3], h);
+        const double scale = 1.0 / std::sqrt(static_cast<double>(c.dim));
+        Tensor scores = q.mm(k.t()) * scale;
+        scores.masked_fill_(torch::ones({n, n}, torch::kBool).triu(1), -std::numeric_limits<double>::infinity());
+        const Tensor p = torch::softmax(scores, -1);
+        const Tensor out = p.mm(v);
+        const Tensor slack = (g.abs() * out.abs()).sum(-1, true);  // of the sum over a row that its gradients share
+        const Tensor ds = p * ((g.mm(v.t()) - (g * out).sum(-1, true)).abs() + slack + g.abs().mm(v.abs().t()));
+        const auto add = [&](const Tensor& bound, std::int64_t head, const Tensor& by) {
+          bound.narrow(0, begin, n).narrow(1, head * c.dim, c.dim).add_(by * roundings);
+        };
+        add(bounds[0], h, p.mm(v.abs()));
+        add(bounds[1], h, ds.mm(k.abs()) * scale);
+        add(bounds[2], h / group, ds.t().mm(q.abs()) * scale);
+        add(bounds[3], h / group, p.t().mm(g.abs()));
+      }
+    }
+    return bounds;
+  }
+
+  AutogradContext context_;
+};
+
+const Case kCases[] = {
+    {4, 2, 8, {0, 5, 12, 13, 33}, 40},                 // ragged, filled up
+    {9, 3, 64, {0, 1, 32, 65, 98, 300, 301}, 320},     // sizes round the quantum; three query heads a KV head
+    {2, 2, 16, {0, 0, 64, 64, 128}, 128},              // empty segments; nothing to pad
+    {6, 1, 32, {0, 700}, 700},                         // one segment past the block sizes of the kernel
+    {4, 4, 16, {0, 31, 61}, 61},                       // the last one's padding lies past the rows
+};
+
+TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
+  const char* names[] = {"output", "gradient to q", "gradient to k", "gradient to v"};
+  for (const Case& c : kCases) {
+    for (const auto& [type, unit] : {std::pair{torch::kFloat32, 0x1p-20}, std::pair{torch::kBFloat16, 0x1p-8}}) {
+      const std::vector<Tensor> inputs = Inputs(c, type);
+      const Attention masked = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return Masked(q, k, v, c); };
+      const Results got = BySegment(c, inputs, type), formula = Run(masked, inputs, torch::kFloat64), dense = Run(masked, inputs, type);
+      const Results bounds = Bounds(c, inputs, unit);
+      const std::int64_t end = c.segments.back();
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const auto exceeds = [&](const Tensor& a, const Tensor& b, double factor) {
+          const Tensor excess = (a.to(torch::kFloat64) - b.to(torch::kFloat64)).abs() - factor * (bounds[i] + 1e-12);
+          return excess.narrow(0, 0, end).max().item<double>();
+        };
+        EXPECT_LE(exceeds(got[i], formula[i], 1), 0) << names[i] << " of " << c.tokens << " tokens, " << c10::toString(type);
+        EXPECT_LE(exceeds(got[i], dense[i], 2), 0) << names[i] << " of " << c.tokens << " tokens, " << c10::toString(type);
+        if (end < c.tokens) {
+          EXPECT_EQ(got[i].narrow(0, end, c.tokens - end).abs().max().item<float>(), 0.0f) << names[i] << " past the segments";
+        }
+      }
+    }
+  }
+}
+
+TEST_F(SegmentAttentionTest, PackingChangesNoBitOfAnExample) {
+  const Case packed = {9, 3, 64, {0, 37, 137, 140, 301}, 301};
+  const std::vector<Tensor> inputs = Inputs(packed, torch::kBFloat16);
+  const Results together = BySegment(packed, inputs, torch::kBFloat16);
+  for (std::size_t s = 0; s + 1 < packed.segments.size(); ++s) {
+    const std::int64_t begin = packed.segments[s], n = packed.segments[s + 1] - begin;
+    std::vector<Tensor> own;
+    for (const Tensor& input : inputs) own.push_back(input.narrow(0, begin, n).clone());
+    const Results alone = BySegment({9, 3, 64, {0, n}, n}, own, torch::kBFloat16);
+    for (std::size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(torch::equal(together[i].narrow(0, begin, n), alone[i])) << s << " " << i;
+  }
+}
+
+// A dense mask of 2,048 tokens alone would be 8 MiB in bf16, its scores 72 MiB.
+TEST_F(SegmentAttentionTest, PackedRowCostsTheMemoryOfItsExamples) {
+  constexpr std::int64_t kExamples = 16, kTokens = 125;
+  const auto peak = [&](std::int64_t examples) {
+    Case c = {9, 3, 64, {}, examples * kTokens};
+    for (std::int64_t s = 0; s <= examples; ++s) c.segments.push_back(s * kTokens);
+    const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
+    BySegment(c, inputs, torch::kBFloat16);
+    support::TorchMemory memory;
+    BySegment(c, inputs, torch::kBFloat16);
+    return memory.peak_bytes();
+  };
+  EXPECT_LE(static_cast<double>(peak(kExamples)), 1.2 * kExamples * static_cast<double>(peak(1)));
+}
+
+TEST_F(SegmentAttentionTest, KeepsItsInputsByReferenceItsOutputAndOneNumberAHeadAndToken) {
+  const Case c = {4, 2, 16, {0, 64, 96}, 96};
+  const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
+  const std::int64_t kept = support::KeptBytes([&] {
+    std::vector<Tensor> leaves;
+    for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().requires_grad_());
+    return ApplySegmentAttention(leaves[0], leaves[1], leaves[2], c.segments, c.heads, c.kv_heads, context_);
+  });
+  EXPECT_EQ(kept, c.tokens * c.heads * 4);
+}
+
+TEST_F(SegmentAttentionTest, AsksBeforeEverySegment) {
+  support::CancelAt asked;
+  context_.cancelled = asked.callback();
+  const Case c = {2, 1, 8, {0, 3, 9, 20}, 20};
+  const std::vector<Tensor> inputs = Inputs(c, torch::kFloat32);
+  BySegment(c, inputs, torch::kFloat32);
+  EXPECT_EQ(asked.calls(), 6) << "three segments, forward and backward";
+  asked.Restart(5);
+  EXPECT_THROW(BySegment(c, inputs, torch::kFloat32), StoppedError);
+}
+
+}  // namespace
+}  // namespace nibble::trainer
