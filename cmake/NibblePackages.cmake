@@ -1,4 +1,4 @@
-# Targets for Debian packages that bring no usable CMake configuration: SOCI and cpp-httplib have none, oneDNN's asks for
+# Targets for Debian packages that bring no usable CMake configuration: SOCI has none, oneDNN's asks for
 # OpenCL headers that its package does not depend on.
 include_guard(GLOBAL)
 
@@ -14,5 +14,4 @@ endfunction()
 nibble_system_library(soci_core soci/soci.h soci_core)
 nibble_system_library(sqlite3 sqlite3.h sqlite3)
 nibble_system_library(soci_sqlite3 soci/sqlite3/soci-sqlite3.h soci_sqlite3 nibble::soci_core)
-nibble_system_library(httplib httplib.h cpp-httplib)
 nibble_system_library(dnnl oneapi/dnnl/dnnl.hpp dnnl)

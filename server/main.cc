@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -13,6 +14,7 @@
 #include "server/app.h"
 #include "server/base/files.h"
 #include "server/base/log.h"
+#include "server/base/log_writer.h"
 #include "server/base/strings.h"
 #include "server/build_info.h"
 
@@ -96,6 +98,7 @@ int main(int argc, char** argv) {
   options.threads = AvailableCpus();
   Seconds seconds = {absl::ToDoubleSeconds(options.drain), absl::ToDoubleSeconds(options.job_grace)};
   CLI::App cli{"The Nibble server: fine-tunes language models in low precision and serves them"};
+  cli.footer("SIGTERM and SIGINT drain and end the server; SIGHUP reads the files of --tls_* and --token_file at once.");
   const nibble::BuildSource source = nibble::BuiltFrom();
   const std::string commit = *source.commit == '\0' ? "unknown" : source.commit;
   cli.set_version_flag("--version", nibble::base::StrCat("nibbled ", nibble::kVersion, "\ncommit ", commit, "\ncode ",
@@ -109,6 +112,7 @@ int main(int argc, char** argv) {
   SetOpenMp(options.threads, argv);
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) options.environment.emplace_back(*entry);
 
+  ::umask(027);  // trainers inherit it
   std::signal(SIGPIPE, SIG_IGN);
   // What a trainer leaves behind comes to us and is ended (server/jobs/stray_processes.h).
   prctl(PR_SET_NAME, "nibbled");  // SetOpenMp has made it "exe", which nobody looks for
@@ -121,15 +125,20 @@ int main(int argc, char** argv) {
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGHUP);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
+  const nibble::base::LogWriter log_writer;  // to the end of main: a reader of our log that stalls must hold up nothing
   auto app = nibble::App::Start(options);
   if (!app.ok()) {
     std::fprintf(stderr, "nibbled: %s\n", std::string(app.status().message()).c_str());
     return 1;
   }
   int signal = 0;
-  sigwait(&signals, &signal);
+  while (sigwait(&signals, &signal) == 0 && signal == SIGHUP) {
+    nibble::base::LogInfo("reading TLS and token files again", {{"signal", "SIGHUP"}});
+    (*app)->Reload();
+  }
   nibble::base::LogInfo("stopping", {{"signal", signal == SIGTERM ? "SIGTERM" : "SIGINT"}});
   (*app)->Drain();
   app->reset();

@@ -4,41 +4,53 @@
 #include <spdlog/spdlog.h>
 
 #include <cstdlib>
+#include <memory>
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/base/json.h"
+#include "server/base/log_line.h"
+#include "server/base/log_writer.h"
 
 namespace nibble::base {
 namespace {
 
+// Never destroyed: a thread may log, or stall in a write, until the process is gone.
 spdlog::logger& Logger() {
-  static const std::shared_ptr<spdlog::logger> logger = [] {
-    auto made = std::make_shared<spdlog::logger>("nibble", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  static spdlog::logger& logger = *[] {
+    auto* made = new spdlog::logger("nibble", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%v");
     made->flush_on(spdlog::level::info);
     return made;
   }();
-  return *logger;
+  return logger;
 }
 
-void Write(spdlog::level::level_enum level, const char* name, std::string_view message, LogFields fields) {
-  Json line = Json::object();
-  line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
-  line["level"] = name;
-  line["message"] = std::string(message);
-  for (const auto& [key, value] : fields) line[std::string(key)] = value;
-  Logger().log(level, spdlog::string_view_t(Dump(line)));
+void Write(std::string_view level, std::string_view message, LogFields fields) {
+  const LogLine line = FormatLogLine(level, message, fields);
+  if (!QueueLogLine(line)) PrintLogLine(line);
 }
 
 }  // namespace
 
-void LogInfo(std::string_view message, LogFields fields) { Write(spdlog::level::info, "info", message, fields); }
-void LogWarning(std::string_view message, LogFields fields) { Write(spdlog::level::warn, "warning", message, fields); }
-void LogError(std::string_view message, LogFields fields) { Write(spdlog::level::err, "error", message, fields); }
+LogLine FormatLogLine(std::string_view level, std::string_view message, LogFields fields) {
+  Json line = Json::object();
+  line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
+  line["level"] = std::string(level);
+  line["message"] = std::string(message);
+  for (const auto& [key, value] : fields) line[std::string(key)] = value;
+  return {level != "info", Dump(line)};
+}
+
+void PrintLogLine(const LogLine& line) { Logger().log(spdlog::level::info, spdlog::string_view_t(line.text)); }
+
+void LogInfo(std::string_view message, LogFields fields) { Write("info", message, fields); }
+void LogWarning(std::string_view message, LogFields fields) { Write("warning", message, fields); }
+void LogError(std::string_view message, LogFields fields) { Write("error", message, fields); }
 
 void CheckFailed(const char* file, int line, const char* condition) {
   LogError("broken invariant", {{"file", file}, {"line", std::to_string(line)}, {"condition", condition}});
+  FlushLog(absl::Seconds(2));
   std::abort();
 }
 

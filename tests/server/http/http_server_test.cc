@@ -2,20 +2,28 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <httplib.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
+#include <chrono>
+#include <cstdlib>
+#include <future>
 #include <memory>
+#include <optional>
 #include <stdexcept>
-#include <string_view>
+#include <string>
+#include <thread>
+#include <utility>
 #include <vector>
+
+#include "tests/server/http/raw_connection.h"
 
 namespace nibble::http {
 namespace {
 
 using testing::HasSubstr;
+
+constexpr char kHalf[] = "GET /livez HTTP/1.1\r\nX-Half: ";
+constexpr absl::Duration kShort = absl::Milliseconds(300);  // of limits that a test waits for
+constexpr auto kTenfold = std::chrono::seconds(3);
 
 HttpHandlers Handlers() {
   HttpHandlers handlers;
@@ -26,99 +34,258 @@ HttpHandlers Handlers() {
   return handlers;
 }
 
-// To the server, without HTTP.
-class RawConnection {
- public:
-  explicit RawConnection(int port) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<std::uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  }
-  ~RawConnection() { ::close(socket_); }
-  RawConnection(const RawConnection&) = delete;
-  RawConnection& operator=(const RawConnection&) = delete;
-  void Send(std::string_view text) { EXPECT_EQ(::send(socket_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size())); }
-
- private:
-  const int socket_;
-};
-
 class HttpServerTest : public testing::Test {
  protected:
-  void SetUp() override {
-    auto server = HttpServer::Start("127.0.0.1:0", Handlers());
+  void Start(HttpLimits limits = {}, HttpHandlers handlers = Handlers()) {
+    auto server = HttpServer::Start("127.0.0.1:0", std::move(handlers), limits);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
-    client_ = std::make_unique<httplib::Client>("127.0.0.1", server_->port());
   }
+  int port() const { return server_->port(); }
+  // Of a client beside the others.
+  RawReply Get(const std::string& target) { return RawConnection(port()).Get(target); }
+
   std::unique_ptr<HttpServer> server_;
-  std::unique_ptr<httplib::Client> client_;
 };
 
 TEST_F(HttpServerTest, MetricsAreTextWithTheirVersion) {
-  const auto response = client_->Get("/metrics");
-  ASSERT_TRUE(response);
-  EXPECT_EQ(response->status, 200);
-  EXPECT_EQ(response->body, "a_metric 1\n");
-  EXPECT_EQ(response->get_header_value("Content-Type"), "text/plain; version=0.0.4; charset=utf-8");
+  Start();
+  const RawReply reply = Get("/metrics");
+  EXPECT_EQ(reply.status, 200);
+  EXPECT_EQ(reply.body, "a_metric 1\n");
+  EXPECT_THAT(reply.header, HasSubstr("Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"));
 }
 
 TEST_F(HttpServerTest, ProbesSayWhyNot) {
-  EXPECT_EQ(client_->Get("/livez")->status, 200);
-  EXPECT_EQ(client_->Get("/startupz")->status, 200);
-  const auto ready = client_->Get("/readyz");
-  EXPECT_EQ(ready->status, 503);
-  EXPECT_EQ(ready->body, "starting\n");
+  Start();
+  EXPECT_EQ(Get("/livez").status, 200);
+  EXPECT_EQ(Get("/startupz?verbose").status, 200);
+  const RawReply ready = Get("/readyz");
+  EXPECT_EQ(ready.status, 503);
+  EXPECT_EQ(ready.body, "starting\n");
 }
 
-TEST_F(HttpServerTest, OnlyGetIsAnswered) {
-  const auto post = client_->Post("/metrics", "", "text/plain");
-  ASSERT_TRUE(post);
-  EXPECT_EQ(post->status, 405);
-  EXPECT_EQ(client_->Delete("/metrics")->status, 405);
-  EXPECT_EQ(client_->Get("/nothing")->status, 404);
+TEST_F(HttpServerTest, AnswersGetAlone) {
+  Start();
+  for (const std::string method : {"POST", "DELETE", "PUT", "OPTIONS", "TRACE"}) {
+    const RawReply refused = RawConnection(port()).Ask(method + " /metrics HTTP/1.1\r\nHost: test\r\nContent-Length: 0\r\n\r\n");
+    EXPECT_EQ(refused.status, 405) << method;
+    EXPECT_THAT(refused.header, HasSubstr("Allow: GET\r\n"));
+  }
+  EXPECT_EQ(Get("/nothing").status, 404);
+  RawConnection head(port());
+  head.Send("HEAD /livez HTTP/1.1\r\nHost: test\r\n\r\nGET /livez HTTP/1.1\r\nHost: test\r\n\r\n");
+  EXPECT_EQ(head.Read(/*without_body=*/true).status, 405);
+  EXPECT_EQ(head.Read().body, "ok\n") << "an answer to HEAD has no body";
 }
 
-TEST_F(HttpServerTest, LargeHeadersAndTargetsAreRefused) {
-  EXPECT_EQ(client_->Get(("/livez?" + std::string(2000, 'x')).c_str())->status, 414);
-  httplib::Headers many;
-  for (int i = 0; i < 100; ++i) many.emplace("X-" + std::to_string(i), "v");
-  EXPECT_EQ(client_->Get("/livez", many)->status, 431);
-  // The server is still there.
-  EXPECT_EQ(client_->Get("/livez")->status, 200);
+TEST_F(HttpServerTest, RefusesLargeHeadersTargetsAndBodies) {
+  Start();
+  const std::string host = " HTTP/1.1\r\nHost: test\r\n";
+  std::string fields;
+  for (int i = 0; i < 100; ++i) fields += "X-" + std::to_string(i) + ": v\r\n";
+  const std::vector<std::pair<int, std::string>> refused = {
+      {414, "GET /livez?" + std::string(2000, 'x') + host + "\r\n"},
+      {414, "GET /livez?" + std::string(100'000, 'x')},
+      {431, "GET /livez" + host + fields + "\r\n"},
+      {431, "GET /livez" + host + "X-Long: " + std::string(100'000, 'x')},
+      {413, "GET /livez" + host + "Content-Length: 5\r\n\r\nhello"},
+      {413, "GET /livez" + host + "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"},
+      {413, "GET /livez" + host + "Content-Length: 18446744073709551615\r\n\r\n"},
+      {405, "POST /livez" + host + "Content-Length: 5\r\n\r\nhello"},
+      {400, "GET /livez" + host + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"},
+      {400, "GET /livez" + host + "Content-Length: five\r\n\r\n"},
+      {400, "\x16\x03\x01\x02: a TLS hello\r\n\r\n"},
+      {400, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"},
+  };
+  for (const auto& [status, text] : refused) {
+    RawConnection connection(port());
+    connection.Send(text);
+    EXPECT_EQ(connection.Read().status, status) << text.substr(0, 60);
+    EXPECT_TRUE(connection.AwaitClosed()) << text.substr(0, 60);
+  }
+  EXPECT_EQ(Get("/livez").status, 200);
+}
+
+TEST_F(HttpServerTest, KeepsConnectionsForTheNextRequestAsItsVersionSays) {
+  Start();
+  RawConnection connection(port());
+  for (int i = 0; i < 200; ++i) ASSERT_EQ(connection.Get("/livez").status, 200);
+  EXPECT_EQ(connection.Ask("GET /livez HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").status, 200);
+  EXPECT_TRUE(connection.AwaitClosed());
+  RawConnection old(port());
+  EXPECT_THAT(old.Ask("GET /livez HTTP/1.0\r\n\r\n").header, HasSubstr("HTTP/1.0 200"));
+  EXPECT_TRUE(old.AwaitClosed());
+}
+
+TEST_F(HttpServerTest, AnswersPipelinedRequestsInOrder) {
+  Start();
+  RawConnection connection(port());
+  std::string all;
+  for (int i = 0; i < 50; ++i) {
+    all += "GET /livez HTTP/1.1\r\nHost: test\r\n\r\nGET /metrics HTTP/1.1\r\nHost: test\r\n\r\nGET /readyz HTTP/1.1\r\nHost: test\r\n\r\n";
+  }
+  connection.Send(all);
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_EQ(connection.Read().body, "ok\n");
+    EXPECT_EQ(connection.Read().body, "a_metric 1\n");
+    EXPECT_EQ(connection.Read().body, "starting\n");
+  }
 }
 
 // A peer that connects and says nothing, or not all, has no say in whether this server lives.
-TEST_F(HttpServerTest, IdleConnectionsDoNotHoldUpTheProbes) {
-  std::vector<std::unique_ptr<RawConnection>> idle;
-  for (int i = 0; i < 12; ++i) {
-    idle.push_back(std::make_unique<RawConnection>(server_->port()));
-    if (i % 2 == 1) idle.back()->Send("GET /livez HTTP/1.1\r\nX-Half: ");
+TEST_F(HttpServerTest, SlowConnectionsDoNotHoldUpTheProbes) {  // C3
+  for (const int count : {8, 200}) {
+    Start();
+    std::vector<std::unique_ptr<RawConnection>> slow;
+    for (int i = 0; i < count; ++i) {
+      slow.push_back(std::make_unique<RawConnection>(port()));
+      if (i % 2 == 1) slow.back()->Send(kHalf);
+    }
+    for (int round = 0; round < 20; ++round) {
+      for (const auto& connection : slow) connection->Send("x");  // those that were closed for others have no part in it
+      ASSERT_EQ(Get("/livez").status, 200) << count;
+    }
   }
-  client_->set_read_timeout(5);
-  const auto response = client_->Get("/livez");
-  ASSERT_TRUE(response) << "no answer";
-  EXPECT_EQ(response->status, 200);
 }
 
-TEST(HttpServerStartTest, AThrowingHandlerIsAnErrorAnswer) {
+TEST_F(HttpServerTest, RequestThatComesByteByByteHasOneDeadline) {  // C3
+  HttpLimits limits;
+  limits.request = kShort;
+  Start(limits);
+  const auto began = std::chrono::steady_clock::now();
+  RawConnection connection(port());
+  ASSERT_TRUE(connection.Send("GET /livez HTTP/1.1\r\nX-Slow: "));
+  while (!connection.ReadableWithin(20) && connection.Send("x")) {
+  }
+  EXPECT_TRUE(connection.AwaitClosed());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, kTenfold);
+}
+
+TEST_F(HttpServerTest, ClosesConnectionsWithoutARequest) {
+  HttpLimits limits;
+  limits.request = limits.idle = kShort;
+  Start(limits);
+  RawConnection silent(port()), idle(port());
+  EXPECT_EQ(idle.Get("/livez").status, 200);
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_TRUE(silent.AwaitClosed());
+  EXPECT_TRUE(idle.AwaitClosed());
+  EXPECT_LT(std::chrono::steady_clock::now() - began, kTenfold);
+}
+
+TEST_F(HttpServerTest, ClosesAClientThatDoesNotReadItsAnswer) {
+  HttpLimits limits;
+  limits.write = kShort;
+  HttpHandlers handlers = Handlers();
+  constexpr std::size_t kMoreThanSocketsHold = 64 << 20;
+  handlers.metrics = [] { return std::string(kMoreThanSocketsHold, 'x'); };
+  Start(limits, std::move(handlers));
+  RawConnection deaf(port());
+  const auto began = std::chrono::steady_clock::now();
+  deaf.Send("GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n");
+  EXPECT_TRUE(deaf.ResetWithin(60'000));
+  EXPECT_LT(std::chrono::steady_clock::now() - began, kTenfold);
+  EXPECT_EQ(Get("/livez").status, 200);
+}
+
+TEST_F(HttpServerTest, NewConnectionTakesThePlaceOfTheLongestExchange) {  // C3
+  HttpLimits limits;
+  limits.max_connections = 4;
+  Start(limits);
+  std::vector<std::unique_ptr<RawConnection>> idle;
+  for (int i = 0; i < 4; ++i) {
+    idle.push_back(std::make_unique<RawConnection>(port()));
+    ASSERT_EQ(idle.back()->Get("/livez").status, 200);
+  }
+  ASSERT_EQ(idle[0]->Get("/livez").status, 200);  // its exchange is the newest now
+  RawConnection fifth(port());
+  EXPECT_EQ(fifth.Get("/livez").status, 200);
+  EXPECT_TRUE(idle[1]->AwaitClosed());
+  for (const int kept : {0, 2, 3}) EXPECT_EQ(idle[static_cast<std::size_t>(kept)]->Get("/livez").status, 200) << kept;
+}
+
+TEST_F(HttpServerTest, ScrapeThatTakesLongHoldsUpNothingElse) {  // C3
+  std::promise<void> go;
+  HttpHandlers handlers = Handlers();
+  handlers.metrics = [gate = go.get_future().share()] {
+    gate.wait();
+    return std::string("late 1\n");
+  };
+  Start({}, std::move(handlers));
+  std::vector<std::unique_ptr<RawConnection>> scrapes;
+  for (int i = 0; i < 20; ++i) {
+    scrapes.push_back(std::make_unique<RawConnection>(port()));
+    scrapes.back()->Send("GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n");
+  }
+  for (int i = 0; i < 5; ++i) EXPECT_EQ(Get("/livez").status, 200);
+  go.set_value();
+  for (const auto& scrape : scrapes) EXPECT_EQ(scrape->Read().body, "late 1\n");
+}
+
+TEST_F(HttpServerTest, ScrapeThatTakesTooLongIsRefused) {
+  HttpLimits limits;
+  limits.render = kShort;
+  std::promise<void> go;
+  HttpHandlers handlers = Handlers();
+  handlers.metrics = [gate = go.get_future().share()] {
+    gate.wait();
+    return std::string("late 1\n");
+  };
+  Start(limits, std::move(handlers));
+  RawConnection scrape(port());
+  EXPECT_EQ(scrape.Get("/metrics").status, 503);
+  EXPECT_TRUE(scrape.AwaitClosed());
+  go.set_value();
+  EXPECT_EQ(Get("/metrics").body, "late 1\n");
+}
+
+TEST_F(HttpServerTest, ThrowingHandlerIsAnErrorAnswer) {
   HttpHandlers handlers = Handlers();
   handlers.metrics = []() -> std::string { throw std::runtime_error("no"); };
-  auto server = HttpServer::Start("127.0.0.1:0", std::move(handlers));
-  ASSERT_TRUE(server.ok());
-  httplib::Client client("127.0.0.1", (*server)->port());
-  EXPECT_EQ(client.Get("/metrics")->status, 500);
-  EXPECT_EQ(client.Get("/livez")->status, 200);
+  handlers.ready = []() -> absl::Status { throw 5; };
+  Start({}, std::move(handlers));
+  EXPECT_EQ(Get("/metrics").status, 500);
+  EXPECT_EQ(Get("/readyz").status, 500);
+  EXPECT_EQ(Get("/livez").status, 200);
 }
 
-TEST(HttpServerStartTest, ATakenPortIsAnErrorThatNamesTheFlag) {
+TEST_F(HttpServerTest, StopsWhileConnectionsAreOpen) {
+  Start();
+  RawConnection silent(port()), half(port()), idle(port());
+  half.Send(kHalf);
+  EXPECT_EQ(idle.Get("/livez").status, 200);
+  server_.reset();
+  for (RawConnection* connection : {&silent, &half, &idle}) EXPECT_TRUE(connection->AwaitClosed());
+}
+
+TEST_F(HttpServerTest, StopsWhileAScrapeIsRendered) {
+  std::promise<void> begun, go;
+  HttpHandlers handlers = Handlers();
+  handlers.metrics = [&begun, &go] {
+    begun.set_value();
+    go.get_future().wait();
+    return std::string("late 1\n");
+  };
+  Start({}, std::move(handlers));
+  RawConnection scrape(port()), waiting(port());
+  for (RawConnection* connection : {&scrape, &waiting}) connection->Send("GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n");
+  begun.get_future().wait();
+  std::thread stop([this] { server_.reset(); });
+  go.set_value();
+  stop.join();
+  EXPECT_TRUE(scrape.AwaitClosed());
+  EXPECT_TRUE(waiting.AwaitClosed());
+}
+
+TEST(HttpServerStartTest, TakenPortIsAnErrorThatNamesTheFlag) {
   auto first = HttpServer::Start("127.0.0.1:0", Handlers());
   ASSERT_TRUE(first.ok());
-  const auto second = HttpServer::Start("127.0.0.1:" + std::to_string((*first)->port()), Handlers());
-  ASSERT_FALSE(second.ok());
-  EXPECT_THAT(std::string(second.status().message()), HasSubstr("--http_address"));
+  for (const char* host : {"127.0.0.1:", "localhost:"}) {
+    const auto second = HttpServer::Start(host + std::to_string((*first)->port()), Handlers());
+    ASSERT_FALSE(second.ok());
+    EXPECT_THAT(std::string(second.status().message()), HasSubstr("--http_address"));
+  }
 }
 
 TEST(HostPortTest, ReadsWhatItShouldAndNothingElse) {

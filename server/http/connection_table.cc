@@ -1,0 +1,52 @@
+#include "server/http/connection_table.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace nibble::http {
+
+namespace {
+
+namespace ip = boost::asio::ip;
+
+// One host may have all addresses of an IPv6 /64.
+ip::address PeerOf(const ip::address& address) {
+  if (!address.is_v6()) return address;
+  const ip::address_v6 v6 = address.to_v6();
+  if (v6.is_v4_mapped()) return ip::make_address_v4(ip::v4_mapped, v6);
+  ip::address_v6::bytes_type bytes = v6.to_bytes();
+  std::fill(bytes.begin() + 8, bytes.end(), static_cast<unsigned char>(0));
+  return ip::address_v6(bytes);
+}
+
+}  // namespace
+
+void ConnectionTable::Place::Release() {
+  if (table_ == nullptr) return;
+  const auto count = table_->per_peer_.find(entry_->peer);
+  if (--count->second == 0) table_->per_peer_.erase(count);
+  table_->entries_.erase(entry_);
+  std::exchange(table_, nullptr)->on_free_();
+}
+
+void ConnectionTable::Place::Renew() {
+  if (table_ != nullptr) table_->entries_.splice(table_->entries_.end(), table_->entries_, entry_);
+}
+
+ConnectionTable::Place ConnectionTable::Add(Connection& connection, const ip::address& peer) {
+  entries_.push_back({&connection, PeerOf(peer)});
+  ++per_peer_[entries_.back().peer];
+  return Place(this, std::prev(entries_.end()));
+}
+
+bool ConnectionTable::CloseOne() {
+  if (entries_.empty()) return false;
+  std::size_t most = 0;
+  for (const auto& [peer, count] : per_peer_) most = std::max(most, count);
+  const auto victim =
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return per_peer_.at(entry.peer) == most; });
+  victim->connection->Close();
+  return true;
+}
+
+}  // namespace nibble::http

@@ -1,0 +1,100 @@
+#include "server/http/listener.h"
+
+#include <boost/asio/ip/v6_only.hpp>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "server/base/log.h"
+#include "server/base/strings.h"
+
+namespace nibble::http {
+
+namespace {
+
+namespace asio = boost::asio;
+using asio::ip::tcp;
+
+constexpr std::chrono::milliseconds kPause(100);  // without file descriptors or memory: they must come from elsewhere
+constexpr std::chrono::minutes kWarnEvery(1);
+
+// Whether the next accept() would fail in the same way. Other errors are those of the connection that was to be accepted.
+bool IsShortage(const boost::system::error_code& error) {
+  return error == asio::error::no_descriptors || error == boost::system::errc::too_many_files_open_in_system ||
+         error == asio::error::no_buffer_space || error == asio::error::no_memory;
+}
+
+}  // namespace
+
+Listener::Listener(asio::io_context& io, ConnectionTable& table, SpareFiles& spare, Serve serve)
+    : table_(table), spare_(spare), serve_(std::move(serve)), acceptor_(io), pause_(io) {}
+
+absl::Status Listener::Listen(const HostPort& address) {
+  Error error;
+  tcp::resolver resolver(acceptor_.get_executor());
+  const auto found = resolver.resolve(address.host, std::to_string(address.port), tcp::resolver::passive, error);
+  for (const auto& entry : found) {
+    error = Bind(entry.endpoint());
+    if (!error) return absl::OkStatus();
+  }
+  return absl::UnavailableError(error ? error.message() : "the host has no address");
+}
+
+Listener::Error Listener::Bind(const tcp::endpoint& endpoint) {
+  Error error;
+  acceptor_.close(error);
+  acceptor_.open(endpoint.protocol(), error);
+  if (error) return error;
+  // No SO_REUSEPORT: two servers would share the port's clients. [::] serves IPv4 too.
+  acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error && endpoint.address().is_v6()) acceptor_.set_option(asio::ip::v6_only(false), error);
+  if (!error) acceptor_.bind(endpoint, error);
+  if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
+  if (!error) acceptor_.non_blocking(true, error);
+  return error;
+}
+
+int Listener::port() const {
+  Error ignored;
+  return acceptor_.local_endpoint(ignored).port();
+}
+
+// Not async_accept(): that also tries while no connection waits, and without a file descriptor fails then too.
+void Listener::Accept() {
+  acceptor_.async_wait(tcp::acceptor::wait_read, [this](Error error) {
+    if (error) return;  // the listener ends
+    tcp::socket socket = acceptor_.accept(error);
+    OnAccept(error, std::move(socket));
+  });
+}
+
+void Listener::OnAccept(Error error, tcp::socket socket) {
+  if (IsShortage(error) && !spare_.Release() && !table_.CloseOne()) {
+    pause_.expires_after(kPause);
+    pause_.async_wait([this](Error cancelled) {
+      if (!cancelled) Accept();
+    });
+    return;
+  }
+  if (!error) {
+    try {
+      if (table_.full()) {
+        WarnFull();
+        table_.CloseOne();
+      }
+      serve_(std::move(socket));
+    } catch (const std::exception& failed) {  // out of memory: this connection alone is lost
+      base::LogError("cannot serve an HTTP connection", {{"why", failed.what()}});
+    }
+  }
+  Accept();
+}
+
+void Listener::WarnFull() {
+  const auto now = std::chrono::steady_clock::now();
+  if (warned_.has_value() && now - *warned_ < kWarnEvery) return;
+  warned_ = now;
+  base::LogWarning("all HTTP connections are taken: new ones close old ones", {{"connections", base::StrCat(table_.size())}});
+}
+
+}  // namespace nibble::http

@@ -1,0 +1,102 @@
+"""nibbled as a process: the files that it leaves, its signals, its log (docs/faults.md, C12)."""
+import concurrent.futures
+import fcntl
+import json
+import os
+import signal
+import stat
+import threading
+import time
+
+import grpc
+
+from conftest import TRAIN, Server, wait_until
+from test_reliability import prepare
+from test_security import Secure
+
+LIST_MODELS = "/nibble.v1.ModelService/ListModels"
+
+
+def open_to_others(root):
+    """Files and directories with a permission for others."""
+    found = []
+    for folder, _, names in os.walk(root):
+        for path in [folder, *(os.path.join(folder, name) for name in names)]:
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISLNK(mode) and mode & 0o007:
+                found.append(f"{path} {stat.filemode(mode)}")
+    return found
+
+
+def test_c12_no_file_is_open_to_other_users(tmp_path, model_directory, text_file):
+    server = Server(tmp_path / "state")
+    server.program = ["sh", "-c", 'umask 0; exec "$@"', "sh", *server.program]
+    server.start()
+    try:
+        prepare(server, model_directory, text_file)
+        job = server.json("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN, "--max-steps", 2,
+                          "--output", "tuned")["id"]
+        server.run("jobs", "watch", job)
+        assert (server.state / "nibble.db").exists() and open_to_others(server.state) == []
+        # What an earlier version left is taken from them at the next start.
+        assert server.stop() == 0
+        for name in ("nibble.db", "nibble.db-wal", "nibble.db-shm"):
+            if (server.state / name).exists():
+                os.chmod(server.state / name, 0o644)
+        server.start()
+        assert server.json("jobs", "get", job)["state"] == "SUCCEEDED"
+        assert open_to_others(server.state) == []
+    finally:
+        server.stop()
+
+
+def test_c12_sighup_reads_token_and_tls_files_and_ends_nothing(tmp_path):
+    secure = Secure(tmp_path)
+    try:
+        (secure.folder / "tokens").write_text("not a token file\n")
+        secure.server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: secure.server.logged("reading TLS and token files again"))
+        # No call has come since: only the signal can have had the file read.
+        wait_until(lambda: secure.server.logged("the token file was not taken; the last good one stays"))
+        secure.run("server", "info")
+        assert secure.server.process.poll() is None
+    finally:
+        assert secure.server.stop() == 0
+
+
+def test_c12_stalled_log_pipe_stops_nothing(tmp_path):
+    fifo = tmp_path / "log"
+    os.mkfifo(fifo)
+    read = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, 4096)
+    server = Server(tmp_path / "state")
+    server.program = ["sh", "-c", f'exec "$@" 2>{fifo}', "sh", *server.program]
+    server.start()
+    os.set_blocking(read, True)
+    try:
+        with grpc.insecure_channel(server.grpc) as channel, concurrent.futures.ThreadPoolExecutor(8) as pool:
+            call = channel.unary_unary(LIST_MODELS)
+            # Each is a line of about 200 bytes: more than pipe and queue hold.
+            assert all(answer == b"" for answer in pool.map(lambda _: call(b"", timeout=30), range(9000)))
+        dropped = server.metrics()["nibble_log_lines_dropped_total"]
+        assert dropped > 0
+        lines = []
+
+        def follow():
+            with os.fdopen(read, "rb") as log:
+                for line in log:
+                    lines.append(json.loads(line))
+
+        reader = threading.Thread(target=follow)
+        reader.start()
+        wait_until(lambda: any("dropped" in line["message"] for line in lines))
+        with grpc.insecure_channel(server.grpc) as channel:
+            channel.unary_unary(LIST_MODELS)(b"", timeout=30)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 15
+        reader.join(60)
+        told = sum(int(line["lines"]) for line in lines if "dropped" in line["message"])
+        assert told >= dropped and lines[-1]["message"] == "stopped"
+    finally:
+        server.stop()

@@ -1,0 +1,65 @@
+"""One client of the HTTP port beside the others (docs/faults.md, C3): whatever it does, probes and scrapes are answered."""
+import contextlib
+import http.client
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+ATTACKERS = pathlib.Path(__file__).with_name("http_attackers.py")
+
+
+@contextlib.contextmanager
+def attack(server, kind, count):
+    host, port = server.http.rsplit(":", 1)
+    process = subprocess.Popen([sys.executable, ATTACKERS, host, port, kind, str(count)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield
+        assert process.poll() is None, "the attack has ended by itself"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def get(server, path, timeout):
+    """As a kubelet asks: a connection a probe. The seconds that it took."""
+    began = time.monotonic()
+    connection = http.client.HTTPConnection(server.http, timeout=timeout)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    assert answer.status == 200
+    return time.monotonic() - began
+
+
+def p99_of_probes(server, count):
+    times = []
+    for i in range(count):
+        times.append(get(server, "/livez", timeout=5))
+        if i % 10 == 0:
+            get(server, "/metrics", timeout=10)
+        time.sleep(0.02)
+    return sorted(times)[int(len(times) * 0.99)]
+
+
+def test_c3_slow_connections_do_not_hold_up_the_probes(make_server):
+    server = make_server()
+    with attack(server, "drip", 8):
+        for _ in range(40):  # 4 s
+            assert get(server, "/livez", timeout=5) < 1
+            time.sleep(0.1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind, count", [("drip", 8), ("drip", 200), ("silent", 500), ("deaf", 100), ("flood", 50)])
+def test_c3_probes_are_as_quick_as_without_an_attack(make_server, kind, count):
+    server = make_server()
+    quiet = p99_of_probes(server, 200)
+    with attack(server, kind, count):
+        attacked = p99_of_probes(server, 300)
+    print(f"{kind} {count}: p99 of /livez {quiet * 1e3:.2f} ms quiet, {attacked * 1e3:.2f} ms attacked")
+    assert attacked <= 3 * max(quiet, 0.005), "5 ms: what two busy cores may add to any answer"
