@@ -58,6 +58,7 @@ absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& direc
   json["threads"] = order.threads;
   json["isa"] = order.isa;
   json["nibble_version"] = order.nibble_version;
+  json["show_alive_every_s"] = order.show_alive_every_s;
   return WriteObject(files, JoinPath(directory, store::kAttemptFile), json);
 }
 
@@ -84,6 +85,7 @@ absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std
   NIBBLE_ASSIGN_OR_RETURN(order.threads, base::GetInt(json, "threads", where));
   NIBBLE_ASSIGN_OR_RETURN(order.isa, base::GetString(json, "isa", where, "auto"));
   NIBBLE_ASSIGN_OR_RETURN(order.nibble_version, base::GetString(json, "nibble_version", where, ""));
+  NIBBLE_ASSIGN_OR_RETURN(order.show_alive_every_s, base::GetNumber(json, "show_alive_every_s", where, order.show_alive_every_s));
   return order;
 }
 

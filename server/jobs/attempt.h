@@ -36,6 +36,7 @@ struct AttemptOrder {
   std::int64_t threads = 1;
   std::string isa = "auto";  // auto | plain | avx2 | avx512
   std::string nibble_version;
+  double show_alive_every_s = 10;  // seconds between signs of life
 };
 
 absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& attempt_directory, const AttemptOrder& order);
@@ -58,7 +59,7 @@ absl::Status RequestCheckpoint(base::FileSystem& files, const std::string& attem
 bool CheckpointRequested(base::FileSystem& files, const std::string& attempt_directory);
 absl::Status ClearCheckpointRequest(base::FileSystem& files, const std::string& attempt_directory);
 
-// A trainer that writes no journal line for long (a large evaluation, a large step) shows that it lives: `count` is
+// A trainer that writes no journal line for long (a large evaluation, a large step, a load) shows that it is alive: `count` is
 // another number each time.
 absl::Status ShowAlive(base::FileSystem& files, const std::string& attempt_directory, std::int64_t count);
 // What was shown last; "" where nothing was, or where it cannot be read.

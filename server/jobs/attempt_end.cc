@@ -21,7 +21,7 @@ namespace {
 
 // Against other writers, each of whom moves the job a bounded number of times.
 constexpr int kMaxDecisions = 16;
-// An output is hashed for its settlement, and a full disk may stay full.
+// A full disk may stay full.
 constexpr absl::Duration kSettleAgain = absl::Seconds(1);
 constexpr char kRetryInField[] = "retry_in_s";  // of the event that puts a job back into the queue
 
@@ -36,6 +36,12 @@ NewEvent StateEvent(const JobRecord& job, JobState to, const Verdict& verdict, a
   return {job.attempt, std::nullopt, now, "state", std::move(fields)};
 }
 
+std::string OutOfMemory(std::int64_t planned_bytes, std::int64_t limit_bytes) {
+  const auto bytes = [](std::int64_t count) { return count > 0 ? StrCat(count, " bytes") : std::string("unknown"); };
+  return StrCat("the kernel's OOM killer ended the trainer; planned memory of the job: ", bytes(planned_bytes),
+                ", memory limit of server and trainers: ", bytes(limit_bytes));
+}
+
 }  // namespace
 
 void AttemptSupervisor::SettleAll() {
@@ -46,12 +52,12 @@ void AttemptSupervisor::SettleAll() {
   }
   for (Ended& one : ended) {
     const bool early = clock_.Monotonic() < one.try_at;
-    const absl::Status settled = early ? absl::UnavailableError("later") : Settle(one);
-    if (settled.ok()) continue;
-    if (!early) {
+    const absl::StatusOr<bool> settled = early ? false : Settle(one);
+    if (settled.ok() && *settled) continue;
+    if (!settled.ok()) {
       one.try_at = clock_.Monotonic() + kSettleAgain;
       base::LogError("the end of an attempt is not recorded yet",
-                     {{"job", one.live.job_id}, {"why", std::string(settled.message())}});
+                     {{"job", one.live.job_id}, {"why", std::string(settled.status().message())}});
     }
     base::MutexLock lock(mutex_);
     ended_.push_back(std::move(one));
@@ -115,39 +121,79 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
   }
   Verdict& verdict = finding.verdict;
   verdict = Judge(ended.exit, finding.outcome);
-  if (verdict.kind == Kind::kSucceeded) {
-    const auto manifest = store::Verify(state_.files, JoinPath(live.directory, store::kOutputDirectory));
-    if (manifest.ok()) {
-      finding.output_digest = manifest->digest;
-    } else if (!store::SaysDamaged(manifest.status())) {
-      return manifest.status();
-    } else {
-      if (observer_ != nullptr) observer_->OnArtifactDamaged(live.job_id);
-      verdict = {Kind::kRetry, "DATA_LOSS", "OUTPUT_INVALID",
-                 StrCat("the trainer said it was done, but: ", manifest.status().message())};
-    }
-  } else if (live.hung && verdict.kind != Kind::kFailed) {
+  if (verdict.kind == Kind::kSucceeded) return finding;
+  if (live.hung && verdict.kind != Kind::kFailed) {
     // Even where it heard SIGTERM and wrote a checkpoint: what hangs again and again must come to an end.
     verdict = {Kind::kRetry, "DEADLINE_EXCEEDED", "NO_PROGRESS", "the trainer told of nothing for too long and was ended"};
+  } else if (ended.out_of_memory && verdict.kind == Kind::kRetry && !finding.outcome.has_value()) {
+    verdict = {Kind::kRetry, "RESOURCE_EXHAUSTED", "OUT_OF_MEMORY", OutOfMemory(live.memory_bytes, options_.memory_limit_bytes)};
   } else if (verdict.kind == Kind::kRetry && live.stop == Control::kPreempt) {
     verdict.kind = Kind::kRetryUncounted;  // It ended because we wanted it to, in good order or not.
   }
   return finding;
 }
 
-absl::Status AttemptSupervisor::Settle(Ended& ended) {
+absl::StatusOr<bool> AttemptSupervisor::Settle(Ended& ended) {
   Live& live = ended.live;
-  if (state_.files.Exists(live.directory)) {
-    NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
-    NIBBLE_RETURN_IF_ERROR(store::CollectAttempt(state_.files, live.directory));
+  if (!ended.examined && ended.output == nullptr) {
+    if (state_.files.Exists(live.directory)) {
+      NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
+      NIBBLE_RETURN_IF_ERROR(store::CollectAttempt(state_.files, live.directory));
+    }
+    Collect(live.job_id, live.attempt);
+    NIBBLE_ASSIGN_OR_RETURN(ended.finding, Examine(ended));
+    if (ended.finding.verdict.kind == Kind::kSucceeded) NIBBLE_RETURN_IF_ERROR(VerifyOutput(ended));
   }
-  Collect(live.job_id, live.attempt);
-  NIBBLE_ASSIGN_OR_RETURN(const Finding finding, Examine(ended));
+  if (ended.output != nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(const bool known, TakeOutput(ended));
+    if (!known) return false;
+  }
+  ended.examined = true;
   for (int i = 0; i < kMaxDecisions; ++i) {
-    NIBBLE_ASSIGN_OR_RETURN(const bool done, Decide(ended, finding));
-    if (done) return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(const bool done, Decide(ended, ended.finding));
+    if (done) return true;
   }
-  return absl::InternalError(StrCat("job ", live.job_id, " is moved by others all the time"));
+  return absl::InternalError(StrCat("the state of job ", live.job_id, " kept changing concurrently"));
+}
+
+absl::Status AttemptSupervisor::VerifyOutput(Ended& ended) {
+  Live& live = ended.live;
+  live.memory = nullptr;  // The trainer is gone, and hashing takes none: models may be loaded.
+  const std::string output = JoinPath(live.directory, store::kOutputDirectory);
+  ended.output = disk_.Start<Hashed>(
+      [this, output](const store::Cancelled& cancelled) { return store::Verify(state_.files, output, cancelled); });
+  {
+    base::MutexLock lock(mutex_);
+    outputs_[live.job_id] = ended.output;
+  }
+  // Read after RequestStop can find the output: a cancel comes either here or there.
+  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
+  if (job.state == JobState::kCancelling) ended.output->Cancel();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> AttemptSupervisor::TakeOutput(Ended& ended) {
+  if (!ended.output->done()) return false;
+  const Hashed manifest = ended.output->value();
+  ended.output = nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    outputs_.erase(ended.live.job_id);
+  }
+  Finding& finding = ended.finding;
+  if (manifest.ok()) {
+    finding.output_digest = manifest->digest;
+  } else if (absl::IsCancelled(manifest.status())) {
+    // Only a cancel ends the hashing early, and the output of a cancelled job does not matter.
+    finding.verdict = {Kind::kStopped, "", "", ""};
+  } else if (!store::SaysDamaged(manifest.status())) {
+    return manifest.status();
+  } else {
+    if (observer_ != nullptr) observer_->OnArtifactDamaged(ended.live.job_id);
+    finding.verdict = {Kind::kRetry, "DATA_LOSS", "OUTPUT_INVALID",
+                       StrCat("the trainer reported success, but: ", manifest.status().message())};
+  }
+  return true;
 }
 
 absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& finding) {
@@ -182,12 +228,16 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& find
     t.to = JobState::kPaused;
     t.attempt_state = "PAUSED";
   } else if (verdict.kind == Kind::kRetry) {
-    const bool lost = live.adopted && ended.exit.kind == ExitStatus::Kind::kUnknown && !finding.outcome.has_value();
+    const bool lost =
+        live.adopted && ended.exit.kind == ExitStatus::Kind::kUnknown && !finding.outcome.has_value() && !ended.out_of_memory;
     t.retries = job.retries + 1;
     t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;
     t.attempt_state = lost ? "LOST" : "FAILED";
-    // A server that was away has waited enough.
+    t.lost_in_row = lost ? job.lost_in_row + 1 : 0;
+    // A server that was away has waited enough. One that is lost again may be what ends the server: where the OOM killer ends a whole
+    // container, neither knows why.
     if (!lost) wait = Backoff(*t.retries, options_.retry);
+    if (*t.lost_in_row > 1) wait = Backoff(*t.lost_in_row - 1, options_.retry);
   } else {
     t.to = JobState::kQueued;
     t.attempt_state = "PREEMPTED";

@@ -1,5 +1,7 @@
 #include "server/jobs/attempt_supervisor.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -21,15 +23,27 @@ using base::StrCat;
 
 namespace {
 
-// Often enough that a hang is noticed within seconds of --no_progress_timeout_s after the last sign of life; a trainer gives one
-// every 10 s.
+// Often enough that a hang is noticed within seconds of --no_progress_timeout_s after the last sign of life.
 constexpr absl::Duration kLookForLife = absl::Seconds(5);
+constexpr absl::Duration kShowAlive = absl::Seconds(10);
+
+// Seconds between the signs of life of a trainer: four in the time without any that ends it.
+double ShowAliveEvery(absl::Duration no_progress_timeout) {
+  const bool never = no_progress_timeout == absl::ZeroDuration();
+  return absl::ToDoubleSeconds(never ? kShowAlive : std::min(kShowAlive, no_progress_timeout / 4));
+}
+
+// The OOM killer sends SIGKILL. How an adopted trainer ended is not known.
+bool MayBeOutOfMemory(const LiveAttempt& live, const ExitStatus& exit) {
+  if (live.killed) return false;  // By us.
+  return exit.kind == ExitStatus::Kind::kUnknown || (exit.kind == ExitStatus::Kind::kSignaled && exit.value == SIGKILL);
+}
 
 }  // namespace
 
 AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                                      const ControllerOptions& options, EventHub& hub, Publisher& publisher,
-                                     JobObserver* observer, OnDone on_done)
+                                     DiskWorker& disk, JobObserver* observer, OnDone on_done)
     : state_(state),
       database_(database),
       runner_(runner),
@@ -37,8 +51,10 @@ AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& dat
       options_(options),
       hub_(hub),
       publisher_(publisher),
+      disk_(disk),
       observer_(observer),
-      on_done_(std::move(on_done)) {}
+      on_done_(std::move(on_done)),
+      oom_(options.oom_count) {}
 
 AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::int64_t attempt, const std::string& token,
                                                     std::shared_ptr<const void> memory) const {
@@ -53,52 +69,6 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::i
   live.last_line = live.looked = clock_.Monotonic();
   live.keep_last = job.spec.run.keep_last;
   return live;
-}
-
-absl::Status AttemptSupervisor::Start(const JobRecord& job, std::shared_ptr<const void> memory) {
-  // While the job is still in the queue, where its stop needs nobody here.
-  const absl::StatusOr<Resume> resume = FindResume(job);
-  Transition transition;
-  transition.job_id = job.id;
-  transition.from = JobState::kQueued;
-  transition.to = JobState::kPreparing;
-  transition.attempt = job.attempt;
-  transition.new_attempt = true;
-  transition.new_attempt_token = base::NewId("token");
-  if (!job.started.has_value()) transition.started = clock_.Now();
-  Json fields = Json::object();
-  fields["state"] = Name(JobState::kPreparing);
-  fields["from"] = Name(JobState::kQueued);
-  transition.events.push_back({job.attempt + 1, std::nullopt, clock_.Now(), "state", std::move(fields)});
-
-  {
-    base::MutexLock lock(mutex_);
-    NIBBLE_ASSIGN_OR_RETURN(const bool started, database_.Apply(transition));
-    if (!started) return absl::OkStatus();  // Cancelled or paused meanwhile.
-    Live live = MakeLive(job, job.attempt + 1, transition.new_attempt_token, std::move(memory));
-    absl::Status launched = resume.ok() ? Launch(job, *resume, live) : resume.status();
-    if (launched.ok()) {
-      live_.emplace(job.id, std::move(live));
-    } else {
-      ended_.push_back(Ended{std::move(live), ExitStatus{}, std::move(launched)});
-    }
-  }
-  hub_.Notify(job.id);
-  SettleAll();
-  return absl::OkStatus();
-}
-
-absl::StatusOr<AttemptSupervisor::Resume> AttemptSupervisor::FindResume(const JobRecord& job) const {
-  Collect(job.id, 0);
-  const std::string attempts = state_.layout.attempts(job.id);
-  Resume resume;
-  NIBBLE_ASSIGN_OR_RETURN(resume.checkpoint, store::FindNewestCheckpoint(state_.files, attempts, &resume.damaged));
-  // Older ones go only while the newest is known to be good.
-  NIBBLE_ASSIGN_OR_RETURN(const auto all, store::ListAllCheckpoints(state_.files, attempts));
-  if (resume.checkpoint.has_value() && all.back().directory == resume.checkpoint->directory) {
-    NIBBLE_RETURN_IF_ERROR(store::PruneAllCheckpoints(state_.files, attempts, job.spec.run.keep_last));
-  }
-  return resume;
 }
 
 absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resume, Live& live) {
@@ -126,6 +96,7 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resum
   order.threads = options_.trainer_threads;
   order.isa = options_.isa;
   order.nibble_version = options_.nibble_version;
+  order.show_alive_every_s = ShowAliveEvery(options_.no_progress_timeout);
   NIBBLE_RETURN_IF_ERROR(state_.files.CreateDirectories(JoinPath(live.directory, store::kCheckpointsDirectory)));
   // What the attempt before was asked for and did not get round to.
   if (job.attempt > 0 && CheckpointRequested(state_.files, state_.layout.attempt(job.id, job.attempt))) {
@@ -134,7 +105,7 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resum
   NIBBLE_RETURN_IF_ERROR(WriteAttemptOrder(state_.files, live.directory, order));
   NIBBLE_ASSIGN_OR_RETURN(const ProcessId process, runner_.Start(live.directory));
   // Lost with the server, it is found again by the attempt's lock.
-  if (absl::Status recorded = database_.RecordProcess(job.id, live.attempt, process); !recorded.ok()) {
+  if (absl::Status recorded = database_.RecordProcess(job.id, live.attempt, process, oom_.count()); !recorded.ok()) {
     base::LogWarning("a trainer's pid is not recorded", {{"job", job.id}, {"why", std::string(recorded.message())}});
   }
   base::LogInfo("trainer started", {{"job", job.id},
@@ -168,7 +139,10 @@ absl::Status AttemptSupervisor::Adopt(const JobRecord& job) {
     if (!absl::IsNotFound(process.status())) return process.status();
     live.memory = nullptr;  // Nobody has it any more: models may be loaded before the first Tick.
     base::MutexLock lock(mutex_);
-    ended_.push_back(Ended{std::move(live), ExitStatus{}, absl::OkStatus()});
+    // In the same control group since the attempt began: where the killer was at work there, it is the likely cause.
+    const std::optional<OomCount>& oom = oom_.count();
+    const bool killed = oom.has_value() && record.oom.has_value() && oom->group == record.oom->group && oom->kills > record.oom->kills;
+    ended_.push_back(Ended{.live = std::move(live), .out_of_memory = killed});
     return absl::OkStatus();
   }
   base::LogInfo("trainer adopted", {{"job", job.id},
@@ -189,12 +163,15 @@ void AttemptSupervisor::Tick() {
   std::vector<Checkpointed> checkpointed;
   {
     base::MutexLock lock(mutex_);
+    oom_.Look(clock_.Monotonic());
     for (auto it = live_.begin(); it != live_.end();) {
       Live& live = it->second;
       // Asked before the journal is read: what was written before the end is then all there.
       const std::optional<ExitStatus> exit = runner_.Poll(live.directory);
       if (exit.has_value()) {
-        ended_.push_back(Ended{std::move(live), *exit, absl::OkStatus()});
+        oom_.Look(clock_.Monotonic());  // After its end, which the count precedes.
+        const bool out_of_memory = MayBeOutOfMemory(live, *exit) && oom_.Claim(clock_.Monotonic());
+        ended_.push_back(Ended{.live = std::move(live), .exit = *exit, .out_of_memory = out_of_memory});
         it = live_.erase(it);
         continue;
       }
@@ -213,9 +190,18 @@ void AttemptSupervisor::Tick() {
       ++it;
     }
     runner_.ReapStrays();
+    std::erase_if(chores_, [](const auto& chore) { return chore->done(); });
   }
-  // No attempt begins meanwhile: this thread is the one that starts them.
-  for (const Checkpointed& one : checkpointed) PruneOlder(one.job_id, one.attempt, one.keep_last);
+  BeginHashed();
+  for (const Checkpointed& one : checkpointed) {
+    // The disk worker looks for the next attempt's checkpoint after this: no attempt begins meanwhile.
+    auto chore = disk_.Start<absl::Status>([this, one](const store::Cancelled&) {
+      PruneOlder(one.job_id, one.attempt, one.keep_last);
+      return absl::OkStatus();
+    });
+    base::MutexLock lock(mutex_);
+    chores_.push_back(std::move(chore));
+  }
   SettleAll();
 }
 
@@ -264,8 +250,8 @@ void AttemptSupervisor::LookForLife(Live& live) {
   live.last_line = now;
 }
 
-void AttemptSupervisor::PruneOlder(const std::string& job_id, std::int64_t attempt, std::int64_t keep_last) {
-  // What stays too long harms nobody: the next checkpoint tries again.
+void AttemptSupervisor::PruneOlder(const std::string& job_id, std::int64_t attempt, std::int64_t keep_last) const {
+  // Leftovers are harmless: the next checkpoint tries again.
   const std::string attempts = state_.layout.attempts(job_id);
   if (absl::Status pruned = store::PruneOlderAttempts(state_.files, attempts, attempt, keep_last); !pruned.ok()) {
     base::LogWarning("old checkpoints are not removed", {{"job", job_id}, {"why", std::string(pruned.message())}});
@@ -289,6 +275,8 @@ void AttemptSupervisor::StopAll(absl::Duration grace) {
     for (auto& [id, live] : live_) {
       if (!live.stop.has_value()) live.stop = Control::kPreempt;
     }
+    for (auto& [id, starting] : starting_) starting.resume->Cancel();
+    starting_.clear();  // They are still QUEUED.
   }
   bool killed = false;
   while (true) {
@@ -306,7 +294,12 @@ void AttemptSupervisor::StopAll(absl::Duration grace) {
 void AttemptSupervisor::RequestStop(const std::string& job_id, std::int64_t attempt, Control control) {
   base::MutexLock lock(mutex_);
   const auto it = live_.find(job_id);
-  if (it == live_.end() || it->second.attempt != attempt) return;  // It has ended; Settle looks at the state.
+  if (it == live_.end() || it->second.attempt != attempt) {
+    // It has ended; Decide looks at the state. The output of a cancelled job is not wanted.
+    const auto output = outputs_.find(job_id);
+    if (output != outputs_.end() && control != Control::kPause) output->second->Cancel();
+    return;
+  }
   if (it->second.stop == control) return;
   it->second.stop = control;
   it->second.terminated.reset();  // A pause that becomes a cancel is said again.
@@ -330,6 +323,10 @@ RunningLoad AttemptSupervisor::load() const {
   for (const Ended& ended : ended_) {
     ++load.jobs;
     load.memory_bytes += ended.live.memory_bytes;
+  }
+  for (const auto& [id, starting] : starting_) {
+    ++load.jobs;
+    load.memory_bytes += starting.job.memory_bytes;
   }
   return load;
 }

@@ -180,10 +180,7 @@ absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRec
   std::map<std::string, std::int64_t> positions;
   const auto is_queued = [](const JobRecord& job) { return job.state == JobState::kQueued; };
   if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> queued, database_.ListAll({JobState::kQueued}));
-    std::vector<QueuedJob> queue;
-    queue.reserve(queued.size());
-    for (const JobRecord& one : queued) queue.push_back({one.id, one.spec.run.priority, one.number, absl::ZeroDuration()});
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<QueuedJob> queue, ReadQueue());
     for (const QueuedJob& one : Order(std::move(queue))) positions.emplace(one.id, positions.size());
   }
   for (JobRecord& job : jobs) {
@@ -191,7 +188,10 @@ absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRec
       job.state = JobState::kRunning;  // SUCCEEDED says that the model is there: milliseconds from now.
       job.ended.reset();
     }
-    if (is_queued(job)) job.progress["queue_position"] = positions[job.id];
+    // A job that has left the queue since it was read has no position any more.
+    if (const auto position = positions.find(job.id); is_queued(job) && position != positions.end()) {
+      job.progress["queue_position"] = position->second;
+    }
     // The disk is asked for jobs that were evaluated alone.
     if (job.progress.contains("latest_eval")) job.best_checkpoint = BestCheckpoint(job.id);
   }
@@ -208,18 +208,17 @@ absl::StatusOr<JobRecord> JobController::Get(const std::string& id) {
   return Present(std::move(job));
 }
 
-absl::StatusOr<std::vector<JobRecord>> JobController::List(const std::vector<JobState>& states, std::int64_t before,
-                                                           std::int64_t limit) {
-  NIBBLE_ASSIGN_OR_RETURN(std::vector<JobRecord> jobs,
-                          database_.List(states, before, std::clamp<std::int64_t>(limit, 1, kMaxListed)));
-  return Present(std::move(jobs));
+absl::StatusOr<Database::JobPage> JobController::List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) {
+  NIBBLE_ASSIGN_OR_RETURN(Database::JobPage page, database_.List(query, std::clamp<std::int64_t>(limit, 1, kMaxListed), cancel));
+  NIBBLE_ASSIGN_OR_RETURN(page.jobs, Present(std::move(page.jobs)));
+  return page;
 }
 
 absl::StatusOr<std::vector<store::CheckpointInfo>> JobController::Checkpoints(const std::string& id) {
-  NIBBLE_RETURN_IF_ERROR(database_.Get(id).status());
+  NIBBLE_RETURN_IF_ERROR(database_.EndOfLog(id).status());
   NIBBLE_ASSIGN_OR_RETURN(auto named, NamedCheckpoints(id));
   // A job that was deleted while they were listed has not lost its checkpoints: it is not there.
-  NIBBLE_RETURN_IF_ERROR(database_.Get(id).status());
+  NIBBLE_RETURN_IF_ERROR(database_.EndOfLog(id).status());
   return named;
 }
 
@@ -264,13 +263,12 @@ absl::StatusOr<store::CheckpointInfo> JobController::FindCheckpoint(const std::s
 
 absl::StatusOr<JobController::EventPage> JobController::Events(const std::string& id, std::int64_t after,
                                                                std::int64_t limit) {
-  // The job first: if it is final now, the events read afterwards are all there will be.
-  NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(id));
+  // First: if the log is complete now, the events read afterwards are all there will be.
+  NIBBLE_ASSIGN_OR_RETURN(const Database::LogEnd end, database_.EndOfLog(id));
   EventPage page;
   NIBBLE_ASSIGN_OR_RETURN(page.events, database_.Events(id, after, std::clamp<std::int64_t>(limit, 1, kMaxListed)));
   const std::int64_t last = page.events.empty() ? after : page.events.back().sequence;
-  const bool is_final = IsFinal(job.state) && (job.state != JobState::kSucceeded || job.published);
-  page.ended = is_final && last >= job.last_sequence;
+  page.ended = end.complete && last >= end.last_sequence;
   return page;
 }
 

@@ -15,6 +15,7 @@
 #include "server/jobs/attempt_supervisor.h"
 #include "server/jobs/controller_options.h"
 #include "server/jobs/database.h"
+#include "server/jobs/disk_worker.h"
 #include "server/jobs/event_hub.h"
 #include "server/jobs/publisher.h"
 #include "server/jobs/runner.h"
@@ -23,8 +24,8 @@
 
 namespace nibble::jobs {
 
-// Everything about jobs that rpc/ calls. What it answered Ok to survives kill -9 and a power cut. Thread-safe; calls wait for
-// the disk (milliseconds), never for a trainer. One thread of its own starts, watches and ends trainers.
+// Everything about jobs that rpc/ calls. What it answered Ok to survives kill -9 and a power cut. Thread-safe; calls wait for the disk
+// (milliseconds), never for a trainer. One thread of its own starts, watches and ends trainers.
 class JobController {
  public:
   // Reads the state directory back: publishes what was not yet, adopts trainers that live. The first round looks at what the others
@@ -40,9 +41,11 @@ class JobController {
   // Orderly: nothing new starts, trainers checkpoint and end (SIGTERM, after `grace` SIGKILL), their jobs go back into the
   // queue. Ends all waiting. Later calls that change something: Unavailable (DRAINING).
   void Shutdown(absl::Duration grace);
-  // One round of the scheduler, by hand; for tests that do not call Run.
+  // By hand, for tests that do not call Run: one round of the scheduler, and those that take in what was hashed for it.
   void Tick();
-  // Since the last round ended, or the controller was opened. A round may hash a model: minutes, never hours.
+  // One round. It waits for the database and for single files, never for something to be hashed or removed.
+  void Round();
+  // Since the last round ended, or the controller was opened.
   absl::Duration SinceTick() const;
 
   // Queues a job, or returns the one that this request_id made (docs/life_of_a_job.md). Errors: InvalidArgument (FIELD_VIOLATION),
@@ -57,8 +60,8 @@ class JobController {
   absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id) { return Submit(spec, request_id, {}); }
   absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
   absl::StatusOr<JobRecord> Get(const std::string& id);  // NotFound (JOB)
-  // Newest first. `before`: the number of the last job of the page before, 0 for the first.
-  absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before, std::int64_t limit);
+  // As Database::List, with each job as Get shows it.
+  absl::StatusOr<Database::JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel = {});
   // Idempotent. FailedPrecondition (ILLEGAL_STATE) where there is no such edge; Aborted (ETAG_MISMATCH) unless the job is as
   // the etag says, when one is given.
   using IfEtag = jobs::IfEtag;
@@ -80,8 +83,7 @@ class JobController {
   // As Events, after waiting (at most `timeout`) for there to be some.
   absl::StatusOr<EventPage> WaitForEvents(const std::string& id, std::int64_t after, std::int64_t limit,
                                           absl::Duration timeout);
-  // Called when Events has something new; see EventHub.
-  std::unique_ptr<EventHub::Subscription> Subscribe(const std::string& id, EventHub::Callback callback);
+  std::unique_ptr<EventHub::Subscription> Subscribe(const std::string& id, EventHub::Callback callback);  // to news of Events
 
   // Lines of the journal from the report stream. Answers what is durable, and what the trainer is to do. Errors:
   // Unauthenticated (TOKEN_INVALID), NotFound (JOB), FailedPrecondition (FENCED), InvalidArgument (a line, a gap).
@@ -92,16 +94,16 @@ class JobController {
   JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                 ControllerOptions options, JobObserver* observer);
   absl::Status Recover();
-  // Those that are old. A disk that is full keeps them until it is not.
-  absl::Status ForgetRequests();
+  absl::Status ForgetRequests();  // old ones; a full disk keeps them for now
   void Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
-  void TellWaiting(const std::vector<QueuedJob>& queue, const std::vector<JobRecord>& jobs, std::int64_t left)
+  void TellWaiting(const std::vector<QueuedJob>& queue, std::int64_t left)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   void Wake();
   // Moves a job by a trigger, against whatever else moves it; `to` is where it ended up.
   absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
   absl::StatusOr<std::vector<JobRecord>> Present(std::vector<JobRecord> jobs);
   absl::StatusOr<JobRecord> Present(JobRecord job);
+  absl::StatusOr<std::vector<QueuedJob>> ReadQueue();
   // Those of a job, by step. Two attempts may have saved the same one: the later has the name.
   absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
   std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id) const;
@@ -115,6 +117,7 @@ class JobController {
   // Queues a planned job that holds its inputs, or returns the one that the request made meanwhile.
   absl::StatusOr<JobRecord> Queue(const JobRecord& job, const std::string& request_id, const std::string& body_digest);
   absl::Status HoldInputs(const JobRecord& job);
+  absl::Status DeleteExpired(const std::string& id);
   void Release(const JobRecord& job);
 
   store::StateDirectory& state_;
@@ -124,7 +127,6 @@ class JobController {
   EventHub hub_;
   Publisher publisher_;
   AttemptSupervisor supervisor_;
-
   JobObserver* const observer_;
 
   base::Mutex submit_mutex_;  // request_id, room and output name are looked at and then written, one submission at a time
@@ -133,12 +135,15 @@ class JobController {
 
   std::atomic<bool> draining_{false};
   base::Mutex tick_mutex_;  // one round at a time
+  Retention retention_ ABSL_GUARDED_BY(tick_mutex_);
+  std::atomic<bool> retaining_{false};  // there is more to remove
   std::set<std::string> told_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // jobs that wait for memory and were told
   std::atomic<std::int64_t> ticked_ns_;  // on the monotonic clock
   base::Mutex wake_mutex_;
   base::Condition wake_;
   bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(wake_mutex_) = false;
+  DiskWorker disk_;  // stopped first: it wakes the scheduler
   std::thread thread_;
 };
 

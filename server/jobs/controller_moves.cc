@@ -49,6 +49,7 @@ absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger 
       if (observer_ != nullptr) observer_->OnJobEnded(after);
       Release(after);
     }
+    if (job.state == JobState::kQueued) supervisor_.AbandonStart(id);
     if (to == JobState::kCancelling) {
       supervisor_.RequestStop(id, job.attempt, keep_checkpoint ? Control::kCancelKeeping : Control::kCancel);
     }
@@ -57,7 +58,7 @@ absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger 
     Wake();
     return Get(id);
   }
-  return absl::AbortedError(StrCat("job ", id, " is moved by others all the time; try again"));
+  return absl::AbortedError(StrCat("job ", id, "'s state kept changing concurrently; try again"));
 }
 
 absl::StatusOr<JobRecord> JobController::Cancel(const std::string& id, const IfEtag& etag, bool keep_checkpoint) {
@@ -100,9 +101,25 @@ absl::StatusOr<JobRecord> JobController::Checkpoint(const std::string& id, const
     }
     NIBBLE_ASSIGN_OR_RETURN(const bool asked, supervisor_.RequestCheckpoint(id, job.attempt));
     if (asked) return Present(std::move(job));
+    if (supervisor_.verifying(id)) {
+      return base::WithReason(absl::FailedPreconditionError("the trainer of the job has ended, and its output is being verified"),
+                              "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
+    }
     Wake();  // Its trainer has just ended.
   }
   return absl::AbortedError(StrCat("the trainer of job ", id, " is just ending; try again"));
+}
+
+absl::Status JobController::DeleteExpired(const std::string& id) {
+  NIBBLE_RETURN_IF_ERROR(database_.Delete(id, {}));
+  hub_.Notify(id);
+  // Gigabytes perhaps. What a server that ends leaves of them the next one removes.
+  disk_.Start<absl::Status>([this, directory = state_.layout.job(id)](const store::Cancelled&) {
+    absl::Status removed = state_.files.RemoveAll(directory);
+    if (!removed.ok()) base::LogWarning("files of a deleted job are not removed", {{"why", std::string(removed.message())}});
+    return removed;
+  });
+  return absl::OkStatus();
 }
 
 absl::Status JobController::Delete(const std::string& id, const IfEtag& etag) {

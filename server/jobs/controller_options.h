@@ -10,8 +10,10 @@
 #include "server/base/cancel_token.h"
 #include "server/base/memory_budget.h"
 #include "server/jobs/attempt.h"
+#include "server/jobs/oom_watch.h"
 #include "server/jobs/policy.h"
 #include "server/jobs/records.h"
+#include "server/jobs/retention.h"
 #include "server/store/model_store.h"
 
 namespace nibble::jobs {
@@ -26,9 +28,13 @@ struct ControllerOptions {
   QueueLimits queue;
   // What trainers share with loaded models; null: nothing. A trainer has its planned part of it as long as it lives.
   std::shared_ptr<base::MemoryBudget> memory;
+  // Where trainers run; null: why the kernel ended one is not known.
+  ReadOomCount oom_count;
+  std::int64_t memory_limit_bytes = 0;  // of the server and its trainers together; 0: not known
   std::int64_t max_queued = 1000;
   std::int64_t max_open_per_owner = 10;  // jobs that are not final; 0: no bound. Of those that have an owner
   RetryOptions retry;
+  RetentionOptions retention;
   std::int64_t trainer_threads = 1;
   std::string isa = "auto";
   std::string default_device = "cpu";  // what "auto" becomes

@@ -18,12 +18,14 @@ JobController::JobController(store::StateDirectory& state, Database& database, R
       clock_(clock),
       options_(std::move(options)),
       publisher_(state, database, clock, hub_, observer),
-      supervisor_(state, database, runner, clock, options_, hub_, publisher_, observer, [this](const JobRecord& job) {
+      supervisor_(state, database, runner, clock, options_, hub_, publisher_, disk_, observer, [this](const JobRecord& job) {
         if (IsFinal(job.state)) Release(job);
         Wake();
       }),
       observer_(observer),
-      ticked_ns_(absl::ToInt64Nanoseconds(clock.Monotonic())) {}
+      retention_(database, clock, options_.retention, [this](const std::string& id) { return DeleteExpired(id); }),
+      ticked_ns_(absl::ToInt64Nanoseconds(clock.Monotonic())),
+      disk_([this] { Wake(); }) {}
 
 absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateDirectory& state, Database& database,
                                                                    Runner& runner, base::Clock& clock,
@@ -79,9 +81,10 @@ absl::Status JobController::Recover() {
 // Files of jobs that were deleted when the server died.
 void JobController::CollectDeleted() {
   const auto names = state_.files.List(state_.layout.jobs());
-  if (!names.ok()) return;
+  const auto ids = database_.Ids();
+  if (!names.ok() || !ids.ok()) return;
   for (const std::string& id : *names) {
-    if (!absl::IsNotFound(database_.Get(id).status())) continue;
+    if (ids->contains(id)) continue;
     const absl::Status removed = state_.files.RemoveAll(state_.layout.job(id));
     base::LogWarning("files of a job that is not there any more", {{"job", id}, {"removed", removed.ok() ? "yes" : "no"}});
   }
@@ -94,10 +97,10 @@ void JobController::Run(const std::string& report_address) {
     while (!stopping_) {
       woken_ = false;
       lock.Unlock();
-      Tick();
+      Round();
       // With trainers, or jobs that wait out a backoff, often; else only when something changes, or to try again what
       // the disk refused.
-      const bool busy = supervisor_.load().jobs > 0;
+      const bool busy = supervisor_.load().jobs > 0 || retaining_;
       const auto wait = busy ? options_.tick : std::max(options_.tick, absl::Milliseconds(500));
       lock.Lock();
       wake_.WaitFor(lock, absl::ToChronoNanoseconds(wait),
@@ -113,10 +116,16 @@ void JobController::Wake() {
 }
 
 void JobController::Tick() {
+  Round();
+  for (disk_.AwaitIdle(); supervisor_.hashing(); disk_.AwaitIdle()) Round();
+}
+
+void JobController::Round() {
   base::MutexLock lock(tick_mutex_);
   state_.reserve->Refill();
   supervisor_.Tick();
   if (!draining_) Admit();
+  retaining_ = !draining_ && retention_.Step();
   ticked_ns_ = absl::ToInt64Nanoseconds(clock_.Monotonic());
 }
 
@@ -134,21 +143,23 @@ void JobController::Admit() {
   }
   const RunningLoad load = supervisor_.load();
   if (load.jobs >= options_.queue.max_running) return;
-  const auto queued = database_.ListAll({JobState::kQueued});
-  if (!queued.ok()) {
-    base::LogError("the queue cannot be read", {{"why", std::string(queued.status().message())}});
+  absl::StatusOr<std::vector<QueuedJob>> queue = ReadQueue();
+  if (!queue.ok()) {
+    base::LogError("the queue cannot be read", {{"why", std::string(queue.status().message())}});
     return;
   }
-  std::vector<QueuedJob> queue;
-  for (const JobRecord& job : *queued) {
-    queue.push_back({job.id, job.spec.run.priority, job.number, supervisor_.not_before(job.id), job.memory_bytes});
-  }
+  std::erase_if(*queue, [this](const QueuedJob& one) { return supervisor_.starting(one.id); });
   QueueLimits limits = options_.queue;
   if (options_.memory != nullptr) limits.left_bytes = options_.memory->left();
-  const std::vector<std::string> picked = PickNext(queue, load, limits, clock_.Monotonic());
-  if (picked.empty() && load.jobs == 0) TellWaiting(queue, *queued, limits.left_bytes);
+  const std::vector<std::string> picked = PickNext(*queue, load, limits, clock_.Monotonic());
+  if (picked.empty() && load.jobs == 0) TellWaiting(*queue, limits.left_bytes);
   for (const std::string& id : picked) {
-    const auto job = std::find_if(queued->begin(), queued->end(), [&](const JobRecord& one) { return one.id == id; });
+    const absl::StatusOr<JobRecord> job = database_.Get(id);
+    if (!job.ok()) {
+      if (absl::IsNotFound(job.status())) continue;  // Cancelled and deleted meanwhile.
+      base::LogError("a job is not started", {{"job", id}, {"why", std::string(job.status().message())}});
+      continue;
+    }
     std::shared_ptr<const void> memory;
     if (options_.memory != nullptr && !NeedsMoreThanThereIs(job->memory_bytes, options_.queue)) {
       memory = options_.memory->TryTake(job->memory_bytes);
@@ -161,12 +172,26 @@ void JobController::Admit() {
   }
 }
 
+absl::StatusOr<std::vector<QueuedJob>> JobController::ReadQueue() {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<QueueEntry> entries, database_.Queue());
+  std::vector<QueuedJob> queue;
+  queue.reserve(entries.size());
+  for (const QueueEntry& one : entries) {
+    queue.push_back({one.id, one.priority, one.number, supervisor_.not_before(one.id), one.memory_bytes});
+  }
+  return queue;
+}
+
 // Nothing runs, and who is next could, but for the memory of loaded models: only their user can give it back.
-void JobController::TellWaiting(const std::vector<QueuedJob>& queue, const std::vector<JobRecord>& jobs, std::int64_t left) {
+void JobController::TellWaiting(const std::vector<QueuedJob>& queue, std::int64_t left) {
   const std::vector<QueuedJob> order = Order(queue);
   const auto next = std::find_if(order.begin(), order.end(), [&](const QueuedJob& one) { return one.not_before <= clock_.Monotonic(); });
   if (next == order.end() || !told_waiting_.insert(next->id).second) return;
-  const auto job = std::find_if(jobs.begin(), jobs.end(), [&](const JobRecord& one) { return one.id == next->id; });
+  const absl::StatusOr<JobRecord> job = database_.Get(next->id);
+  if (!job.ok() || job->state != JobState::kQueued) {
+    told_waiting_.erase(next->id);  // Cancelled or paused meanwhile, or unreadable now: the next round looks again.
+    return;
+  }
   base::Json fields = base::Json::object();
   fields["reason"] = "WAITING_FOR_MEMORY";
   fields["message"] = base::StrCat("the job needs ", next->memory_bytes, " bytes of memory, loaded models leave ", left,
@@ -203,6 +228,7 @@ JobController::~JobController() {
     wake_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
+  disk_.Stop();
 }
 
 }  // namespace nibble::jobs

@@ -2,8 +2,8 @@
 
 #include <soci/soci.h>
 
+#include <algorithm>
 #include <exception>
-#include <map>
 #include <utility>
 
 #include "server/base/error.h"
@@ -11,9 +11,12 @@
 #include "server/base/mutex.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/jobs/database_events.h"
+#include "server/jobs/database_list.h"
+#include "server/jobs/database_retention.h"
 #include "server/jobs/database_rows.h"
 #include "server/jobs/database_session.h"
-#include "server/jobs/journal.h"
+#include "server/jobs/database_writes.h"
 
 namespace nibble::jobs {
 
@@ -24,16 +27,16 @@ using soci::use;
 
 namespace {
 
-constexpr std::int64_t kAll = -1;  // LIMIT of SQLite: none
+// The lock of the database is held for so many jobs of a list at a time: about 5 ms.
+constexpr std::int64_t kLookedAtOnce = 1000;
+constexpr std::int64_t kRowsAtOnce = 100;
+// Of one page; then the caller comes again. A filter that few jobs pass costs no more than this.
+constexpr std::int64_t kMaxLookedAt = 10'000;
+// Of a job that is deleted, at once: milliseconds. Those of a longer log are collected in pieces.
+constexpr std::int64_t kEventsAtOnce = 500;
 
 // What a user asked to end, or what has ended.
 bool IsEnd(JobState state) { return IsFinal(state) || state == JobState::kCancelling || state == JobState::kPausing; }
-
-// What a request of a job that was deleted before tenants were in the keys (RequestKey in controller.cc) is remembered by.
-std::string KeyWithoutTenant(const std::string& key) {
-  const std::size_t end = key.starts_with('\n') ? key.find('\n', 1) : std::string::npos;
-  return StrCat("\n\n", end == std::string::npos ? key : key.substr(end + 1));
-}
 
 class SqliteDatabase : public Database {
  public:
@@ -52,17 +55,13 @@ class SqliteDatabase : public Database {
         result.job = *known;
         return absl::OkStatus();
       }
-      JobRow row = ToRow(job);
-      session_ << "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, "
-                  "last_sequence, created_us, started_us, ended_us, method, memory_bytes, owner, tenant, digests) VALUES (:id, "
-                  ":state, 0, 0, :spec, '', '{}', '', 0, 0, :created, 0, 0, :method, :memory, :owner, :tenant, :digests)",
-          use(row.id), use(row.state), use(row.spec), use(row.created_us), use(job.spec.method), use(row.memory_bytes),
-          use(row.owner), use(row.tenant), use(row.digests);
+      InsertJob(session_, job);
       if (!request_id.empty()) {
+        const long long created_us = absl::ToUnixMicros(job.created);
         session_ << "INSERT INTO idempotency (request_id, body_digest, job_id, created_us) VALUES (:r, :b, :j, :c)",
-            use(request_id), use(body_digest), use(row.id), use(row.created_us);
+            use(request_id), use(body_digest), use(job.id), use(created_us);
       }
-      NIBBLE_RETURN_IF_ERROR(AppendEvents(job.id, {first_event}, nullptr));
+      NIBBLE_RETURN_IF_ERROR(AppendEvents(session_, job.id, {first_event}, nullptr));
       NIBBLE_ASSIGN_OR_RETURN(result.job, Find(job.id));
       result.created = true;
       return absl::OkStatus();
@@ -89,31 +88,73 @@ class SqliteDatabase : public Database {
   }
 
   absl::StatusOr<JobRecord> Get(const std::string& id) override {
-    JobRecord job;
-    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
-      NIBBLE_ASSIGN_OR_RETURN(job, Find(id));
+    std::optional<JobRow> row;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      row = FindRow(id);
       return absl::OkStatus();
     }));
-    return job;
+    return row.has_value() ? FromRow(*row) : NoJob(id);
   }
 
-  absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before,
-                                              std::int64_t limit) override {
-    return Listed(states, before, limit);
+  absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) override {
+    JobPage page;
+    page.next = query.before;
+    for (std::int64_t looked_at = 0; looked_at < kMaxLookedAt;) {
+      if (cancel.cancelled()) return absl::CancelledError("the caller has gone");
+      const std::int64_t missing = limit - static_cast<std::int64_t>(page.jobs.size());
+      JobPiece piece;
+      NIBBLE_RETURN_IF_ERROR(Read([&] {
+        piece = ListPiece(session_, query, page.next, kLookedAtOnce, std::min(missing, kRowsAtOnce));
+        return absl::OkStatus();
+      }));
+      NIBBLE_RETURN_IF_ERROR(Parse(piece.rows, page.jobs));
+      page.next = piece.more ? piece.last : 0;
+      if (!piece.more || static_cast<std::int64_t>(page.jobs.size()) == limit) break;
+      looked_at += piece.looked_at;
+    }
+    return page;
   }
+
+  absl::StatusOr<std::vector<QueueEntry>> Queue() override {
+    std::vector<QueueEntry> queue;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      queue = QueueRows(session_);
+      return absl::OkStatus();
+    }));
+    return queue;
+  }
+
   absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) override {
-    return Listed(states, 0, kAll);
+    std::string names;  // Our own constants, never a caller's text.
+    for (const JobState state : states) names = StrCat(names, names.empty() ? "" : ", ", "'", Name(state), "'");
+    return Select(StrCat("WHERE state IN (", names, ") ORDER BY number DESC"));
   }
 
   absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override {
-    return Select(
-        "WHERE (:before = 0 OR number < :before2) AND state = 'SUCCEEDED' AND published = 0 ORDER BY number LIMIT :limit",
-        0, kAll);
+    return Select("INDEXED BY jobs_unpublished WHERE state = 'SUCCEEDED' AND published = 0 ORDER BY number");
   }
 
-  absl::StatusOr<std::int64_t> Count(JobState state) override { return CountWhere("state = :s", std::string(Name(state))); }
+  absl::StatusOr<std::set<std::string>> Ids() override {
+    std::set<std::string> ids;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      std::string id;
+      soci::statement select = (session_.prepare << "SELECT id FROM jobs", into(id));
+      select.execute();
+      while (select.fetch()) ids.insert(id);
+      return absl::OkStatus();
+    }));
+    return ids;
+  }
+
+  absl::StatusOr<std::int64_t> Count(JobState state) override {
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobCount> counts, Counts());
+    std::int64_t sum = 0;
+    for (const JobCount& one : counts) sum += one.state == state ? one.count : 0;
+    return sum;
+  }
   absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) override {
-    return CountWhere("owner = :o AND tenant = :t AND state NOT IN ('SUCCEEDED', 'FAILED', 'CANCELLED')", owner, tenant);
+    return CountWhere(
+        "owner = :o AND tenant = :t AND state IN ('QUEUED', 'PREPARING', 'RUNNING', 'PAUSING', 'PAUSED', 'CANCELLING')", owner, tenant);
   }
 
   absl::StatusOr<std::vector<JobCount>> Counts() override {
@@ -121,7 +162,7 @@ class SqliteDatabase : public Database {
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
       std::string method, state;
       long long count = 0;
-      soci::statement select = (session_.prepare << "SELECT method, state, COUNT(*) FROM jobs GROUP BY method, state",
+      soci::statement select = (session_.prepare << "SELECT method, state, count FROM job_counts WHERE count > 0",
                                 into(method), into(state), into(count));
       select.execute();
       while (select.fetch()) {
@@ -142,13 +183,42 @@ class SqliteDatabase : public Database {
             absl::FailedPreconditionError(StrCat("a job that is ", Name(job.state), " cannot be deleted: cancel it first")),
             "ILLEGAL_STATE", {{"name", id}, {"state", Name(job.state)}});
       }
+      session_ << "DELETE FROM job_labels WHERE number = (SELECT number FROM jobs WHERE id = :id)", use(id);
       // Its request_id stays until it is old: a late repetition must not make the job anew.
-      for (const char* table : {"events", "attempts"}) {
-        session_ << StrCat("DELETE FROM ", table, " WHERE job_id = :id"), use(id);
-      }
+      session_ << "DELETE FROM attempts WHERE job_id = :id", use(id);
+      session_ << "INSERT INTO deleted_jobs (job_id) VALUES (:id)", use(id);
+      jobs::CollectEvents(session_, kEventsAtOnce);
       session_ << "DELETE FROM jobs WHERE id = :id", use(id);
       return absl::OkStatus();
     });
+  }
+
+  absl::StatusOr<bool> CollectEvents(std::int64_t limit) override {
+    return WriteSome([&] { return jobs::CollectEvents(session_, limit); });
+  }
+  absl::StatusOr<bool> ThinSteps(std::int64_t keep, std::int64_t limit) override {
+    ThinningPosition position;
+    NIBBLE_ASSIGN_OR_RETURN(const bool more, WriteSome([&] {
+      position = thinning_;
+      return jobs::ThinSteps(session_, keep, limit, position);
+    }));
+    base::MutexLock lock(mutex_);
+    thinning_ = position;  // Only after the commit.
+    return more;
+  }
+  absl::StatusOr<std::vector<std::string>> EndedBefore(absl::Time before, std::int64_t limit) override {
+    std::vector<std::string> ids;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      const long long us = absl::ToUnixMicros(before), most = limit;
+      std::string id;
+      soci::statement select = (session_.prepare << "SELECT id FROM jobs INDEXED BY jobs_by_end WHERE ended_us > 0 AND ended_us < :t AND "
+                                                    "(state <> 'SUCCEEDED' OR published = 1) ORDER BY ended_us LIMIT :limit",
+                                use(us), use(most), into(id));
+      select.execute();
+      while (select.fetch()) ids.push_back(id);
+      return absl::OkStatus();
+    }));
+    return ids;
   }
 
   absl::StatusOr<bool> Apply(const Transition& t) override {
@@ -165,17 +235,20 @@ class SqliteDatabase : public Database {
       update.execute(true);
       changed = update.get_affected_rows() == 1;
       if (!changed) return absl::OkStatus();
-      return ApplyRest(t, attempt, next);
+      return ApplyRest(session_, t, next);
     };
     NIBBLE_RETURN_IF_ERROR(IsEnd(t.to) ? WriteEnd(apply) : Write(apply));
     return changed;
   }
 
-  absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process) override {
+  absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process,
+                             const std::optional<OomCount>& oom) override {
     return Write([&] {
       const long long pid = process.pid, ticks = process.start_ticks, number = attempt;
-      session_ << "UPDATE attempts SET pid = :p, start_ticks = :t WHERE job_id = :id AND attempt = :a", use(pid),
-          use(ticks), use(id), use(number);
+      const std::string group = oom.has_value() ? oom->group : "";
+      const long long kills = oom.has_value() ? static_cast<long long>(oom->kills) : 0;
+      session_ << "UPDATE attempts SET pid = :p, start_ticks = :t, oom_group = :g, oom_kills = :k WHERE job_id = :id AND attempt = :a",
+          use(pid), use(ticks), use(group), use(kills), use(id), use(number);
       return absl::OkStatus();
     });
   }
@@ -188,7 +261,7 @@ class SqliteDatabase : public Database {
            use(id));
       update.execute(true);
       marked = update.get_affected_rows() == 1;
-      return marked ? AppendEvents(id, events, nullptr) : absl::OkStatus();  // Said before: its events are there.
+      return marked ? AppendEvents(session_, id, events, nullptr) : absl::OkStatus();  // Said before: its events are there.
     }));
     return marked;
   }
@@ -196,12 +269,14 @@ class SqliteDatabase : public Database {
   absl::StatusOr<AttemptRecord> GetAttempt(const std::string& id, std::int64_t attempt) override {
     AttemptRecord record;
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
-      long long number = attempt, pid = 0, ticks = 0;
-      session_ << "SELECT token, state, pid, start_ticks FROM attempts WHERE job_id = :id AND attempt = :a", use(id),
-          use(number), into(record.token), into(record.state), into(pid), into(ticks);
+      long long number = attempt, pid = 0, ticks = 0, kills = 0;
+      std::string group;
+      session_ << "SELECT token, state, pid, start_ticks, oom_group, oom_kills FROM attempts WHERE job_id = :id AND attempt = :a",
+          use(id), use(number), into(record.token), into(record.state), into(pid), into(ticks), into(group), into(kills);
       if (!session_.got_data()) return absl::NotFoundError(StrCat("job ", id, " has no attempt ", attempt));
       record.attempt = attempt;
       if (pid != 0) record.process = ProcessId{pid, ticks};
+      if (!group.empty()) record.oom = OomCount{group, static_cast<std::uint64_t>(kills)};
       return absl::OkStatus();
     }));
     return record;
@@ -212,8 +287,8 @@ class SqliteDatabase : public Database {
     std::vector<Event> appended;
     const auto append = [&]() -> absl::Status {
       appended.clear();
-      NIBBLE_RETURN_IF_ERROR(AppendEvents(id, events, &appended));
-      if (progress != nullptr) SetText(id, "progress", base::Dump(*progress));
+      NIBBLE_RETURN_IF_ERROR(AppendEvents(session_, id, events, &appended));
+      if (progress != nullptr) SetText(session_, id, "progress", base::Dump(*progress));
       return absl::OkStatus();
     };
     absl::Status status = Write(append);
@@ -235,36 +310,40 @@ class SqliteDatabase : public Database {
       session_ << "SELECT COUNT(*) FROM jobs WHERE id = :id AND state = :s AND attempt = :a", use(seen.id), use(state),
           use(attempt), into(there);
       appended = there == 1;
-      return appended ? AppendEvents(seen.id, events, nullptr) : absl::OkStatus();
+      return appended ? AppendEvents(session_, seen.id, events, nullptr) : absl::OkStatus();
     }));
     return appended;
   }
 
   absl::StatusOr<std::vector<Event>> Events(const std::string& id, std::int64_t after, std::int64_t limit) override {
-    std::vector<Event> events;
+    std::vector<EventRow> rows;
     NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
-      const long long from = after, most = limit;
-      long long sequence = 0, attempt = 0, time_us = 0;
-      std::string type, body;
-      soci::statement select =
-          (session_.prepare << "SELECT sequence, attempt, type, time_us, body FROM events WHERE job_id = :id AND "
-                               "sequence > :after ORDER BY sequence LIMIT :limit",
-           use(id), use(from), use(most), into(sequence), into(attempt), into(type), into(time_us), into(body));
-      select.execute();
-      while (select.fetch()) {
-        NIBBLE_ASSIGN_OR_RETURN(Json json, base::ParseJson(body));
-        events.push_back({sequence, attempt, type, absl::FromUnixMicros(time_us), std::move(json)});
-      }
+      rows = EventRows(session_, id, after, limit);
       // Asked for together with the events: a job that is deleted meanwhile is not one without events.
-      return events.empty() ? Find(id).status() : absl::OkStatus();
+      return Exists(id);
     }));
+    std::vector<Event> events;
+    for (const EventRow& row : rows) {
+      NIBBLE_ASSIGN_OR_RETURN(events.emplace_back(), ToEvent(row));
+    }
     return events;
+  }
+
+  absl::StatusOr<LogEnd> EndOfLog(const std::string& id) override {
+    std::string state;
+    long long last = 0, published = 0;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      session_ << "SELECT state, published, last_sequence FROM jobs WHERE id = :id", use(id), into(state), into(published), into(last);
+      return session_.got_data() ? absl::OkStatus() : NoJob(id);
+    }));
+    NIBBLE_ASSIGN_OR_RETURN(const JobState parsed, ParseJobState(state));
+    return LogEnd{last, IsFinal(parsed) && (parsed != JobState::kSucceeded || published != 0)};
   }
 
   absl::StatusOr<std::int64_t> LastAttemptSequence(const std::string& id, std::int64_t attempt) override {
     long long last = 0;
     NIBBLE_RETURN_IF_ERROR(Read([&] {
-      last = LastOf(id, attempt);
+      last = LastOf(session_, id, attempt);
       return absl::OkStatus();
     }));
     return last;
@@ -296,6 +375,17 @@ class SqliteDatabase : public Database {
     });
   }
 
+  // As Write, of something that says whether there may be more.
+  template <typename F>
+  absl::StatusOr<bool> WriteSome(F f) {
+    bool more = false;
+    NIBBLE_RETURN_IF_ERROR(Write([&] {
+      more = f();
+      return absl::OkStatus();
+    }));
+    return more;
+  }
+
   static bool IsDiskFull(const absl::Status& status) { return base::Reason(status) == "DISK_FULL"; }
   // As Write; where the disk is full, again as long as room can be made.
   template <typename F>
@@ -306,56 +396,47 @@ class SqliteDatabase : public Database {
   }
 
   // The functions below run inside Read or Write and may throw.
-  absl::StatusOr<JobRecord> Find(const std::string& id) {
+  std::optional<JobRow> FindRow(const std::string& id) {
     JobRow row;
     soci::statement select(session_);
     select.exchange(use(id));
     OpenJobs(select, "WHERE id = :id", row);
-    if (!select.fetch()) return NoJob(id);
-    return FromRow(row);
+    return select.fetch() ? std::optional(row) : std::nullopt;
+  }
+  absl::StatusOr<JobRecord> Find(const std::string& id) {
+    const std::optional<JobRow> row = FindRow(id);
+    return row.has_value() ? FromRow(*row) : NoJob(id);
   }
 
   absl::StatusOr<std::optional<JobRecord>> Remembered(const std::string& request_id, const std::string& body_digest) {
-    if (request_id.empty()) return std::optional<JobRecord>();
-    std::string digest, id;
-    const auto look = [&](const std::string& key) {
-      session_ << "SELECT body_digest, job_id FROM idempotency WHERE request_id = :r", use(key), into(digest), into(id);
-      return session_.got_data();
-    };
-    if (!look(request_id) && !look(KeyWithoutTenant(request_id))) return std::optional<JobRecord>();
-    if (digest != body_digest) {
-      return base::WithReason(
-          absl::AlreadyExistsError(StrCat("the request_id was used for another request, which made ", id)),
-          "IDEMPOTENCY_CONFLICT", {{"kind", "job"}, {"name", id}});
-    }
-    NIBBLE_ASSIGN_OR_RETURN(JobRecord job, Find(id));
+    NIBBLE_ASSIGN_OR_RETURN(const std::optional<std::string> id, JobOfRequest(session_, request_id, body_digest));
+    if (!id.has_value()) return std::optional<JobRecord>();
+    NIBBLE_ASSIGN_OR_RETURN(JobRecord job, Find(*id));
     return std::optional<JobRecord>(std::move(job));
   }
 
-  absl::StatusOr<std::vector<JobRecord>> Listed(const std::vector<JobState>& states, std::int64_t before, std::int64_t limit) {
-    std::string where = "WHERE (:before = 0 OR number < :before2)";
-    if (!states.empty()) {
-      std::string names;  // Our own constants, never a caller's text.
-      for (const JobState state : states) names = StrCat(names, names.empty() ? "" : ", ", "'", Name(state), "'");
-      where = StrCat(where, " AND state IN (", names, ")");
-    }
-    return Select(StrCat(where, " ORDER BY number DESC LIMIT :limit"), before, limit);
+  absl::Status Exists(const std::string& id) {
+    long long count = 0;
+    session_ << "SELECT COUNT(*) FROM jobs WHERE id = :id", use(id), into(count);
+    return count == 1 ? absl::OkStatus() : NoJob(id);
   }
 
-  absl::StatusOr<std::vector<JobRecord>> Select(const std::string& where, std::int64_t before, std::int64_t limit) {
-    std::vector<JobRecord> jobs;
-    NIBBLE_RETURN_IF_ERROR(Read([&]() -> absl::Status {
-      const long long number = before, most = limit;
-      JobRow row;
-      soci::statement select(session_);
-      for (const long long* value : {&number, &number, &most}) select.exchange(use(*value));
-      OpenJobs(select, where, row);
-      while (select.fetch()) {
-        NIBBLE_ASSIGN_OR_RETURN(JobRecord job, FromRow(row));
-        jobs.push_back(std::move(job));
-      }
+  // Without the lock: to parse a spec takes longer than to read it.
+  static absl::Status Parse(const std::vector<JobRow>& rows, std::vector<JobRecord>& jobs) {
+    for (const JobRow& row : rows) {
+      NIBBLE_ASSIGN_OR_RETURN(jobs.emplace_back(), FromRow(row));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<JobRecord>> Select(const std::string& where) {
+    std::vector<JobRow> rows;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      rows = RowsWhere(session_, where);
       return absl::OkStatus();
     }));
+    std::vector<JobRecord> jobs;
+    NIBBLE_RETURN_IF_ERROR(Parse(rows, jobs));
     return jobs;
   }
 
@@ -370,78 +451,11 @@ class SqliteDatabase : public Database {
     return count;
   }
 
-  void SetText(const std::string& id, const char* column, const std::string& value) {
-    session_ << StrCat("UPDATE jobs SET ", column, " = :v WHERE id = :id"), use(value), use(id);
-  }
-  void SetNumber(const std::string& id, const char* column, long long value) {
-    session_ << StrCat("UPDATE jobs SET ", column, " = :v WHERE id = :id"), use(value), use(id);
-  }
-
-  absl::Status ApplyRest(const Transition& t, long long attempt, long long next) {
-    if (t.new_attempt) {
-      session_ << "INSERT INTO attempts (job_id, attempt, token, state, pid, start_ticks) VALUES (:id, :a, :t, 'RUNNING', 0, 0)",
-          use(t.job_id), use(next), use(t.new_attempt_token);
-    }
-    if (t.attempt_state.has_value()) {
-      session_ << "UPDATE attempts SET state = :s WHERE job_id = :id AND attempt = :a", use(*t.attempt_state),
-          use(t.job_id), use(attempt);
-    }
-    if (t.retries.has_value()) SetNumber(t.job_id, "retries", *t.retries);
-    if (t.error.has_value()) SetText(t.job_id, "error", base::Dump(ToJson(*t.error)));
-    if (t.progress.has_value()) SetText(t.job_id, "progress", base::Dump(*t.progress));
-    if (t.keep_checkpoint) SetNumber(t.job_id, "keep_checkpoint", 1);
-    if (t.publish_digest.has_value()) SetText(t.job_id, "output_digest", *t.publish_digest);
-    if (t.started.has_value()) SetNumber(t.job_id, "started_us", absl::ToUnixMicros(*t.started));
-    if (t.ended.has_value()) SetNumber(t.job_id, "ended_us", absl::ToUnixMicros(*t.ended));
-    return AppendEvents(t.job_id, t.events, nullptr);
-  }
-
-  long long LastOf(const std::string& id, long long attempt) {
-    long long last = 0;
-    session_ << "SELECT COALESCE(MAX(attempt_sequence), 0) FROM events WHERE job_id = :id AND attempt = :a", use(id),
-        use(attempt), into(last);
-    return last;
-  }
-
-  absl::Status AppendEvents(const std::string& id, const std::vector<NewEvent>& events, std::vector<Event>* appended) {
-    if (events.empty()) return absl::OkStatus();
-    long long sequence = 0;
-    session_ << "SELECT last_sequence FROM jobs WHERE id = :id", use(id), into(sequence);
-    if (!session_.got_data()) return NoJob(id);
-    std::map<long long, long long> last_of;  // by attempt
-    for (const NewEvent& event : events) {
-      const long long attempt = event.attempt;
-      if (event.attempt_sequence.has_value()) {
-        const auto [it, asked] = last_of.emplace(attempt, 0);
-        if (asked) it->second = LastOf(id, attempt);
-        if (*event.attempt_sequence <= it->second) continue;
-        it->second = *event.attempt_sequence;
-      }
-      ++sequence;
-      Event full{sequence, event.attempt, event.type, event.time, Json::object()};
-      full.body["sequence"] = sequence;
-      full.body["time"] = FormatEventTime(event.time);
-      full.body["type"] = event.type;
-      full.body["attempt"] = event.attempt;
-      for (const auto& item : event.fields.items()) {
-        if (!full.body.contains(item.key())) full.body[item.key()] = item.value();
-      }
-      const std::string body = base::Dump(full.body);
-      const long long time_us = absl::ToUnixMicros(event.time);
-      const long long attempt_sequence = event.attempt_sequence.value_or(0);
-      soci::indicator given = event.attempt_sequence.has_value() ? soci::i_ok : soci::i_null;
-      session_ << "INSERT INTO events (job_id, sequence, attempt, attempt_sequence, type, time_us, body) "
-                  "VALUES (:id, :s, :a, :q, :type, :t, :b)",
-          use(id), use(sequence), use(attempt), use(attempt_sequence, given), use(event.type), use(time_us), use(body);
-      if (appended != nullptr) appended->push_back(std::move(full));
-    }
-    SetNumber(id, "last_sequence", sequence);
-    return absl::OkStatus();
-  }
-
   const MakeRoom make_room_;
   base::Mutex mutex_;
-  soci::session session_;  // by mutex_: touched within Read, Write and Connect alone
+  // By mutex_: touched within Read, Write and Connect alone.
+  soci::session session_;
+  ThinningPosition thinning_;
 };
 
 }  // namespace

@@ -73,6 +73,61 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           R"(UPDATE OR IGNORE idempotency SET request_id = char(10) || char(10) || request_id
              WHERE instr(request_id, char(10)) > 1 AND job_id NOT IN (SELECT id FROM jobs))",
       },
+      {
+          // What lists filter and order by, copied from the spec, which is never changed: no list parses a spec that it does not show
+          // (job_query.cc).
+          "ALTER TABLE jobs ADD COLUMN priority INTEGER NOT NULL DEFAULT 0",
+          "ALTER TABLE jobs ADD COLUMN base_model TEXT NOT NULL DEFAULT ''",
+          R"(UPDATE jobs SET priority = COALESCE(json_extract(spec, '$.run.priority'), 0),
+                             base_model = COALESCE(json_extract(spec, '$.base_model'), '')
+             WHERE json_valid(spec))",
+          R"(CREATE TABLE job_labels (
+               key TEXT NOT NULL,
+               value TEXT NOT NULL,
+               number INTEGER NOT NULL,
+               PRIMARY KEY (key, value, number)) WITHOUT ROWID)",
+          R"(INSERT INTO job_labels (key, value, number)
+             SELECT label.key, label.value, jobs.number
+             FROM jobs, json_each(CASE WHEN json_valid(spec) THEN spec ELSE '{}' END, '$.labels') AS label
+             WHERE label.type = 'text')",
+          "CREATE INDEX job_labels_by_job ON job_labels (number)",
+          "CREATE INDEX jobs_by_tenant ON jobs (tenant, number)",
+          "CREATE INDEX jobs_by_tenant_state ON jobs (tenant, state, number)",
+          "CREATE INDEX jobs_by_base ON jobs (base_model, number)",
+          "CREATE INDEX jobs_by_tenant_base ON jobs (tenant, base_model, number)",
+          "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, attempt, state) WHERE state = 'QUEUED'",
+          "CREATE INDEX jobs_unpublished ON jobs (number) WHERE state = 'SUCCEEDED' AND published = 0",
+      },
+      {
+          // Attempts that were lost one after the other, and what the OOM killer had done when an attempt began (oom_watch.h).
+          "ALTER TABLE jobs ADD COLUMN lost_in_row INTEGER NOT NULL DEFAULT 0",
+          "ALTER TABLE attempts ADD COLUMN oom_group TEXT NOT NULL DEFAULT ''",
+          "ALTER TABLE attempts ADD COLUMN oom_kills INTEGER NOT NULL DEFAULT 0",
+      },
+      {
+          // Jobs by method and state, counted as they change: a scrape must not read all jobs.
+          R"(CREATE TABLE job_counts (
+               method TEXT NOT NULL,
+               state TEXT NOT NULL,
+               count INTEGER NOT NULL,
+               PRIMARY KEY (method, state)) WITHOUT ROWID)",
+          "INSERT INTO job_counts SELECT method, state, COUNT(*) FROM jobs GROUP BY method, state",
+          R"(CREATE TRIGGER count_new_job AFTER INSERT ON jobs BEGIN
+               INSERT INTO job_counts VALUES (NEW.method, NEW.state, 1) ON CONFLICT (method, state) DO UPDATE SET count = count + 1;
+             END)",
+          R"(CREATE TRIGGER count_moved_job AFTER UPDATE OF state ON jobs BEGIN
+               UPDATE job_counts SET count = count - 1 WHERE method = OLD.method AND state = OLD.state;
+               INSERT INTO job_counts VALUES (NEW.method, NEW.state, 1) ON CONFLICT (method, state) DO UPDATE SET count = count + 1;
+             END)",
+          R"(CREATE TRIGGER count_deleted_job AFTER DELETE ON jobs BEGIN
+               UPDATE job_counts SET count = count - 1 WHERE method = OLD.method AND state = OLD.state;
+             END)",
+          // What retention looks for (database_retention.h).
+          "CREATE INDEX jobs_by_end ON jobs (ended_us) WHERE ended_us > 0",
+          "ALTER TABLE jobs ADD COLUMN steps_kept INTEGER NOT NULL DEFAULT 9223372036854775807",
+          "CREATE INDEX jobs_by_steps_kept ON jobs (steps_kept, number) WHERE ended_us > 0",
+          "CREATE TABLE deleted_jobs (job_id TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID",
+      },
   };
   return migrations;
 }

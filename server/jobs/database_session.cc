@@ -1,13 +1,19 @@
 #include "server/jobs/database_session.h"
 
+#include <fcntl.h>
 #include <soci/sqlite3/soci-sqlite3.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <string_view>
 
 #include "server/base/error.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/jobs/database_backup.h"
 #include "server/jobs/database_schema.h"
 
 namespace nibble::jobs {
@@ -18,7 +24,24 @@ using soci::use;
 
 namespace {
 
-absl::Status Migrate(soci::session& session) {
+constexpr mode_t kFileMode = 0640;  // specs and request ids of all tenants
+
+// Makes the file, so that SQLite does not (with 0644); takes from others what earlier servers left them. SQLite gives its journals the
+// mode of the file when it makes them.
+void HideFromOthers(const std::string& path) {
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kFileMode);
+  if (file >= 0) ::close(file);  // SQLite reports what keeps it from being opened
+  for (const char* suffix : {"", "-wal", "-shm", "-journal"}) {
+    const std::string name = path + suffix;
+    struct stat info {};
+    if (::stat(name.c_str(), &info) != 0 || (info.st_mode & 0777 & ~kFileMode) == 0) continue;
+    if (::chmod(name.c_str(), info.st_mode & kFileMode) != 0) {
+      base::LogWarning("cannot take the database's file from other users", {{"file", name}, {"error", std::strerror(errno)}});
+    }
+  }
+}
+
+absl::Status Migrate(soci::session& session, const std::string& path) {
   const long long wanted = static_cast<long long>(Migrations().size());
   session << "CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)";
   long long version = 0, rows = 0;
@@ -27,6 +50,7 @@ absl::Status Migrate(soci::session& session) {
     return absl::FailedPreconditionError(StrCat("database: its schema has version ", version, ", this nibbled knows ",
                                                 wanted, ": it was written by a newer one"));
   }
+  if (version > 0 && version < wanted) NIBBLE_RETURN_IF_ERROR(BackUp(session, path, version, base::RealFileSystem()));
   for (; version < wanted; ++version) {
     soci::transaction transaction(session);
     for (const std::string_view sql : Migrations()[static_cast<std::size_t>(version)]) session << std::string(sql);
@@ -61,12 +85,13 @@ absl::Status FromSoci(const std::exception& error) {
 
 absl::Status OpenSession(soci::session& session, const std::string& path) {
   if (path.find('"') != std::string::npos) return absl::InvalidArgumentError("a state directory's path may not hold '\"'");
+  HideFromOthers(path);
   session.open(soci::sqlite3, StrCat("db=\"", path, "\" timeout=5"));
   std::string mode;
   session << "PRAGMA journal_mode=WAL", into(mode);
   if (mode != "wal") return absl::InternalError(StrCat("database: ", path, " cannot use WAL, got ", mode));
   session << "PRAGMA synchronous=FULL";
-  return Migrate(session);
+  return Migrate(session, path);
 }
 
 void OpenJobs(soci::statement& select, const std::string& where, JobRow& row) {
@@ -75,7 +100,7 @@ void OpenJobs(soci::statement& select, const std::string& where, JobRow& row) {
   for (long long* number : {&row.attempt, &row.retries}) select.exchange(into(*number));
   for (std::string* text : {&row.spec, &row.error, &row.progress, &row.output_digest}) select.exchange(into(*text));
   for (long long* number : {&row.published, &row.last_sequence, &row.created_us, &row.started_us, &row.ended_us,
-                            &row.memory_bytes, &row.keep_checkpoint}) {
+                            &row.memory_bytes, &row.keep_checkpoint, &row.lost_in_row}) {
     select.exchange(into(*number));
   }
   for (std::string* text : {&row.owner, &row.tenant, &row.digests}) select.exchange(into(*text));

@@ -10,6 +10,7 @@
 #include "server/jobs/job_digests.h"
 #include "server/jobs/job_spec.h"
 #include "server/jobs/job_state.h"
+#include "server/jobs/oom_watch.h"
 #include "server/jobs/runner.h"
 #include "server/store/checkpoints.h"
 
@@ -48,6 +49,7 @@ struct JobRecord {
   std::int64_t last_sequence = 0;
   std::int64_t memory_bytes = 0;  // planned peak of its trainer; 0: not planned
   bool keep_checkpoint = false;   // cancelled, but a checkpoint first
+  std::int64_t lost_in_row = 0;   // its last attempts that were LOST, one after the other
   std::string owner;   // who created it; "" where nobody has to say who he is
   std::string tenant;  // of the owner
   absl::Time created;
@@ -67,6 +69,7 @@ struct AttemptRecord {
   std::string token;
   std::string state;  // "RUNNING", then SUCCEEDED | FAILED | LOST | CANCELLED | PAUSED | PREEMPTED
   std::optional<ProcessId> process;
+  std::optional<OomCount> oom;  // when its trainer was started
 };
 
 struct Event {

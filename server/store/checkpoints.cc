@@ -113,10 +113,10 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem&
 
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSystem& files,
                                                                    const std::string& attempts_directory,
-                                                                   std::vector<CheckpointInfo>* damaged) {
+                                                                   std::vector<CheckpointInfo>* damaged, const Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> all, ListAll(files, attempts_directory, damaged));
   for (auto it = all.rbegin(); it != all.rend(); ++it) {
-    const auto verified = Verify(files, it->directory);
+    const auto verified = Verify(files, it->directory, cancelled);
     if (verified.ok()) return std::optional<CheckpointInfo>(*it);
     if (!SaysDamaged(verified.status())) return verified.status();
     base::LogWarning("a checkpoint is damaged, the one before it is tried",

@@ -38,10 +38,11 @@ absl::StatusOr<std::vector<CheckpointInfo>> ListCheckpoints(base::FileSystem& fi
 absl::StatusOr<std::vector<CheckpointInfo>> ListAllCheckpoints(base::FileSystem& files,
                                                                const std::string& attempts_directory);
 // The newest whose every byte fits its manifest, older ones tried in turn; nothing when there is none. Those that
-// are damaged, as far as they were looked at, are added to `damaged` where it is given.
+// are damaged, as far as they were looked at, are added to `damaged` where it is given. Cancelled where `cancelled` says so.
 absl::StatusOr<std::optional<CheckpointInfo>> FindNewestCheckpoint(base::FileSystem& files,
                                                                    const std::string& attempts_directory,
-                                                                   std::vector<CheckpointInfo>* damaged = nullptr);
+                                                                   std::vector<CheckpointInfo>* damaged = nullptr,
+                                                                   const Cancelled& cancelled = {});
 // Removes all but the newest `keep` (>= 1) of one attempt.
 absl::Status PruneCheckpoints(base::FileSystem& files, const std::string& attempt_directory, std::int64_t keep);
 // The same across attempts: for the server, when no trainer of the job lives.

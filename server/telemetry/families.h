@@ -64,8 +64,8 @@ inline constexpr const char* kKnownKernels[] = {"attention", "matmul_dense", "ma
                                          "quantize_activations", "quantize_int8", "quantize_nf4", "double_quantize", "ternarise",
                                          "rms_norm", "rms_norm_quantize"};
 // Reasons of failed jobs that are told apart (docs/errors.md); all others are "OTHER".
-inline constexpr const char* kFailureReasons[] = {"NAN_LOSS", "DISK_FULL", "OUT_OF_DEVICE_MEMORY", "TRAINER_SIGNAL", "TRAINER_EXIT",
-                                                  "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
+inline constexpr const char* kFailureReasons[] = {"NAN_LOSS", "DISK_FULL", "OUT_OF_DEVICE_MEMORY", "OUT_OF_MEMORY", "TRAINER_SIGNAL",
+                                                  "TRAINER_EXIT", "NO_PROGRESS", "DATASET_FORMAT", "NO_TRAINABLE_TOKENS", "TEMPLATE_ERROR", "OTHER"};
 inline constexpr const char* kPhases[] = {"train", "serve", "convert"};
 
 struct Metrics::Families {
@@ -142,6 +142,7 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, disk_watermark, Level, "nibble_disk_low_watermark_bytes", "Free bytes below which uploads and jobs are refused");
   NIBBLE_FAMILY(Counter, oom_kills, Count, "nibble_worker_oom_kills_total",
                 "Processes that the kernel killed for memory in the server's control group, since its start");
+  NIBBLE_FAMILY(Counter, log_dropped, Count, "nibble_log_lines_dropped_total", "Log lines dropped because stderr was not read");
   NIBBLE_FAMILY(Counter, process_cpu, Count, "process_cpu_seconds_total", "User and system CPU time");
   NIBBLE_FAMILY(Gauge, process_start, Level, "process_start_time_seconds", "Start of the process since the epoch");
   NIBBLE_FAMILY(Gauge, process_rss, Level, "process_resident_memory_bytes", "Resident memory");

@@ -1,5 +1,7 @@
 #include "server/telemetry/memory_cgroup.h"
 
+#include <sys/stat.h>
+
 #include <fstream>
 #include <sstream>
 #include <vector>
@@ -31,9 +33,8 @@ bool HasMemory(const std::string& controllers) {
   return false;
 }
 
-}  // namespace
-
-std::optional<std::uint64_t> ReadOomKills(const std::string& proc_cgroup, const std::string& mount) {
+// Files that may hold the count, best first.
+std::vector<std::string> Candidates(const std::string& proc_cgroup, const std::string& mount) {
   std::ifstream groups(proc_cgroup);
   std::string line;
   std::vector<std::string> candidates;
@@ -52,9 +53,31 @@ std::optional<std::uint64_t> ReadOomKills(const std::string& proc_cgroup, const 
       candidates.push_back(base::StrCat(mount, "/memory.events"));
     }
   }
-  for (const std::string& candidate : candidates) {
+  return candidates;
+}
+
+}  // namespace
+
+std::optional<std::uint64_t> ReadOomKills(const std::string& proc_cgroup, const std::string& mount) {
+  for (const std::string& candidate : Candidates(proc_cgroup, mount)) {
     if (const auto kills = OomKillLine(candidate); kills.has_value()) return kills;
   }
+  return std::nullopt;
+}
+
+std::optional<NamedOomKills> ReadNamedOomKills(const OomPaths& paths) {
+  std::ifstream boot_file(paths.boot_id);
+  std::string boot;
+  if (!std::getline(boot_file, boot)) return std::nullopt;  // Without it the name would outlive the count.
+  for (const std::string& candidate : Candidates(paths.proc_cgroup, paths.mount)) {
+    const auto kills = OomKillLine(candidate);
+    // The inode of a group's files is never given to another group of the same boot.
+    struct stat info = {};
+    if (kills.has_value() && ::stat(candidate.c_str(), &info) == 0) {
+      return NamedOomKills{base::StrCat(boot, " ", info.st_ino, " ", candidate), *kills};
+    }
+  }
+  if (const auto kills = OomKillLine(paths.vmstat); kills.has_value()) return NamedOomKills{boot, *kills};
   return std::nullopt;
 }
 

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "server/base/json.h"
+#include "server/base/log_writer.h"
 #include "server/telemetry/families.h"
 #include "server/telemetry/memory_cgroup.h"
 #include "server/telemetry/process.h"
@@ -63,7 +64,7 @@ Metrics::Metrics(const BuildInfo& build, const KnownLabels& known) : families_(s
   f.checkpoint_bytes.Add({}, ByteBuckets());
   f.checkpoint_time.Add({});
   f.verify_failures.Add({});
-  for (const char* reason : {"QUEUE_FULL", "DRAINING", "PROMPT_TOO_LONG"}) f.rejected.Add({{"reason", reason}});
+  for (const char* reason : {"QUEUE_FULL", "STREAMS_FULL", "DRAINING", "PROMPT_TOO_LONG"}) f.rejected.Add({{"reason", reason}});
   for (const char* reason : {"TOKEN_MISSING", "TOKEN_INVALID", "ROLE"}) f.auth_failures.Add({{"reason", reason}});
   for (const char* format : {"int8", "nf4"}) f.convert_seconds.Add({{"format", format}}, JobBuckets());
   for (const char* operation : {"open", "append", "sync", "rename", "sync_directory", "create_directories", "remove", "read"}) {
@@ -118,6 +119,7 @@ void Metrics::SetProcess() {
   f.process_virtual.Add({}).Set(static_cast<double>(figures.virtual_bytes));
   f.process_open.Add({}).Set(static_cast<double>(figures.open_files));
   f.process_max.Add({}).Set(static_cast<double>(figures.max_files));
+  f.Follow(f.log_dropped.Add({}), static_cast<double>(base::LogLinesDropped()));
   RaisePeakMemory("server", "cpu", figures.peak_resident_bytes);
   if (!f.oom_kills_at_start.has_value()) return;
   const std::uint64_t kills = ReadOomKills("/proc/self/cgroup", "/sys/fs/cgroup").value_or(*f.oom_kills_at_start);

@@ -56,7 +56,7 @@ def check_resumes(events, attempts):
     assert sorted(resumed) == list(range(2, attempts + 1))
     steps = [(event["attempt"], event["step"]) for event in events if event["type"] == "step"]
     for attempt, start in resumed.items():
-        assert SAVE <= start < STEPS, resumed
+        assert SAVE <= start <= STEPS, resumed
         last = max(step for of, step in steps if of < attempt)
         assert 0 <= last - start <= SAVE, f"attempt {attempt}: step {last} was told, it went on from {start}"
         own = [step for of, step in steps if of == attempt]

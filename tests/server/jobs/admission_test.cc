@@ -31,7 +31,7 @@ TEST_F(AdmissionTest, BadSubmissionsLeaveNothing) {
   spec.data.overlong = "split";
   spec.data.format = "chat";
   EXPECT_EQ(reason(spec), "FIELD_VIOLATION");
-  EXPECT_TRUE(controller_->List({}, 0, 10)->empty());
+  EXPECT_TRUE(controller_->List({}, 10)->jobs.empty());
   EXPECT_TRUE(controller_->Submit(Spec("out"), "r").ok()) << "neither request_id nor name were used up";
   EXPECT_EQ(reason(Spec("out")), "") << "the same request again";
   EXPECT_EQ(base::Reason(controller_->Submit(Spec("out"), "r2").status()), "NAME_TAKEN");
@@ -58,11 +58,11 @@ TEST_F(AdmissionTest, FiftyParallelSubmissionsOfOneRequestMakeOneJob) {  // R24
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(controller_->List({}, 0, 100)->size(), 1u);
+  EXPECT_EQ(controller_->List({}, 100)->jobs.size(), 1u);
   for (const std::string& id : ids) EXPECT_EQ(id, ids[0]);
   KillAndReopen();
   EXPECT_EQ(controller_->Submit(Spec("out"), "request-1")->id, ids[0]);
-  EXPECT_EQ(controller_->List({}, 0, 100)->size(), 1u);
+  EXPECT_EQ(controller_->List({}, 100)->jobs.size(), 1u);
 }
 
 TEST_F(AdmissionTest, FullQueueIsSaid) {
@@ -300,7 +300,7 @@ TEST_F(AdmissionTest, NobodyWaitsForAnothersPlan) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(ids[0], ids[1]) << "one request";
-  EXPECT_EQ(controller_->List({}, 0, 10)->size(), 2u);
+  EXPECT_EQ(controller_->List({}, 10)->jobs.size(), 2u);
   ASSERT_TRUE(controller_->Cancel(ids[0]).ok());
   EXPECT_TRUE(state_->datasets->Delete("slow").ok()) << "the second planner holds it no longer";
 }
@@ -315,7 +315,7 @@ TEST_F(AdmissionTest, ACancelledPlanLeavesNothing) {
   JobController::Submission submission;
   submission.cancel.Cancel();
   EXPECT_TRUE(absl::IsCancelled(controller_->Submit(Spec("out"), "request", submission).status()));
-  EXPECT_TRUE(controller_->List({}, 0, 10)->empty());
+  EXPECT_TRUE(controller_->List({}, 10)->jobs.empty());
   EXPECT_TRUE(controller_->Submit(Spec("out"), "request").ok()) << "neither request_id nor name were used up";
 }
 

@@ -40,6 +40,7 @@ TEST(AttemptTest, OrderThereAndBackIsTheSame) {
   order.threads = 2;
   order.isa = "avx2";
   order.nibble_version = "0.1.0";
+  order.show_alive_every_s = 2.5;
   ASSERT_TRUE(WriteAttemptOrder(Files(), temp.path(), order).ok());
   const auto back = ReadAttemptOrder(Files(), temp.path());
   ASSERT_TRUE(back.ok()) << back.status();
@@ -58,6 +59,7 @@ TEST(AttemptTest, OrderThereAndBackIsTheSame) {
   EXPECT_EQ(back->threads, 2);
   EXPECT_EQ(back->isa, "avx2");
   EXPECT_EQ(back->nibble_version, "0.1.0");
+  EXPECT_EQ(back->show_alive_every_s, 2.5);
 }
 
 TEST(AttemptTest, OutcomesOfAllKindsComeBackAndDamagedOnesAreDataLoss) {

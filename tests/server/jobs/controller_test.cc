@@ -123,10 +123,10 @@ TEST_F(ControllerTest, TheBestCheckpointIsTheKeptOneOfTheLowestLoss) {
   Checkpoint(trainer, 4, R"({"loss":1.0,"eval_loss":2.25})");
   controller_->Tick();
   EXPECT_EQ(best(id), 3) << "the first of equals";
-  const auto listed = controller_->List({}, 0, 10);
-  ASSERT_TRUE(listed.ok() && listed->size() == 1) << listed.status();
-  ASSERT_TRUE(listed->front().best_checkpoint.has_value());
-  EXPECT_EQ(listed->front().best_checkpoint->metrics.at("eval_loss"), 2.25);
+  const auto listed = controller_->List({}, 10);
+  ASSERT_TRUE(listed.ok() && listed->jobs.size() == 1) << listed.status();
+  ASSERT_TRUE(listed->jobs.front().best_checkpoint.has_value());
+  EXPECT_EQ(listed->jobs.front().best_checkpoint->metrics.at("eval_loss"), 2.25);
   ASSERT_TRUE(store::PruneCheckpoints(base::RealFileSystem(), trainer.directory, 1).ok());
   EXPECT_EQ(best(id), 4) << "one that is gone is not the best";
 }
@@ -327,6 +327,21 @@ TEST_F(ControllerTest, TrainerThatShowsThatItLivesIsNotTakenForHung) {
   clock_.Advance(absl::Minutes(10));
   controller_->Tick();
   EXPECT_THAT(Trainer(id).signals, ElementsAre(Runner::Signal::kTerminate));
+}
+
+TEST_F(ControllerTest, TrainerShowsLifeFourTimesInTheTimeout) {
+  const std::pair<absl::Duration, double> wanted[] = {
+      {absl::ZeroDuration(), 10}, {absl::Minutes(30), 10}, {absl::Seconds(40), 10}, {absl::Seconds(12), 3}};
+  for (const auto& [timeout, every_s] : wanted) {
+    options_.no_progress_timeout = timeout;
+    KillAndReopen();
+    const std::string id = Submit();
+    controller_->Tick();
+    EXPECT_EQ(Trainer(id).order.show_alive_every_s, every_s) << timeout;
+    ASSERT_TRUE(controller_->Cancel(id).ok());
+    machine_.Kill(Trainer(id));
+    controller_->Tick();
+  }
 }
 
 TEST_F(ControllerTest, TrainerThatFreezesIsKilledWithinThirtySecondsOfTheTimeout) {  // R16

@@ -28,10 +28,12 @@ class FaultyDatabase : public Database {
   }
   absl::Status ForgetRequests(absl::Time before) override { return real_->ForgetRequests(before); }
   absl::StatusOr<JobRecord> Get(const std::string& id) override { return real_->Get(id); }
-  absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before,
-                                              std::int64_t limit) override {
-    return real_->List(states, before, limit);
+  absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) override {
+    return real_->List(query, limit, cancel);
   }
+  absl::StatusOr<std::vector<QueueEntry>> Queue() override { return real_->Queue(); }
+  absl::StatusOr<std::set<std::string>> Ids() override { return real_->Ids(); }
+  absl::StatusOr<LogEnd> EndOfLog(const std::string& id) override { return real_->EndOfLog(id); }
   absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) override { return real_->ListAll(states); }
   absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override { return real_->ListUnpublished(); }
   absl::StatusOr<std::int64_t> Count(JobState state) override { return real_->Count(state); }
@@ -42,11 +44,17 @@ class FaultyDatabase : public Database {
   absl::Status Delete(const std::string& id, const IfEtag& etag) override {
     return Write<absl::Status>([&] { return real_->Delete(id, etag); });
   }
+  absl::StatusOr<bool> CollectEvents(std::int64_t limit) override { return real_->CollectEvents(limit); }
+  absl::StatusOr<bool> ThinSteps(std::int64_t keep, std::int64_t limit) override { return real_->ThinSteps(keep, limit); }
+  absl::StatusOr<std::vector<std::string>> EndedBefore(absl::Time before, std::int64_t limit) override {
+    return real_->EndedBefore(before, limit);
+  }
   absl::StatusOr<bool> Apply(const Transition& transition) override {
     return Write<absl::StatusOr<bool>>([&] { return real_->Apply(transition); });
   }
-  absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process) override {
-    return Write<absl::Status>([&] { return real_->RecordProcess(id, attempt, process); });
+  absl::Status RecordProcess(const std::string& id, std::int64_t attempt, const ProcessId& process,
+                             const std::optional<OomCount>& oom) override {
+    return Write<absl::Status>([&] { return real_->RecordProcess(id, attempt, process, oom); });
   }
   absl::StatusOr<bool> MarkPublished(const std::string& id, const std::vector<NewEvent>& events) override {
     return Write<absl::StatusOr<bool>>([&] { return real_->MarkPublished(id, events); });

@@ -166,7 +166,7 @@ TEST_F(FullDiskTest, AServerStartsReadsAndCancels) {  // R8, R1
     const auto controller = JobController::Open(**state, **database, runner, clock, {});
     ASSERT_TRUE(controller.ok()) << controller.status() << ": it forgets the ids another time";
     EXPECT_TRUE((*database)->FindRequest("paused", "d")->has_value());
-    EXPECT_EQ((*controller)->List({}, 0, 10)->size(), 2u);
+    EXPECT_EQ((*controller)->List({}, 10)->jobs.size(), 2u);
     const auto cancelled = (*controller)->Cancel("queued");
     ASSERT_TRUE(cancelled.ok()) << cancelled.status();
     EXPECT_EQ(cancelled->state, kCancelled);

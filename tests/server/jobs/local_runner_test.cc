@@ -188,7 +188,7 @@ TEST_F(LocalRunnerTest, PidThatIsAnothersNowIsNotAdopted) {
   ::waitpid(pid, nullptr, 0);
   // As if the number had been given away: this process' own pid stands in the record.
   auto database = *Database::Open(state_->layout.database());
-  ASSERT_TRUE(database->RecordProcess(id, 1, {::getpid(), **StartTicks(::getpid())}).ok());
+  ASSERT_TRUE(database->RecordProcess(id, 1, {::getpid(), **StartTicks(::getpid())}, {}).ok());
   database.reset();
   std::filesystem::remove(Hold());
   Open();

@@ -48,7 +48,7 @@ TEST_F(RestartTest, AcknowledgedJobsAreThere) {
   const std::string a = Submit(Spec("a")), b = Submit(Spec("b"));
   controller_->Tick();
   KillAndReopen();
-  EXPECT_EQ(controller_->List({}, 0, 10)->size(), 2u);
+  EXPECT_EQ(controller_->List({}, 10)->jobs.size(), 2u);
   EXPECT_EQ(State(a), kPreparing);
   EXPECT_EQ(State(b), kQueued);
   EXPECT_EQ(base::Reason(controller_->Submit(Spec("b"), "").status()), "NAME_TAKEN") << "names are held again";
@@ -60,8 +60,8 @@ TEST_F(RestartTest, AcknowledgedJobsAreThere) {
 class ShortPages : public FaultyDatabase {
  public:
   explicit ShortPages(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
-  absl::StatusOr<std::vector<JobRecord>> List(const std::vector<JobState>& states, std::int64_t before, std::int64_t limit) override {
-    return FaultyDatabase::List(states, before, std::min<std::int64_t>(limit, 2));
+  absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) override {
+    return FaultyDatabase::List(query, std::min<std::int64_t>(limit, 2), cancel);
   }
 };
 
@@ -71,7 +71,7 @@ TEST_F(RestartTest, JobsThatAreNotOverAreTakenUpHoweverManyCameAfterThem) {  // 
   const std::string next = Submit(Spec("b"));
   for (int i = 0; i < 4; ++i) Submit();
   OpenOn<ShortPages>();
-  ASSERT_EQ(controller_->List({}, 0, 10)->size(), 2u);
+  ASSERT_EQ(controller_->List({}, 10)->jobs.size(), 2u);
   Ready(Trainer(running));
   controller_->Tick();
   EXPECT_EQ(State(running), kRunning) << "its trainer was adopted";
@@ -394,7 +394,7 @@ class CrashTest : public RestartTest {
     }
     for (int round = 0; round < 8 && !IsFinal(State(job->id)); ++round) Play();
     EXPECT_EQ(State(job->id), kSucceeded);
-    EXPECT_EQ(controller_->List({}, 0, 10)->size(), 1u);
+    EXPECT_EQ(controller_->List({}, 10)->jobs.size(), 1u);
     EXPECT_EQ(state_->models->List().size(), 2u);
     EXPECT_TRUE(state_->models->Verify("out").ok());
     CheckStory(job->id);

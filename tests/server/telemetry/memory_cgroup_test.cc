@@ -56,5 +56,32 @@ TEST_F(MemoryCgroupTest, NothingWhereTheSystemDoesNotTell) {
   EXPECT_EQ(Read(), std::nullopt);
 }
 
+TEST_F(MemoryCgroupTest, ACountIsNamedAfterItsGroupAndBoot) {
+  const OomPaths paths{root_ + "/proc", root_ + "/fs", root_ + "/vmstat", root_ + "/boot"};
+  Write("proc", "0::/pod1\n");
+  Write("fs/pod1/memory.events", "oom 3\noom_kill 2\n");
+  EXPECT_FALSE(ReadNamedOomKills(paths).has_value()) << "without a boot id";
+  Write("boot", "0123-45\n");
+  const auto first = ReadNamedOomKills(paths);
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(first->kills, 2u);
+  EXPECT_EQ(ReadNamedOomKills(paths)->group, first->group);
+  std::filesystem::create_directories(root_ + "/other");
+  std::ofstream(root_ + "/other/memory.events") << "oom_kill 2\n";
+  std::filesystem::rename(root_ + "/other/memory.events", root_ + "/fs/pod1/memory.events");
+  EXPECT_NE(ReadNamedOomKills(paths)->group, first->group) << "another group of the same path";
+  Write("boot", "0123-46\n");
+  EXPECT_NE(ReadNamedOomKills(paths)->group, first->group);
+}
+
+TEST_F(MemoryCgroupTest, WithoutAGroupTheMachineCounts) {
+  const OomPaths paths{root_ + "/proc", root_ + "/fs", root_ + "/vmstat", root_ + "/boot"};
+  Write("boot", "0123-45\n");
+  EXPECT_FALSE(ReadNamedOomKills(paths).has_value());
+  Write("vmstat", "nr_free_pages 17\noom_kill 4\n");
+  ASSERT_TRUE(ReadNamedOomKills(paths).has_value());
+  EXPECT_EQ(ReadNamedOomKills(paths)->kills, 4u);
+}
+
 }  // namespace
 }  // namespace nibble::telemetry

@@ -1,0 +1,20 @@
+// A copy of nibble.db as it was before an upgrade of its schema (docs/upgrades.md).
+#pragma once
+#include <soci/soci.h>
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/base/files.h"
+
+namespace nibble::jobs {
+
+// "PATH.backup-vVERSION".
+std::string BackupPath(const std::string& path, std::int64_t version);
+
+// Writes it, synced, with the permissions of the database; of the older ones the newest stays. Nothing has changed after an error:
+// ResourceExhausted (DISK_FULL) where the copy would not fit, and then nothing was written. May throw what FromSoci takes.
+absl::Status BackUp(soci::session& session, const std::string& path, std::int64_t version, base::FileSystem& files);
+
+}  // namespace nibble::jobs

@@ -1,0 +1,29 @@
+// The parts of database.cc that deal with events. They run under its lock and may throw what FromSoci takes.
+#pragma once
+#include <soci/soci.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/jobs/database.h"
+
+namespace nibble::jobs {
+
+struct EventRow {
+  long long sequence = 0, attempt = 0, time_us = 0;
+  std::string type, body;
+};
+
+// With sequence > after, in order.
+std::vector<EventRow> EventRows(soci::session& session, const std::string& id, std::int64_t after, std::int64_t limit);
+absl::StatusOr<Event> ToEvent(const EventRow& row);
+
+// Last journal line of the attempt that is an event; 0: none.
+long long LastOf(soci::session& session, const std::string& id, long long attempt);
+
+// As Database::Append, without the progress. `appended` may be null.
+absl::Status AppendEvents(soci::session& session, const std::string& id, const std::vector<NewEvent>& events, std::vector<Event>* appended);
+
+}  // namespace nibble::jobs

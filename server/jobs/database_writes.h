@@ -1,0 +1,28 @@
+// The parts of database.cc that write what belongs to a job, and find what a request made. They run under its lock, within a
+// transaction, and may throw what FromSoci takes.
+#pragma once
+#include <soci/soci.h>
+
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/jobs/database.h"
+
+namespace nibble::jobs {
+
+// The row of a new job, with its labels.
+void InsertJob(soci::session& session, const JobRecord& job);
+// All of the transition but the change of state and attempt. `next`: the attempt that it leads to.
+absl::Status ApplyRest(soci::session& session, const Transition& transition, long long next);
+
+// The id of the job that the request made; nothing when the request is new. AlreadyExists (IDEMPOTENCY_CONFLICT) where it had another
+// body.
+absl::StatusOr<std::optional<std::string>> JobOfRequest(soci::session& session, const std::string& request_id,
+                                                        const std::string& body_digest);
+
+void SetText(soci::session& session, const std::string& id, const char* column, const std::string& value);
+void SetNumber(soci::session& session, const std::string& id, const char* column, long long value);
+
+}  // namespace nibble::jobs

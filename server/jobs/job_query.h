@@ -1,0 +1,30 @@
+// Which jobs a list asks for, and the SQL that finds them by an index.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/jobs/job_state.h"
+
+namespace nibble::jobs {
+
+// All conditions must hold; one that is not set always does.
+struct JobQuery {
+  std::vector<JobState> states = {};  // any of these; empty: all
+  std::optional<std::string> tenant = {};
+  std::optional<std::string> base_model = {};
+  std::map<std::string, std::string> labels = {};  // equal values
+  std::int64_t before = 0;                         // JobRecord::number: only older jobs; 0: from the newest
+};
+
+// Text values of a statement by parameter name, without the colon.
+using SqlTexts = std::map<std::string, std::string>;
+
+// A statement that walks one index from the newest job to the oldest: columns "number" and "wanted" (1 where the conditions that
+// the index does not cover hold). Parameters: :before, :limit, and those that are added to `texts`. Never sorts, and never reads a
+// job that the index rules out.
+std::string CandidateSql(const JobQuery& query, SqlTexts& texts);
+
+}  // namespace nibble::jobs

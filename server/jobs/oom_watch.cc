@@ -1,0 +1,35 @@
+#include "server/jobs/oom_watch.h"
+
+#include <utility>
+
+namespace nibble::jobs {
+
+namespace {
+
+// The kernel takes its time to free the memory of a large process, which only then has ended.
+constexpr absl::Duration kClaimable = absl::Seconds(10);
+
+}  // namespace
+
+OomWatch::OomWatch(ReadOomCount read) : read_(std::move(read)) {
+  if (read_) count_ = read_();
+}
+
+void OomWatch::Look(absl::Duration now) {
+  if (!read_) return;
+  std::optional<OomCount> count = read_();
+  if (unclaimed_ > 0 && now - seen_ > kClaimable) unclaimed_ = 0;
+  if (count.has_value() && count_.has_value() && count->group == count_->group && count->kills > count_->kills) {
+    unclaimed_ += count->kills - count_->kills;
+    seen_ = now;
+  }
+  count_ = std::move(count);
+}
+
+bool OomWatch::Claim(absl::Duration now) {
+  if (unclaimed_ == 0 || now - seen_ > kClaimable) return false;
+  --unclaimed_;
+  return true;
+}
+
+}  // namespace nibble::jobs

@@ -1,0 +1,77 @@
+"""State directories of many jobs and events, written by SQL: the same rows by calls would take hours."""
+import json
+import os
+import sqlite3
+import time
+
+from conftest import wait_until
+from wire import Api
+
+CANCELLED = 9  # JobState
+BACKOFF_S = 10 * 24 * 3600  # of queued jobs: they are in the queue, and none of them starts
+
+
+def template(server, model_directory, text_file):
+    """Makes a model, a data set and one cancelled job, whose row is the template of the others; stops the server."""
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("datasets", "upload", text_file, "--name", "page")
+    job = server.lines("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "made",
+                       "--max-steps", 10000, "--micro-batch", 2, "--seq-len", 96)[0]["id"]
+    server.run("jobs", "cancel", job)
+    api = Api(server.grpc)
+    wait_until(lambda: api.call("FineTuneService", "GetJob", name=job).state == CANCELLED)
+    api.close()
+    server.stop()
+    return job
+
+
+def open_database(server):
+    database = sqlite3.connect(server.state / "nibble.db", isolation_level=None)
+    database.execute("PRAGMA journal_mode = OFF")  # a test's own directory: nothing to lose
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute("PRAGMA cache_size = -262144")
+    return database
+
+
+def add_jobs(database, job, prefix, count, **columns):
+    """Copies of the job named prefix-00000001 ..., with these columns (SQL expressions; `i` is 1 to count)."""
+    columns = {"id": f"printf('{prefix}-%08d', i)", "spec": f"json_set(spec, '$.output_model', printf('{prefix}-%08d', i))",
+               "priority": "priority", "last_sequence": "1", **columns}
+    names = [row[1] for row in database.execute("PRAGMA table_info(jobs)") if row[1] != "number"]
+    values = [columns.get(name, name) for name in names]
+    database.execute(f"INSERT INTO jobs ({', '.join(names)}) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+                     f"SELECT {', '.join(values)} FROM jobs, n WHERE id = ?", (count, job))
+
+
+def add_queue(database, job, count):
+    """Jobs that wait out a long backoff."""
+    add_jobs(database, job, "queued", count, state="'QUEUED'", error="''", ended_us="0", started_us="0", attempt="0")
+    now = int(time.time() * 1e6)
+    body = json.dumps({"sequence": 1, "time": "2026-01-01T00:00:00Z", "type": "state", "attempt": 0, "state": "QUEUED", "retry_in_s": BACKOFF_S})
+    database.execute("INSERT INTO events (job_id, sequence, attempt, attempt_sequence, type, time_us, body) "
+                     "SELECT id, 1, 0, NULL, 'state', ?, ? FROM jobs WHERE state = 'QUEUED'", (now, body))
+
+
+def add_final(database, job, count, labels=()):
+    """Jobs that are over, in turns in each final state."""
+    state = "CASE i % 3 WHEN 0 THEN 'SUCCEEDED' WHEN 1 THEN 'FAILED' ELSE 'CANCELLED' END"
+    add_jobs(database, job, "final", count, state=state, published="1")
+    for key, value, every in labels:
+        database.execute("INSERT INTO job_labels (key, value, number) SELECT ?, ?, number FROM jobs WHERE id LIKE 'final-%' AND number % ? = 0",
+                         (key, value, every))
+
+
+def add_steps(database, where, count):
+    """`count` step events for each of these jobs, from sequence 2."""
+    body = ("json_object('sequence', i + 1, 'time', '2026-01-01T00:00:00Z', 'type', 'step', 'attempt', 1, 'step', i, 'max_steps', 1000, 'loss', "
+            "2.5, 'lr', 0.0002, 'grad_norm', 1.5, 'tokens', 1024, 'tokens_per_s', 512.5, 'step_ms', 1998, 'peak_memory_bytes', 1234567890)")
+    database.execute("INSERT INTO events (job_id, sequence, attempt, attempt_sequence, type, time_us, body) "
+                     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+                     f"SELECT id, i + 1, 1, i, 'step', 1767225600000000 + i, {body} FROM jobs, n WHERE {where}", (count,))
+    database.execute(f"UPDATE jobs SET last_sequence = ? WHERE {where}", (count + 1,))
+
+
+def count_of(name, default):
+    """How many, unless the environment says otherwise: NIBBLE_LARGE_EVENTS=1000000."""
+    return int(os.environ.get(name, default))
+

@@ -1,0 +1,92 @@
+"""One client beside the others (docs/faults.md): attacks while well-behaved clients work, whose p99 is measured with and without them."""
+import contextlib
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import large_state
+from wire import Api
+
+pytestmark = pytest.mark.full
+
+CALLS = 300
+# Below this, a percentile is the scheduling of two cores, and no client notices the difference.
+SCHEDULING_S = 0.010
+
+# An attacker runs at the lowest priority, as if it had a machine of its own: what it does to others, it does through the server.
+ATTACKER = """
+import os, sys, threading
+os.nice(19)
+from wire import Api, message
+def attack():
+    api = Api(sys.argv[1])
+    while True:
+        {body}
+threads = [threading.Thread(target=attack, daemon=True) for _ in range(int(sys.argv[2]))]
+for thread in threads: thread.start()
+print("attacking", flush=True)
+for thread in threads: thread.join()
+"""
+
+
+@contextlib.contextmanager
+def attackers(server, count, body):
+    """`count` callers, each of whom runs `body` (which has `api`) again and again."""
+    script = ATTACKER.format(body=body)
+    with subprocess.Popen([sys.executable, "-c", script, server.grpc, str(count)], cwd=os.path.dirname(__file__), stdout=subprocess.PIPE,
+                          text=True) as process:
+        try:
+            assert process.stdout.readline() == "attacking\n"
+            time.sleep(1)  # every caller is at it
+            yield
+            assert process.poll() is None, "the attack ended early"
+        finally:
+            process.kill()
+
+
+def p99_of(calls):
+    """Seconds within which 99 of 100 calls were answered, by the name of the call."""
+    worst = {}
+    for name, call in calls.items():
+        took = []
+        for _ in range(CALLS):
+            began = time.monotonic()
+            call()
+            took.append(time.monotonic() - began)
+        worst[name] = sorted(took)[CALLS * 99 // 100]
+    return worst
+
+
+def check_beside(quiet, attacked):
+    for name, seconds in quiet.items():
+        print(f"{name}: p99 {seconds * 1e3:.1f} ms quiet, {attacked[name] * 1e3:.1f} ms under attack")
+    for name, seconds in quiet.items():
+        assert attacked[name] <= 3 * max(seconds, SCHEDULING_S), f"{name}: {attacked[name]} s under attack, {seconds} s without"
+
+
+def test_C1_lists_of_one_row_beside_a_long_queue(make_server, model_directory, text_file):
+    server = make_server("--max_jobs_per_principal", 0, "--max_queued_jobs", 1000)
+    job = large_state.template(server, model_directory, text_file)
+    database = large_state.open_database(server)
+    large_state.add_queue(database, job, 998)
+    database.close()
+    server.start()
+    api = Api(server.grpc)
+    calls = {
+        "GetJob": lambda: api.call("FineTuneService", "GetJob", name="queued-00000500"),
+        "ListJobs": lambda: api.call("FineTuneService", "ListJobs", page_size=10),
+        "ListDatasets": lambda: api.call("DatasetService", "ListDatasets"),
+        "GetLoad": lambda: api.call("ServerService", "GetLoad"),
+    }
+    assert calls["GetJob"]().progress.queue_position == 499
+    quiet = p99_of(calls)
+    # No job is of that base: once, every one of the 998 was read for it, and the whole queue was parsed for each of these.
+    body = ('api.call("FineTuneService", "ListJobs", '
+            'message("ListJobsRequest", page_size=1, filter=message("JobFilter", base_model="none")), timeout=600)')
+    with attackers(server, 4, body):
+        attacked = p99_of(calls)
+    check_beside(quiet, attacked)
+    api.close()

@@ -1,0 +1,98 @@
+"""100,000 jobs, 10 million events and 1,000 models: a start, a page of every list and a scrape (docs/benchmarks.md)."""
+import os
+import shutil
+import time
+import urllib.request
+
+import pytest
+
+import large_state
+from wire import Api, message
+
+pytestmark = pytest.mark.full
+
+JOBS = large_state.count_of("NIBBLE_LARGE_JOBS", 100_000)
+EVENTS = large_state.count_of("NIBBLE_LARGE_EVENTS", 10_000_000)
+MODELS = large_state.count_of("NIBBLE_LARGE_MODELS", 1_000)
+QUEUED = 900
+# What the issue asks for. A test asserts ten times of it: the machine may be busy.
+START_S, PAGE_S, SCRAPE_S = 5, 0.050, 0.100
+TIMES = 10
+
+
+def worst_of(call, times=20):
+    took = []
+    for _ in range(times):
+        began = time.monotonic()
+        call()
+        took.append(time.monotonic() - began)
+    return max(took)
+
+
+def fill(server, job):
+    database = large_state.open_database(server)
+    large_state.add_final(database, job, JOBS - QUEUED, labels=[("team", "a", 2), ("rare", "yes", 9973)])
+    large_state.add_queue(database, job, QUEUED)
+    # One log of a tenth of the events; the others are equally long.
+    large_state.add_steps(database, "id = 'final-00000001'", EVENTS // 10)
+    large_state.add_steps(database, "id > 'final-00000001' AND id LIKE 'final-%'", EVENTS * 9 // 10 // (JOBS - QUEUED))
+    database.close()
+    small = server.state / "models" / "small"
+    for i in range(MODELS - 1):
+        shutil.copytree(small, server.state / "models" / f"copy-{i:04}", copy_function=os.link)
+
+
+def test_C11_a_large_state_starts_and_answers_in_time(make_server, model_directory, text_file):
+    server = make_server("--max_jobs_per_principal", 0)
+    job = large_state.template(server, model_directory, text_file)
+    began = time.monotonic()
+    fill(server, job)
+    print(f"{JOBS} jobs, {EVENTS} events, {MODELS} models: written in {time.monotonic() - began:.0f} s")
+
+    began = time.monotonic()
+    server.start()
+    start = time.monotonic() - began
+    api = Api(server.grpc)
+
+    def lists(**fields):
+        return lambda: api.call("FineTuneService", "ListJobs", message("ListJobsRequest", **fields))
+
+    def of(**fields):
+        return message("JobFilter", **fields)
+
+    middle = str(JOBS // 2)
+    pages = {
+        "ListJobs": lists(),
+        "ListJobs in the middle": lists(page_token=middle),
+        "ListJobs QUEUED": lists(filter=of(states=[1])),
+        "ListJobs SUCCEEDED or FAILED": lists(filter=of(states=[7, 8])),
+        "ListJobs RUNNING (none)": lists(filter=of(states=[3])),
+        "ListJobs of a base": lists(filter=of(base_model="small")),
+        "ListJobs of no base": lists(filter=of(base_model="none")),
+        "ListJobs of a label": lists(filter=of(labels={"team": "a"})),
+        "ListJobs of a rare label": lists(filter=of(labels={"rare": "yes"})),
+        "ListJobs of two labels": lists(filter=of(labels={"team": "a", "rare": "yes"})),
+        "ListJobEvents, long log": lambda: api.call("FineTuneService", "ListJobEvents", name="final-00000001"),
+        "ListJobEvents, its end": lambda: api.call("FineTuneService", "ListJobEvents", name="final-00000001",
+                                                   after_sequence=EVENTS // 10 - 50),
+        "ListCheckpoints": lambda: api.call("FineTuneService", "ListCheckpoints", name="final-00000001"),
+        "ListDatasets": lambda: api.call("DatasetService", "ListDatasets"),
+        "GetJob, queued": lambda: api.call("FineTuneService", "GetJob", name="queued-00000500"),
+    }
+    worst = {name: worst_of(call) for name, call in pages.items()}
+
+    def scrape():
+        with urllib.request.urlopen(f"http://{server.http}/metrics", timeout=30) as answer:
+            answer.read()
+
+    scraped = worst_of(scrape)
+    models = worst_of(lambda: server.run("models", "list"), 3)
+    print(f"start {start:.2f} s, scrape {scraped * 1e3:.1f} ms, `models list` {models * 1e3:.0f} ms with the program's own start")
+    for name, seconds in worst.items():
+        print(f"{name}: {seconds * 1e3:.1f} ms")
+    assert api.call("FineTuneService", "ListJobs", message("ListJobsRequest", page_size=1)).next_page_token
+    assert server.metrics()['nibble_jobs{method="qlora",state="QUEUED"}'] == QUEUED
+    assert start < TIMES * START_S
+    assert scraped < TIMES * SCRAPE_S
+    assert max(worst.values()) < TIMES * PAGE_S
+    api.close()

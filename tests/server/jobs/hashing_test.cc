@@ -1,0 +1,281 @@
+// Checkpoints and outputs are hashed beside the scheduler: while it takes, everything else goes its way (docs/faults.md, C6).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/base/error.h"
+#include "server/base/hooked_files.h"
+#include "tests/server/jobs/controller_fixture.h"
+#include "tests/server/jobs/faulty_database.h"
+#include "tests/server/store/faulty_files.h"
+
+namespace nibble::jobs {
+namespace {
+
+using ::testing::ElementsAre;
+using enum JobState;
+
+// A disk on which the reading of one file takes until the test lets it end. Thread-safe.
+class SlowDisk {
+ public:
+  void Hold(const std::string& path) {
+    base::MutexLock lock(mutex_);
+    held_ = path;
+  }
+  void Release() {
+    base::MutexLock lock(mutex_);
+    held_.clear();
+    changed_.NotifyAll();
+  }
+  void AwaitReader() {
+    base::MutexLock lock(mutex_);
+    changed_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_ > 0; });
+  }
+  int outputs_read() {
+    base::MutexLock lock(mutex_);
+    return outputs_read_;
+  }
+  void Read(const std::string& path) {
+    base::MutexLock lock(mutex_);
+    if (path.ends_with("/output/manifest.json")) ++outputs_read_;
+    if (held_.empty() || path.find(held_) == std::string::npos) return;
+    ++waiting_;
+    changed_.NotifyAll();
+    changed_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return held_.empty(); });
+    --waiting_;
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::Condition changed_;
+  std::string held_ ABSL_GUARDED_BY(mutex_);
+  int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  int outputs_read_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class HashingTest : public ControllerFixture {
+ protected:
+  class Hook : public store::AppendsAsAsked {
+   public:
+    explicit Hook(SlowDisk& disk) : disk_(disk) {}
+    template <typename Work>
+    auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
+      if (operation == "read") disk_.Read(path);
+      return work();
+    }
+
+   private:
+    SlowDisk& disk_;
+  };
+
+  void SetUp() override {
+    files_ = &hooked_;
+    options_.queue.max_running = 2;
+    ControllerFixture::SetUp();
+  }
+  void TearDown() override {
+    disk_.Release();  // A test that failed must not keep the worker.
+    Kill();           // The worker reads by way of hooked_.
+  }
+
+  std::string Start(const std::string& output) {
+    const std::string id = Submit(Spec(output));
+    controller_->Tick();
+    Ready(Trainer(id));
+    controller_->Tick();
+    EXPECT_EQ(State(id), kRunning);
+    return id;
+  }
+  // The trainer has ended well; its output is being read.
+  std::string StartAndVerify() {
+    const std::string id = Start("out");
+    Finish(Trainer(id));
+    disk_.Hold("/output/manifest.json");
+    machine_.Exit(Trainer(id), 0);
+    controller_->Round();
+    disk_.AwaitReader();
+    return id;
+  }
+  // The trainer was killed, the wait for the next attempt is over, and the checkpoint is being read.
+  std::string StartAndResume() {
+    const std::string id = Start("out");
+    Checkpoint(Trainer(id), 2);
+    controller_->Tick();
+    machine_.Kill(Trainer(id));
+    controller_->Tick();
+    EXPECT_EQ(State(id), kQueued);
+    clock_.Advance(absl::Seconds(10));
+    disk_.Hold("/step-00000002/manifest.json");
+    controller_->Round();
+    disk_.AwaitReader();
+    EXPECT_EQ(State(id), kQueued);
+    return id;
+  }
+  // Another job lives through all of it while the disk is slow.
+  void AnotherJobGoesItsWay() {
+    const std::string other = Submit(Spec("other"));
+    controller_->Round();
+    EXPECT_EQ(State(other), kPreparing);
+    Ready(Trainer(other));
+    controller_->Round();
+    Step(Trainer(other), 1);
+    controller_->Round();
+    EXPECT_EQ(controller_->Get(other)->progress["step"], 1);
+    ASSERT_TRUE(controller_->Cancel(other).ok());
+    controller_->Round();
+    EXPECT_THAT(Trainer(other).signals, ElementsAre(Runner::Signal::kTerminate));
+    machine_.Exit(Trainer(other), kExitTempFail);
+    controller_->Round();
+    EXPECT_EQ(State(other), kCancelled);
+    ASSERT_TRUE(controller_->Delete(other).ok());
+  }
+
+  SlowDisk disk_;
+  base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
+};
+
+TEST_F(HashingTest, SchedulerGoesOnWhileAnOutputIsVerified) {
+  const std::string id = StartAndVerify();
+  for (int i = 0; i < 3; ++i) {
+    clock_.Advance(absl::Minutes(5));
+    controller_->Round();
+    EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration()) << "/livez asks this";
+  }
+  EXPECT_EQ(State(id), kRunning);
+  AnotherJobGoesItsWay();
+  EXPECT_EQ(base::Reason(controller_->Checkpoint(id).status()), "ILLEGAL_STATE") << "it has no trainer any more";
+  disk_.Release();
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
+}
+
+TEST_F(HashingTest, JobWhoseOutputIsVerifiedIsCancelledWithoutWaitingForIt) {
+  const std::string id = StartAndVerify();
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  EXPECT_EQ(State(id), kCancelling);
+  disk_.Release();  // One file more may be opened, none is hashed.
+  controller_->Tick();
+  EXPECT_EQ(State(id), kCancelled);
+  EXPECT_FALSE(state_->models->Get("out").ok());
+  EXPECT_TRUE(controller_->Delete(id).ok());
+}
+
+TEST_F(HashingTest, PauseWhileTheOutputIsVerifiedIsTakenAndTheJobSucceeds) {
+  const std::string id = StartAndVerify();
+  ASSERT_TRUE(controller_->Pause(id).ok());
+  EXPECT_EQ(State(id), kPausing);
+  disk_.Release();
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+}
+
+TEST_F(HashingTest, RestartVerifiesTheOutputAgain) {
+  const std::string id = StartAndVerify();
+  disk_.Release();
+  KillAndReopen();
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+  EXPECT_THAT(observer_.models, ElementsAre("out"));
+}
+
+// As on a full disk.
+class RefusingDatabase : public FaultyDatabase {
+ public:
+  explicit RefusingDatabase(std::unique_ptr<Database> real) : FaultyDatabase(std::move(real), std::numeric_limits<int>::max(), false) {}
+  bool refuses = false;
+  absl::StatusOr<bool> Apply(const Transition& transition) override {
+    return refuses ? absl::UnavailableError("injected") : FaultyDatabase::Apply(transition);
+  }
+};
+
+TEST_F(HashingTest, OutputIsReadOnceHoweverOftenItsEndIsRecorded) {
+  RefusingDatabase& database = OpenOn<RefusingDatabase>();
+  const std::string id = Start("out");
+  Finish(Trainer(id));
+  machine_.Exit(Trainer(id), 0);
+  database.refuses = true;
+  for (int i = 0; i < 3; ++i) {
+    clock_.Advance(absl::Seconds(2));
+    controller_->Tick();
+    EXPECT_EQ(State(id), kRunning);
+  }
+  EXPECT_EQ(disk_.outputs_read(), 1);
+  database.refuses = false;
+  clock_.Advance(absl::Seconds(2));
+  controller_->Tick();
+  EXPECT_EQ(State(id), kSucceeded);
+}
+
+TEST_F(HashingTest, SchedulerGoesOnWhileACheckpointIsRead) {
+  const std::string id = StartAndResume();
+  clock_.Advance(absl::Minutes(5));
+  controller_->Round();
+  EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
+  AnotherJobGoesItsWay();
+  EXPECT_EQ(State(id), kQueued);
+  disk_.Release();
+  controller_->Tick();
+  EXPECT_EQ(State(id), kPreparing);
+  EXPECT_EQ(Trainer(id).order.resume_step, 2);
+}
+
+TEST_F(HashingTest, JobWhoseCheckpointIsReadLeavesTheQueueAtOnce) {
+  const std::string id = StartAndResume();
+  ASSERT_TRUE(controller_->Pause(id).ok());
+  EXPECT_EQ(State(id), kPaused);
+  // Its place is free.
+  const std::string first = Submit(Spec("first")), second = Submit(Spec("second"));
+  controller_->Round();
+  EXPECT_EQ(State(first), kPreparing);
+  EXPECT_EQ(State(second), kPreparing);
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  ASSERT_TRUE(controller_->Delete(id).ok());
+  disk_.Release();
+  controller_->Tick();
+  EXPECT_EQ(observer_.started.size(), 3u) << "it was not started again";
+}
+
+TEST_F(HashingTest, JobThatIsPausedAndResumedMeanwhileStartsOnce) {
+  const std::string id = StartAndResume();
+  ASSERT_TRUE(controller_->Pause(id).ok());
+  ASSERT_TRUE(controller_->Resume(id).ok());
+  controller_->Round();
+  disk_.Release();
+  controller_->Tick();
+  EXPECT_EQ(State(id), kPreparing);
+  EXPECT_EQ(controller_->Get(id)->attempt, 2);
+  EXPECT_EQ(Trainer(id).order.resume_step, 2);
+}
+
+TEST(DiskWorkerTest, WorksInOrderAndStopsEarly) {
+  std::vector<int> order;  // of the worker's thread, until it has stopped
+  std::shared_ptr<Deferred<bool>> endless, never;
+  {
+    DiskWorker worker([] {});
+    for (int i = 0; i < 3; ++i) {
+      worker.Start<bool>([&order, i](const store::Cancelled&) {
+        order.push_back(i);
+        return true;
+      });
+    }
+    worker.AwaitIdle();
+    EXPECT_THAT(order, ElementsAre(0, 1, 2));
+    endless = worker.Start<bool>([](const store::Cancelled& cancelled) {
+      while (!cancelled()) std::this_thread::yield();
+      return true;
+    });
+    never = worker.Start<bool>([](const store::Cancelled&) { return true; });
+  }
+  EXPECT_FALSE(never->done()) << "what waits when it stops is dropped";
+  const bool began = endless->done();  // Where it had not begun, it was dropped too.
+  EXPECT_TRUE(!began || endless->value());
+}
+
+}  // namespace
+}  // namespace nibble::jobs

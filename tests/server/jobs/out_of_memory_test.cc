@@ -1,0 +1,186 @@
+// Trainers that the kernel's OOM killer ends, alone or with the whole container (docs/faults.md, C7).
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <optional>
+#include <string>
+
+#include "server/jobs/oom_watch.h"
+#include "tests/server/jobs/controller_fixture.h"
+
+namespace nibble::jobs {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using enum JobState;
+
+class OutOfMemoryTest : public ControllerFixture {
+ protected:
+  void SetUp() override {
+    options_.oom_count = [this] { return oom_; };
+    options_.memory_limit_bytes = 3'000'000;
+    options_.plan_memory = [](const JobSpec&, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> {
+      return PlannedMemory{2'000'000, "weights"};
+    };
+    ControllerFixture::SetUp();
+  }
+  std::string Start() {
+    const std::string id = Submit();
+    controller_->Tick();
+    Ready(Trainer(id));
+    controller_->Tick();
+    return id;
+  }
+  void OomKill(FakeMachine::Trainer& trainer) {
+    ++oom_->kills;
+    machine_.Kill(trainer);
+  }
+  std::string LastReason(const std::string& id) { return Events(id).back().body.value("reason", ""); }
+  // Server and trainer are killed together, and a server comes back.
+  void LoseBoth(const std::string& id) {
+    machine_.Kill(Trainer(id));
+    KillAndReopen();
+    controller_->Tick();
+  }
+
+  std::optional<OomCount> oom_ = OomCount{.group = "g", .kills = 5};
+};
+
+TEST_F(OutOfMemoryTest, ReasonPlanAndLimitAreNamedAndTheJobBacksOff) {
+  const std::string id = Start();
+  OomKill(Trainer(id));
+  controller_->Tick();
+  EXPECT_EQ(State(id), kQueued);
+  const base::Json event = Events(id).back().body;
+  EXPECT_EQ(event["reason"], "OUT_OF_MEMORY");
+  EXPECT_THAT(event["message"].get<std::string>(), HasSubstr("planned memory of the job: 2000000 bytes"));
+  EXPECT_THAT(event["message"].get<std::string>(), HasSubstr("memory limit of server and trainers: 3000000 bytes"));
+  EXPECT_EQ(event["retry_in_s"], 10);
+  EXPECT_THAT(observer_.attempts, ElementsAre("FAILED"));
+}
+
+TEST_F(OutOfMemoryTest, IsTheErrorOfAJobThatRunsOutOfRetries) {
+  options_.retry.max_retries = 1;
+  KillAndReopen();
+  const std::string id = Start();
+  for (int i = 0; i < 2; ++i) {
+    OomKill(Trainer(id));
+    controller_->Tick();
+    clock_.Advance(absl::Minutes(1));
+    controller_->Tick();
+  }
+  const auto job = controller_->Get(id);
+  ASSERT_EQ(job->state, kFailed);
+  EXPECT_EQ(job->error->reason, "OUT_OF_MEMORY");
+  EXPECT_EQ(job->error->code, "RESOURCE_EXHAUSTED");
+}
+
+TEST_F(OutOfMemoryTest, OtherEndsAreNotBlamedOnIt) {
+  std::string id = Start();
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "nothing was killed for its memory";
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  id = Start();
+  ++oom_->kills;
+  machine_.Kill(Trainer(id), SIGSEGV);
+  controller_->Tick();
+  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "the OOM killer sends SIGKILL";
+  ASSERT_TRUE(controller_->Cancel(id).ok());
+  id = Start();
+  clock_.Advance(absl::Seconds(11));
+  controller_->Tick();
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  EXPECT_EQ(LastReason(id), "TRAINER_SIGNAL") << "that kill was another process's";
+}
+
+TEST_F(OutOfMemoryTest, IsKnownOfATrainerThatWasAdopted) {
+  const std::string id = Start();
+  KillAndReopen();
+  OomKill(Trainer(id));
+  controller_->Tick();
+  EXPECT_EQ(LastReason(id), "OUT_OF_MEMORY");
+  EXPECT_THAT(observer_.attempts, ElementsAre("FAILED"));
+}
+
+TEST_F(OutOfMemoryTest, IsKnownOfATrainerThatWasKilledWhileNoServerRan) {
+  const std::string id = Start();
+  OomKill(Trainer(id));
+  KillAndReopen();
+  controller_->Tick();
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_EQ(LastReason(id), "OUT_OF_MEMORY");
+}
+
+// The kernel ends the whole container: the next one counts from 0, and its server cannot know why. A job that does that to it again and
+// again must not keep it from serving.
+TEST_F(OutOfMemoryTest, JobThatEndsItsContainerAgainAndAgainBacksOffFromTheSecondTime) {
+  const std::string id = Start();
+  oom_ = OomCount{.group = "g2", .kills = 0};
+  LoseBoth(id);
+  EXPECT_EQ(State(id), kPreparing) << "the first time it starts at once";
+  EXPECT_THAT(observer_.attempts, ElementsAre("LOST"));
+  oom_ = OomCount{.group = "g3", .kills = 0};
+  LoseBoth(id);
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_EQ(Events(id).back().body["reason"], "ATTEMPT_LOST");
+  EXPECT_EQ(Events(id).back().body["retry_in_s"], 10);
+  KillAndReopen();
+  clock_.Advance(absl::Milliseconds(9'999));
+  controller_->Tick();
+  EXPECT_EQ(State(id), kQueued) << "a restart does not shorten it";
+  clock_.Advance(absl::Milliseconds(1));
+  controller_->Tick();
+  EXPECT_EQ(State(id), kPreparing);
+  LoseBoth(id);
+  EXPECT_EQ(Events(id).back().body["retry_in_s"], 20);
+  EXPECT_EQ(database_->Get(id)->lost_in_row, 3);
+}
+
+TEST_F(OutOfMemoryTest, AnotherEndBetweenStartsTheCountOfLostAttemptsAnew) {
+  const std::string id = Start();
+  LoseBoth(id);
+  EXPECT_EQ(database_->Get(id)->lost_in_row, 1);
+  machine_.Kill(Trainer(id));
+  controller_->Tick();
+  EXPECT_EQ(database_->Get(id)->lost_in_row, 0);
+  clock_.Advance(absl::Minutes(10));
+  controller_->Tick();
+  LoseBoth(id);
+  EXPECT_EQ(State(id), kPreparing) << "the first in a row";
+}
+
+TEST(OomWatchTest, EachKillIsClaimedOnceAndOfTheSameGroupAlone) {
+  std::optional<OomCount> count = OomCount{"a", 7};
+  OomWatch watch([&] { return count; });
+  const absl::Duration now = absl::Seconds(100);
+  watch.Look(now);
+  EXPECT_FALSE(watch.Claim(now)) << "what was before does not count";
+  count->kills = 9;
+  watch.Look(now);
+  EXPECT_TRUE(watch.Claim(now));
+  EXPECT_TRUE(watch.Claim(now));
+  EXPECT_FALSE(watch.Claim(now));
+  count = OomCount{"b", 12};
+  watch.Look(now);
+  EXPECT_FALSE(watch.Claim(now));
+  count.reset();
+  watch.Look(now);
+  EXPECT_FALSE(watch.Claim(now));
+  count = OomCount{"b", 13};
+  watch.Look(now);
+  EXPECT_FALSE(watch.Claim(now)) << "unknown when it happened";
+  count->kills = 14;
+  watch.Look(now);
+  EXPECT_FALSE(watch.Claim(now + absl::Seconds(11)));
+  OomWatch blind(nullptr);
+  blind.Look(now);
+  EXPECT_FALSE(blind.Claim(now));
+  EXPECT_FALSE(blind.count().has_value());
+}
+
+}  // namespace
+}  // namespace nibble::jobs
