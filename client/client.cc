@@ -37,7 +37,7 @@ Client::Client(const std::shared_ptr<grpc::Channel>& channel, const ClientOption
     : options_(options),
       stubs_(std::make_shared<Stubs>(Stubs{v1::DatasetService::NewStub(channel), v1::FineTuneService::NewStub(channel),
                                            v1::ModelService::NewStub(channel), v1::InferenceService::NewStub(channel),
-                                           v1::ServerService::NewStub(channel),
+                                           v1::ServerService::NewStub(channel), v1::UploadService::NewStub(channel),
                                            google::longrunning::Operations::NewStub(channel),
                                            grpc::health::v1::Health::NewStub(channel)})) {}
 
@@ -60,6 +60,10 @@ v1::InferenceService::Stub& Client::StubFor() {
 template <>
 v1::ServerService::Stub& Client::StubFor() {
   return *stubs_->server;
+}
+template <>
+v1::UploadService::Stub& Client::StubFor() {
+  return *stubs_->uploads;
 }
 template <>
 google::longrunning::Operations::Stub& Client::StubFor() {

@@ -21,6 +21,7 @@
 #include "nibble/v1/inference_service.grpc.pb.h"
 #include "nibble/v1/model_service.grpc.pb.h"
 #include "nibble/v1/server_service.grpc.pb.h"
+#include "nibble/v1/upload_service.grpc.pb.h"
 
 namespace nibble::client {
 
@@ -64,11 +65,12 @@ class Client {
     return CallFor(options_.long_deadline, method, request);
   }
 
-  // Streams the file with its SHA-256. Header.name is required; its size is filled here.
+  // Streams the file with its SHA-256. header.name is required; size and, where it has none, upload_id are filled here. A stream that is
+  // lost, or that the server ends for its age, is resumed. A header with any resume_offset resumes what another client began.
   absl::StatusOr<v1::Dataset> UploadDataset(const std::string& path, v1::UploadDatasetHeader header,
                                             const OnProgress& progress);
-  // Streams the files (client/files_to_send.h) of a model; the id is for ImportModelRequest.
-  absl::StatusOr<v1::UploadModelResponse> UploadModel(const std::string& name, const std::vector<FileToSend>& files,
+  // Streams the files (client/files_to_send.h) of a model, as UploadDataset does; the id is for ImportModelRequest.
+  absl::StatusOr<v1::UploadModelResponse> UploadModel(v1::UploadModelHeader header, const std::vector<FileToSend>& files,
                                                       const OnProgress& progress);
   // Writes the files of an export under `directory`, which is made; each appears whole or not at all. Paths, sizes and
   // digests are checked: DataLoss, InvalidArgument. Returns the files, with digests.
@@ -121,6 +123,8 @@ class Client {
 
   // Calls until it is not UNAVAILABLE any more or the attempts are used.
   absl::Status Retry(const std::function<absl::Status()>& call);
+  // One stream after the other, each told what has arrived, until the upload is whole or fails for good. `resumed`: it is there already.
+  absl::Status RetryUpload(const std::string& id, bool resumed, const std::function<absl::Status(const v1::Upload& arrived)>& stream);
   absl::Status WaitInto(google::longrunning::Operation operation, const OnProgress& progress,
                         google::protobuf::Message& response);
   static void SetDeadline(grpc::ClientContext& context, absl::Duration deadline);
@@ -139,6 +143,8 @@ template <>
 v1::InferenceService::Stub& Client::StubFor();
 template <>
 v1::ServerService::Stub& Client::StubFor();
+template <>
+v1::UploadService::Stub& Client::StubFor();
 template <>
 google::longrunning::Operations::Stub& Client::StubFor();
 template <>

@@ -12,6 +12,7 @@ struct Client::Stubs {
   std::unique_ptr<v1::ModelService::Stub> models;
   std::unique_ptr<v1::InferenceService::Stub> inference;
   std::unique_ptr<v1::ServerService::Stub> server;
+  std::unique_ptr<v1::UploadService::Stub> uploads;
   std::unique_ptr<google::longrunning::Operations::Stub> operations;
   std::unique_ptr<grpc::health::v1::Health::Stub> health;
 };

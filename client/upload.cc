@@ -1,4 +1,5 @@
-// Files to the server: chunks of at most 1 MiB, and their SHA-256 at the end.
+// Files to the server: chunks of at most 1 MiB, and their SHA-256 at the end. A stream that is lost is resumed by another one.
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -8,6 +9,7 @@
 #include "client/client.h"
 #include "client/stubs.h"
 #include "server/base/error.h"
+#include "server/base/ids.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -53,9 +55,9 @@ class Upload {
 
   void Write(const Message& message) { ended_ = ended_ || !writer_->Write(message); }
 
-  // A local fault ends the call.
-  absl::Status SendFile(const std::string& path, std::int64_t size) {
-    absl::Status status = Send(path, size);
+  // The bytes after the first `skip`; those have arrived before, and count in the SHA-256. A local fault ends the call.
+  absl::Status SendFile(const std::string& path, std::int64_t size, std::int64_t skip) {
+    absl::Status status = Send(path, size, skip);
     if (status.ok()) return status;
     context_.TryCancel();
     static_cast<void>(writer_->Finish());
@@ -73,7 +75,7 @@ class Upload {
   }
 
  private:
-  absl::Status Send(const std::string& path, std::int64_t size) {
+  absl::Status Send(const std::string& path, std::int64_t size, std::int64_t skip) {
     if (ended_) return absl::OkStatus();
     NIBBLE_ASSIGN_OR_RETURN(File file, Open(path));
     std::int64_t sent = 0;
@@ -85,10 +87,13 @@ class Upload {
       sent += bytes;
       if (sent > size) break;
       digest_.Update(chunk);
-      Message message;
-      message.set_chunk(std::move(chunk));
-      Write(message);
-      if (ended_) return absl::OkStatus();
+      if (sent > skip) {
+        if (const std::int64_t fresh = sent - skip; fresh < bytes) chunk.erase(0, static_cast<std::size_t>(bytes - fresh));
+        Message message;
+        message.set_chunk(std::move(chunk));
+        Write(message);
+        if (ended_) return absl::OkStatus();
+      }
       done_ += bytes;
       if (progress_) progress_("upload", done_, total_);
     }
@@ -106,6 +111,16 @@ class Upload {
   bool ended_ = false;
 };
 
+// Whether another stream may bring the upload to its end: the connection was lost, the server ended the stream for its age, or what has
+// arrived is not what this client believed.
+bool CanResume(const absl::Status& status, const ClientOptions& options) {
+  if (absl::IsUnavailable(status) || absl::IsAborted(status)) return true;
+  if (absl::IsDeadlineExceeded(status)) return options.long_deadline == absl::InfiniteDuration();
+  const auto metadata = base::ReasonMetadata(status);
+  const auto field = metadata.find("field");
+  return base::Reason(status) == "UPLOAD" || (field != metadata.end() && field->second == "header.resume_offset");
+}
+
 }  // namespace
 
 absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::UploadDatasetHeader header,
@@ -120,47 +135,92 @@ absl::StatusOr<v1::Dataset> Client::UploadDataset(const std::string& path, v1::U
     }
   }
   header.set_size_bytes(size);
+  const bool resumed = header.has_resume_offset();
+  if (header.upload_id().empty()) header.set_upload_id(base::NewId("upload"));
   v1::Dataset dataset;
-  const absl::Status status = Retry([&]() -> absl::Status {
+  const absl::Status status = RetryUpload(header.upload_id(), resumed, [&](const v1::Upload& arrived) -> absl::Status {
     grpc::ClientContext context;
     SetDeadline(context, options_.long_deadline);
     dataset.Clear();
+    header.set_resume_offset(arrived.committed_bytes());
     Upload<v1::UploadDatasetRequest> upload(context, stubs_->datasets->UploadDataset(&context, &dataset), size, progress);
     v1::UploadDatasetRequest message;
     *message.mutable_header() = header;
     upload.Write(message);
-    NIBBLE_RETURN_IF_ERROR(upload.SendFile(path, size));
+    NIBBLE_RETURN_IF_ERROR(upload.SendFile(path, size, arrived.committed_bytes()));
     return upload.Finish();
   });
   if (!status.ok()) return status;
   return dataset;
 }
 
-absl::StatusOr<v1::UploadModelResponse> Client::UploadModel(const std::string& name,
-                                                            const std::vector<FileToSend>& files,
+absl::StatusOr<v1::UploadModelResponse> Client::UploadModel(v1::UploadModelHeader header, const std::vector<FileToSend>& files,
                                                             const OnProgress& progress) {
   std::int64_t total = 0;
   for (const FileToSend& file : files) total += file.size_bytes;
+  header.set_size_bytes(total);
+  const bool resumed = header.has_resume_offset();
+  if (header.upload_id().empty()) header.set_upload_id(base::NewId("upload"));
   v1::UploadModelResponse response;
-  const absl::Status status = Retry([&]() -> absl::Status {
+  const absl::Status status = RetryUpload(header.upload_id(), resumed, [&](const v1::Upload& arrived) -> absl::Status {
     grpc::ClientContext context;
     SetDeadline(context, options_.long_deadline);
     response.Clear();
+    header.set_resume_offset(arrived.committed_bytes());
     Upload<v1::UploadModelRequest> upload(context, stubs_->models->UploadModel(&context, &response), total, progress);
     v1::UploadModelRequest message;
-    message.mutable_header()->set_name(name);
-    message.mutable_header()->set_size_bytes(total);
+    *message.mutable_header() = header;
     upload.Write(message);
+    std::int64_t skip = arrived.committed_bytes();
+    std::int32_t opened = 0;
     for (const FileToSend& file : files) {
-      message.mutable_file()->set_path(file.name);
-      message.mutable_file()->set_size_bytes(file.size_bytes);
-      upload.Write(message);
-      NIBBLE_RETURN_IF_ERROR(upload.SendFile(file.local_path, file.size_bytes));
+      // A file that was opened goes on with the chunks that are missing.
+      if (opened++ >= arrived.num_files()) {
+        message.mutable_file()->set_path(file.name);
+        message.mutable_file()->set_size_bytes(file.size_bytes);
+        upload.Write(message);
+      }
+      NIBBLE_RETURN_IF_ERROR(upload.SendFile(file.local_path, file.size_bytes, std::min(skip, file.size_bytes)));
+      skip -= std::min(skip, file.size_bytes);
     }
     return upload.Finish();
   });
   if (!status.ok()) return status;
   return response;
+}
+
+absl::Status Client::RetryUpload(const std::string& id, bool resumed,
+                                 const std::function<absl::Status(const v1::Upload& arrived)>& stream) {
+  v1::GetUploadRequest request;
+  request.set_upload_id(id);
+  v1::Upload arrived;
+  if (resumed) {
+    auto found = Call(&v1::UploadService::Stub::GetUpload, request);
+    if (!found.ok()) return found.status();
+    arrived = *std::move(found);
+  }
+  absl::Duration wait = options_.first_wait;
+  for (int attempt = 1;; ++attempt) {
+    const absl::Status status = stream(arrived);
+    if (!CanResume(status, options_) || attempt >= options_.attempts) return status;
+    absl::SleepFor(std::min(RetryDelay(status).value_or(wait), options_.longest_wait));
+    wait = std::min(wait * 2, options_.longest_wait);
+    auto found = Call(&v1::UploadService::Stub::GetUpload, request);
+    // All has arrived and is being written: what becomes of it is known afterwards.
+    while (found.ok() && found->state() == v1::UPLOAD_STATE_FINISHING) {
+      absl::SleepFor(options_.longest_wait);
+      found = Call(&v1::UploadService::Stub::GetUpload, request);
+    }
+    if (found.ok()) {
+      if (found->committed_bytes() > arrived.committed_bytes()) {
+        attempt = 0;  // it goes on: the attempts are those without progress
+        wait = options_.first_wait;
+      }
+      arrived = *std::move(found);
+    } else {
+      arrived.Clear();  // nothing is left of it, or the server keeps nothing
+    }
+  }
 }
 
 }  // namespace nibble::client

@@ -1,5 +1,6 @@
 // A watch that outlives connections and servers: the sequence of the last event seen is all the state it needs.
 #include <algorithm>
+#include <deque>
 
 #include "client/client.h"
 #include "client/stubs.h"
@@ -12,6 +13,7 @@ namespace {
 
 // Ends of a watch that said OK, brought nothing new and left the job running.
 constexpr int kMaxIdleEnds = 5;
+constexpr int kPageEvents = 1000;
 
 bool IsFinal(v1::JobState state) {
   return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED || state == v1::JOB_STATE_CANCELLED;
@@ -55,25 +57,34 @@ absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t a
 
   absl::Status lost;  // how the connection went, in any call of the watch
 
-  // What the stream left out, up to and without `before`.
+  // Takes in what the stream left out, up to and without `before`. The log decides: what it does not have either was removed by the
+  // server (--keep_step_events). `ahead`: sequences at and behind `before` of the page that was read last; they tell of the next gaps.
+  std::deque<std::int64_t> ahead;
   const auto fill = [&](std::int64_t before) -> absl::Status {
+    while (!ahead.empty() && ahead.front() <= cursor.last()) ahead.pop_front();
+    if (!ahead.empty() && ahead.front() == before) return absl::OkStatus();
     while (cursor.last() + 1 < before) {
       v1::ListJobEventsRequest request;
       request.set_name(name);
       request.set_after_sequence(cursor.last());
-      request.set_page_size(static_cast<std::int32_t>(std::min<std::int64_t>(before - 1 - cursor.last(), 1000)));
+      request.set_page_size(kPageEvents);
       const absl::StatusOr<v1::ListJobEventsResponse> page = Call(&FineTuneService::Stub::ListJobEvents, request);
       if (!page.ok()) {
         if (IsLost(page.status())) lost = page.status();
         return page.status();
       }
       const std::int64_t had = cursor.last();
+      ahead.clear();
       for (const v1::JobEvent& event : page->events()) {
-        if (event.sequence() >= before || event.sequence() > cursor.last() + 1) break;
-        NIBBLE_RETURN_IF_ERROR(cursor.Take(event));
+        if (event.sequence() >= before) {
+          ahead.push_back(event.sequence());
+        } else {
+          NIBBLE_RETURN_IF_ERROR(cursor.Take(event));
+        }
       }
+      if (!ahead.empty()) return absl::OkStatus();
       if (cursor.last() == had) {
-        return absl::DataLossError(base::StrCat("malformed answer: job ", name, " has no event ", cursor.last() + 1));
+        return absl::DataLossError(base::StrCat("malformed answer: the log of job ", name, " ends before event ", cursor.last() + 1));
       }
     }
     return absl::OkStatus();

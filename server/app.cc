@@ -39,12 +39,16 @@
 #include "server/rpc/model_service.h"
 #include "server/rpc/operations_service.h"
 #include "server/rpc/server_service.h"
+#include "server/rpc/sweeper.h"
 #include "server/rpc/time.h"
 #include "server/rpc/trainer_report_service.h"
+#include "server/rpc/upload_service.h"
+#include "server/rpc/upload_table.h"
 #include "server/serve/model_manager.h"
 #include "server/serve/onednn_library.h"
 #include "server/store/disk_space.h"
 #include "server/store/state_directory.h"
+#include "server/telemetry/memory_cgroup.h"
 #include "server/telemetry/metrics.h"
 
 namespace nibble {
@@ -52,6 +56,7 @@ namespace nibble {
 namespace {
 
 constexpr char kServerFile[] = "server.json";
+constexpr std::chrono::seconds kSweepEvery(1);
 constexpr absl::Duration kHung = absl::Minutes(10);  // a scheduler that has not moved for so long never will
 
 // A flag whose 0 says that there is no bound.
@@ -64,6 +69,7 @@ struct App::State {
   explicit State(const AppOptions& given)
       : options(given),
         metrics({kVersion, BuiltFrom().commit, BuiltFrom().cuda, BuiltFrom().code_digest}, JobLabels()),
+        files(given.files != nullptr ? *given.files : base::RealFileSystem(), metrics, base::RealClock()),
         pool(given.threads),
         library(serve::MakeOneDnnLibrary()),
         job_metrics(metrics, base::RealClock()) {}
@@ -73,7 +79,7 @@ struct App::State {
   std::atomic<bool> ready{false};
   std::atomic<bool> draining{false};
   telemetry::Metrics metrics;
-  MeteredFiles files{base::RealFileSystem(), metrics, base::RealClock()};
+  MeteredFiles files;
   std::unique_ptr<http::HttpServer> http;
 
   kernels::ThreadPool pool;
@@ -97,14 +103,17 @@ struct App::State {
   std::shared_ptr<base::MemoryBudget> serve_memory;  // of all loaded models
   std::unique_ptr<serve::ModelManager> manager;
   std::unique_ptr<rpc::ModelLoads> loads;
+  std::unique_ptr<rpc::UploadTable> uploads;
   std::unique_ptr<rpc::ModelLibrary> model_library;
   std::unique_ptr<rpc::OperationTable> operations;
+  std::unique_ptr<rpc::Sweeper> sweeper;  // of the two above
 
   std::unique_ptr<rpc::DatasetService> dataset_service;
   std::unique_ptr<rpc::FineTuneService> fine_tune_service;
   std::unique_ptr<rpc::ModelService> model_service;
   std::unique_ptr<rpc::InferenceService> inference_service;
   std::unique_ptr<rpc::ServerService> server_service;
+  std::unique_ptr<rpc::UploadService> upload_service;
   std::unique_ptr<rpc::OperationsService> operations_service;
   std::unique_ptr<rpc::TrainerReportService> report_service;
   std::unique_ptr<Drainer> drainer;  // before the server whose calls begin it
@@ -169,12 +178,19 @@ absl::Status App::State::OpenJobs() {
   const std::int64_t machine_bytes = MemoryBytes(0, base::RealFileSystem());
   control.memory = base::MemoryBudget::Make(machine_bytes == 0 ? 0 : std::max({machine_bytes, train_bytes, serve_bytes}));
   serve_memory = base::MemoryBudget::Make(serve_bytes, control.memory);
+  control.memory_limit_bytes = machine_bytes;
+  control.oom_count = []() -> std::optional<jobs::OomCount> {
+    const auto named = telemetry::ReadNamedOomKills({});
+    return named.has_value() ? std::optional(jobs::OomCount{named->group, named->kills}) : std::nullopt;
+  };
   control.retry.max_retries = static_cast<int>(options.max_retries);
   control.retry.scale = options.retry_backoff_scale;
   control.no_progress_timeout = absl::Seconds(options.no_progress_timeout_s);
   control.no_progress_grace = absl::Seconds(options.no_progress_grace_s);
   control.cancel_grace = absl::Seconds(options.cancel_grace_s);
   control.pause_grace = absl::Seconds(options.pause_grace_s);
+  control.retention.final_job_ttl = OrNone(options.final_job_ttl_s);
+  control.retention.keep_step_events = options.keep_step_events;
   control.trainer_threads = options.threads;
   control.isa = options.isa;
   control.default_device = kDefaultDevice;
@@ -202,6 +218,9 @@ absl::Status App::State::OpenServing() {
   edge->max_stream_messages = options.max_stream_messages;
   edge->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
   edge->slow_reader = absl::Seconds(options.slow_reader_s);
+  edge->min_read_rate = options.min_read_rate;
+  edge->watches.set_max(static_cast<int>(options.max_watches));
+  edge->downloads.set_max(static_cast<int>(options.max_downloads));
   edge->generate_deadline = OrNone(options.generate_deadline_s);
   edge->max_page_bytes = std::min(edge->max_page_bytes, static_cast<std::size_t>(options.max_send_bytes));
   edge->max_dataset_line_bytes = static_cast<std::size_t>(options.max_dataset_line_bytes);
@@ -239,21 +258,32 @@ absl::Status App::State::OpenServing() {
   library_options.upload_limits.max_total_bytes = static_cast<std::uint64_t>(options.max_model_bytes);
   library_options.upload_limits.min_free_bytes = state->min_free_bytes;
   library_options.max_tokenizer_bytes = static_cast<std::uint64_t>(options.max_tokenizer_bytes);
+  library_options.memory = serve_memory;
   library_options.eval_dataset_of_job = [this](const std::string& job) {
     const auto record = controller->Get(job);
     return record.ok() ? record->spec.eval_dataset : std::string();
   };
   library_options.find_checkpoint = [this](const std::string& name, const std::string& tenant) { return FindCheckpoint(name, tenant); };
-  model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), convert_stream,
+  uploads = std::make_unique<rpc::UploadTable>(
+      base::RealClock(), rpc::UploadTableOptions{.max_bytes_per_principal = options.max_upload_bytes_per_principal,
+                                                 .kept = absl::Seconds(options.upload_kept_s)});
+  model_library = std::make_unique<rpc::ModelLibrary>(*state, *manager, *texts, metrics, base::RealClock(), *uploads, convert_stream,
                                                       serve_stream, std::move(library_options));
   NIBBLE_ASSIGN_OR_RETURN(operations, rpc::OperationTable::Open(files, base::RealClock(),
                                                                 base::JoinPath(state->layout.root(), "operations"),
-                                                                OrNone(options.operation_deadline_s)));
+                                                                OrNone(options.operation_deadline_s),
+                                                                [this](const auto& operation, const std::string& model) {
+                                                                  return model_library->Recover(operation, model);
+                                                                }));
+  sweeper = std::make_unique<rpc::Sweeper>(kSweepEvery, [this] {
+    uploads->DropOld();
+    operations->DropOld();
+  });
   return absl::OkStatus();
 }
 
 absl::Status App::State::StartGrpc() {
-  dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, options.import_root);
+  dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, *uploads, options.import_root);
   fine_tune_service = std::make_unique<rpc::FineTuneService>(
       *edge, *controller, *texts, [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); });
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *loads, *operations);
@@ -261,13 +291,14 @@ absl::Status App::State::StartGrpc() {
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };
   server_service =
       std::make_unique<rpc::ServerService>(*edge, [this] { return Describe(); }, [this] { return Measure(); }, begin_drain);
+  upload_service = std::make_unique<rpc::UploadService>(*edge, *uploads);
   operations_service = std::make_unique<rpc::OperationsService>(*edge, *operations);
   report_service = std::make_unique<rpc::TrainerReportService>(*edge, *controller);
   rpc::RegisterMethods(metrics);
 
   const std::vector<grpc::Service*> services = {dataset_service.get(),   fine_tune_service.get(), model_service.get(),
-                                                inference_service.get(), server_service.get(),    operations_service.get(),
-                                                report_service.get()};
+                                                inference_service.get(), server_service.get(),    upload_service.get(),
+                                                operations_service.get(), report_service.get()};
   NIBBLE_ASSIGN_OR_RETURN(grpc, StartGrpcServer(options, state->layout.root(), *authority, services));
   return absl::OkStatus();
 }
@@ -338,6 +369,8 @@ v1::ServerInfo App::State::Describe() {
   limits->set_max_dataset_line_bytes(options.max_dataset_line_bytes);
   limits->set_max_tokenizer_bytes(options.max_tokenizer_bytes);
   *limits->mutable_max_stream_age() = rpc::ToProto(edge->max_stream_age);
+  limits->set_max_upload_bytes_per_principal(options.max_upload_bytes_per_principal);
+  *limits->mutable_upload_kept() = rpc::ToProto(absl::Seconds(options.upload_kept_s));
   if (options.generate_deadline_s > 0) *limits->mutable_generate_deadline() = rpc::ToProto(edge->generate_deadline);
   if (options.operation_deadline_s > 0) *limits->mutable_operation_deadline() = rpc::ToProto(OrNone(options.operation_deadline_s));
   if (options.trainer_path.empty()) info.clear_job_methods();
@@ -391,6 +424,11 @@ DrainSteps App::State::Ending() {
           .end_watches = [this] { edge->drain.Fire(); }};
 }
 
+void App::Reload() {
+  state_->authority->Reload();
+  if (state_->grpc.tls != nullptr) state_->grpc.tls->Look();
+}
+
 void App::Drain() {
   State& s = *state_;
   s.drainer->Begin(s.options.drain);
@@ -409,10 +447,12 @@ App::~App() {
     s.grpc.server->Shutdown(std::chrono::system_clock::now());
     s.grpc.server->Wait();
   }
+  s.sweeper.reset();
   s.operations.reset();  // waits for what runs
   s.loads->Stop();       // so does this
   // gRPC has done with a cancelled stream before the worker that serves it has: it may still ask for its model, or its engine.
   s.workers->AwaitIdle();
+  s.edge->watch_workers.AwaitIdle();
   for (const auto& resident : s.manager->residents()) s.manager->Unload(resident->name).IgnoreError();
   // Cancelled requests end with their engine's next step; until then they hold on to workers.
   while (s.edge->live_answers > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/base/files.h"
 #include "server/limits.h"
 #include "server/serve/engine.h"
 
@@ -37,6 +38,7 @@ struct AppOptions : Limits {
   int threads = 1;
   serve::EngineOptions engine;
   SecurityOptions security;
+  base::FileSystem* files = nullptr;  // of the state directory; nullptr: the real one. Tests give one that fails. Outlives the App
 
   absl::Duration drain = absl::Seconds(20);       // requests that run
   absl::Duration job_grace = absl::Seconds(25);   // trainers, for a checkpoint
@@ -48,6 +50,8 @@ class App {
   // Errors: InvalidArgument (a flag, named), FailedPrecondition (STATE_DIR_IN_USE), what the state directory or the ports
   // answer.
   static absl::StatusOr<std::unique_ptr<App>> Start(const AppOptions& options);
+  // Reads the TLS and token files now. Those that cannot be used are logged, and the last good ones stay.
+  void Reload();
   // Admits nothing new, lets requests end, has trainers write a checkpoint and end. Returns within the longer of drain and job_grace.
   void Drain();
   ~App();

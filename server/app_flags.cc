@@ -10,6 +10,7 @@
 #include "server/base/strings.h"
 #include "server/build_info.h"
 #include "server/grpc_server.h"
+#include "server/http/http_server.h"
 
 namespace nibble {
 
@@ -17,6 +18,7 @@ using base::StrCat;
 
 namespace {
 constexpr int kFilesPerConnection = 2;  // a socket, and what its calls open
+constexpr rlim_t kOwnFiles = 256;       // of jobs, models and the database
 }  // namespace
 
 absl::StatusOr<kernels::Isa> PickIsa(const std::string& flag) {
@@ -44,7 +46,7 @@ absl::Status CheckFlags(const AppOptions& options) {
 void RaiseOpenFiles(int max_connections) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const auto wanted = static_cast<rlim_t>(max_connections) * kFilesPerConnection + 256;
+  const auto wanted = static_cast<rlim_t>(max_connections) * kFilesPerConnection + http::HttpLimits().max_connections + kOwnFiles;
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = std::min(limit.rlim_max, wanted);
   setrlimit(RLIMIT_NOFILE, &limit);

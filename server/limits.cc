@@ -65,13 +65,26 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Of an upload")->check(seconds);
   cli.add_option("--max_stream_messages", l.max_stream_messages, "Of an upload, of less than 512 KiB each")->check(CLI::PositiveNumber);
   cli.add_option("--stream_buffer", l.stream_buffer, "Messages that a slow reader may be behind")->check(CLI::Range(128, 65536));
-  cli.add_option("--slow_reader_s", l.slow_reader_s, "A reader that takes nothing for so long loses its request")
+  cli.add_option("--slow_reader_s", l.slow_reader_s,
+                 "A reader that is behind, and in so long takes fewer messages than --min_read_rate asks for, loses its request; a download "
+                 "of which it takes no chunk of 256 KiB")
       ->check(CLI::NonNegativeNumber);
+  cli.add_option("--min_read_rate", l.min_read_rate,
+                 "Messages a second that the reader of an answer must take while it is behind; 0: one in --slow_reader_s")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--max_watches", l.max_watches, "WatchJob and WatchLoad streams; further ones are refused")->check(CLI::Range(1, 100'000));
+  cli.add_option("--max_downloads", l.max_downloads, "DownloadArtifact streams; further ones are refused")->check(CLI::Range(1, 1000));
   cli.add_option("--max_dataset_bytes", l.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);
   cli.add_option("--max_dataset_line_bytes", l.max_dataset_line_bytes,
                  "Of one line of an uploaded dataset; a plain text, which becomes one row, may have 64 MiB")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   cli.add_option("--max_model_bytes", l.max_model_bytes, "Of one uploaded model")->check(CLI::PositiveNumber);
+  cli.add_option("--max_upload_bytes_per_principal", l.max_upload_bytes_per_principal,
+                 "Of all uploads of one user that are under way, interrupted or not yet imported; 0: no bound")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--upload_kept_s", l.upload_kept_s,
+                 "How long an upload is kept after its stream was lost, or has finished and nobody imported it")
+      ->check(seconds);
   cli.add_option("--max_tokenizer_bytes", l.max_tokenizer_bytes,
                  "Of the tokenizer.json of a model that is imported; to load one takes about 15 times its bytes")
       ->check(CLI::Range(std::int64_t{1}, Limits().max_tokenizer_bytes));
@@ -93,6 +106,12 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--no_progress_grace_s", l.no_progress_grace_s, "The same, SIGTERM to SIGKILL")->check(seconds);
   cli.add_option("--cancel_grace_s", l.cancel_grace_s, "Of a trainer that is told to stop, before it is killed")->check(seconds);
   cli.add_option("--pause_grace_s", l.pause_grace_s, "The same, where it writes a checkpoint first")->check(seconds);
+  cli.add_option("--final_job_ttl_s", l.final_job_ttl_s,
+                 "A job that ended so long ago is deleted, with its events and checkpoints; its model stays; 0: never")
+      ->check(CLI::NonNegativeNumber);
+  cli.add_option("--keep_step_events", l.keep_step_events,
+                 "Maximum number of step events kept of a job that is over, evenly spread over its log; other events stay; 0: all")
+      ->check(CLI::NonNegativeNumber);
 }
 
 void ApplyLimits(const Limits& l, grpc::ServerBuilder& builder) {

@@ -41,12 +41,18 @@ struct Limits {
   double max_stream_age_s = 3600;  // of an upload
   std::int64_t max_stream_messages = 10'000;
   int stream_buffer = 256;         // messages that a slow reader may be behind
-  double slow_reader_s = 30;       // one that takes nothing for so long loses its request
+  double slow_reader_s = 30;       // a reader that is behind is judged by what it takes in so long
+  double min_read_rate = 1;        // messages a second that it must take; less: it loses its request
+  std::int64_t max_watches = 256;  // WatchJob and WatchLoad streams that are open
+  std::int64_t max_downloads = 16;
 
   // The disk.
   std::int64_t max_dataset_bytes = std::int64_t{1} << 30;
   std::int64_t max_dataset_line_bytes = 1 << 20;
   std::int64_t max_model_bytes = std::int64_t{64} << 30;
+  // Of all uploads of one principal that are under way, interrupted or not yet imported; 0: no bound.
+  std::int64_t max_upload_bytes_per_principal = std::int64_t{128} << 30;
+  double upload_kept_s = 3600;  // an upload whose stream was lost, or has finished
   std::int64_t max_tokenizer_bytes = 64 << 20;  // of the tokenizer.json of a model that is imported; no more than this default
   std::int64_t min_free_bytes = -1;  // below, nothing new is taken in; -1: 5% of the file system, at least 1 GiB
 
@@ -63,6 +69,8 @@ struct Limits {
   double no_progress_grace_s = 20;         // then SIGKILL
   double cancel_grace_s = 5;            // SIGTERM to SIGKILL
   double pause_grace_s = 60;            // a checkpoint has to fit in
+  double final_job_ttl_s = 0;           // a job that ended so long ago is deleted; 0: never
+  std::int64_t keep_step_events = 0;    // of a job that is over; 0: all
 };
 
 void AddLimitFlags(CLI::App& cli, Limits& limits);

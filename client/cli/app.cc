@@ -41,6 +41,7 @@ void PrintError(std::ostream& err, const absl::Status& status) {
 void AddCommands(CLI::App& app, Session& session) {
   AddModelCommands(app, session);
   AddDatasetCommands(app, session);
+  AddUploadCommands(app, session);
   AddJobCommands(app, session);
   AddInferenceCommands(app, session);
   AddOperationCommands(app, session);

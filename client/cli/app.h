@@ -42,6 +42,7 @@ void AddJobCommands(CLI::App& app, Session& session);
 void AddInferenceCommands(CLI::App& app, Session& session);
 void AddOperationCommands(CLI::App& app, Session& session);
 void AddServerCommands(CLI::App& app, Session& session);
+void AddUploadCommands(CLI::App& app, Session& session);
 void AddTokenCommands(CLI::App& app, Session& session);
 
 }  // namespace nibble::cli

@@ -16,18 +16,22 @@ namespace {
 using v1::DatasetService;
 
 absl::Status Upload(Session& session, const std::string& file, const std::string& name,
-                    const std::optional<std::string>& format) {
+                    const std::optional<std::string>& format, const std::optional<std::string>& resume) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
+  if (resume.has_value()) NIBBLE_RETURN_IF_ERROR(base::CheckName("resume", *resume));
   v1::UploadDatasetHeader header;
   header.set_name(name);
+  header.set_upload_id(resume.value_or(base::NewId("upload")));
+  if (resume.has_value()) header.set_resume_offset(0);  // the server knows where it goes on
   if (format.has_value()) {
     header.set_format(*format == "text"   ? v1::DATASET_FORMAT_TEXT
                       : *format == "chat" ? v1::DATASET_FORMAT_CHAT
                                           : v1::DATASET_FORMAT_PROMPT_COMPLETION);
   }
   Progress progress(session.terminal);
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Dataset dataset,
-                          session.client().UploadDataset(file, header, progress.Show()));
+  const auto uploaded = session.client().UploadDataset(file, header, progress.Show());
+  if (!uploaded.ok()) return WithResumeHint(uploaded.status(), header.upload_id());
+  const v1::Dataset& dataset = *uploaded;
   progress.End();
   if (session.json) {
     session.Print(DatasetJson(dataset));
@@ -59,6 +63,9 @@ absl::Status Preview(Session& session, const std::string& name, const std::strin
     session.out() << '\n' << Printable(row.text()) << '\n';
   }
   session.out() << preview.rows_size() << " of " << preview.total_rows() << " rows\n";
+  for (const v1::RowWarning& warning : preview.warnings()) {
+    session.out() << "warning: " << Printable(warning.message()) << LinesOf(warning) << " (" << Printable(warning.reason()) << ")\n";
+  }
   return absl::OkStatus();
 }
 
@@ -91,15 +98,17 @@ void AddDatasetCommands(CLI::App& app, Session& session) {
     CLI::App* sub = datasets.add_subcommand("upload", "Upload a JSONL or text file of this machine");
     struct Options {
       std::string file, name;
-      std::optional<std::string> format;
+      std::optional<std::string> format, resume;
     };
     auto o = std::make_shared<Options>();
     sub->add_option("FILE", o->file, "JSONL or text")->required();
     sub->add_option("--name", o->name, "Name of the new dataset")->required();
     sub->add_option("--format", o->format, "Shape of the rows (default: found from the first)")
         ->check(CLI::IsMember({"text", "prompt_completion", "chat"}));
-    sub->callback(
-        [&session, o] { session.command = [&session, o] { return Upload(session, o->file, o->name, o->format); }; });
+    sub->add_option("--resume", o->resume, "Id of an interrupted upload to go on with (nibble uploads list)");
+    sub->callback([&session, o] {
+      session.command = [&session, o] { return Upload(session, o->file, o->name, o->format, o->resume); };
+    });
   }
   {
     CLI::App* sub = datasets.add_subcommand("preview", "The first rows as training would see them");

@@ -54,7 +54,7 @@ absl::Status CheckFree(Session& session, const std::string& name) {
 
 struct ImportOptions {
   std::string path, name;
-  std::optional<std::string> dtype, base;
+  std::optional<std::string> dtype, base, resume;
 };
 
 // What an adapter lacks or has too much is told before it is sent, as is a base that is not there.
@@ -80,6 +80,7 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   const std::string& path = options.path;
   const std::string& name = options.name;
   NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
+  if (options.resume.has_value()) NIBBLE_RETURN_IF_ERROR(base::CheckName("resume", *options.resume));
   NIBBLE_ASSIGN_OR_RETURN(const auto files, client::FilesToImport(path));
   NIBBLE_RETURN_IF_ERROR(CheckFree(session, name));
   NIBBLE_RETURN_IF_ERROR(CheckBase(session, files, options));
@@ -88,10 +89,14 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   // A trailing slash has no file name of its own.
   const std::filesystem::path normal = std::filesystem::path(path).lexically_normal();
   const std::string shown = (normal.has_filename() ? normal.filename() : normal.parent_path().filename()).string();
-  NIBBLE_ASSIGN_OR_RETURN(const v1::UploadModelResponse upload,
-                          session.client().UploadModel(IsUtf8(shown) ? shown : name, files, progress.Show()));
+  v1::UploadModelHeader header;
+  header.set_name(IsUtf8(shown) ? shown : name);
+  header.set_upload_id(options.resume.value_or(base::NewId("upload")));
+  if (options.resume.has_value()) header.set_resume_offset(0);  // the server knows where it goes on
+  const auto upload = session.client().UploadModel(header, files, progress.Show());
+  if (!upload.ok()) return WithResumeHint(upload.status(), header.upload_id());
   v1::ImportModelRequest request;
-  request.set_upload_id(upload.upload_id());
+  request.set_upload_id(upload->upload_id());
   request.set_name(name);
   if (options.dtype.has_value()) request.set_dtype(*options.dtype == "f32" ? v1::MODEL_FORMAT_F32 : v1::MODEL_FORMAT_BF16);
   if (options.base.has_value()) request.set_base_model(*options.base);
@@ -283,6 +288,7 @@ void AddModelCommands(CLI::App& app, Session& session) {
     sub->add_option("--dtype", o->dtype, "What the weights are stored as (default bf16)")
         ->check(CLI::IsMember({"bf16", "f32"}));
     sub->add_option("--base", o->base, "Of a PEFT adapter: the model that it belongs to, in nf4, f32 or bf16");
+    sub->add_option("--resume", o->resume, "Id of an interrupted upload to go on with (nibble uploads list)");
     sub->callback([&session, o] { session.command = [&session, o] { return Import(session, *o); }; });
   }
   AddCommand(models, session, "list", "All models", &List);

@@ -16,6 +16,7 @@ base::Json TimeJson(bool has, const google::protobuf::Timestamp& time);  // null
 
 base::Json DatasetJson(const v1::Dataset& dataset);
 base::Json PreviewJson(const v1::PreviewDatasetResponse& preview);
+std::string LinesOf(const v1::RowWarning& warning);  // " (lines 4, 9)"; "" without any
 
 base::Json ModelJson(const v1::Model& model);
 base::Json ResidentsJson(const v1::Residents& residents);
@@ -25,7 +26,7 @@ base::Json FilesJson(const std::vector<v1::FileEntry>& files);
 base::Json CheckpointJson(const v1::Checkpoint& checkpoint);
 base::Json JobJson(const v1::Job& job);
 base::Json PlanJson(const v1::PlanJobResponse& plan);
-std::string LinesOf(const v1::Warning& warning);  // " (lines 4, 9)"; "" without any
+std::string LinesOf(const v1::Warning& warning);  // as of a v1::RowWarning
 base::Json EventJson(const std::string& job, const v1::JobEvent& event);
 std::string EventLine(const v1::JobEvent& event);  // for people
 std::string MethodName(const v1::JobSpec& spec);   // "qlora"; empty when none is chosen

@@ -129,10 +129,18 @@ Json CheckpointJson(const v1::Checkpoint& checkpoint) {
   return json;
 }
 
-std::string LinesOf(const v1::Warning& warning) {
+namespace {
+
+template <typename W>
+std::string NameLines(const W& warning) {
   if (warning.row_ids().empty()) return "";
   return base::StrCat(warning.row_ids_size() == 1 ? " (line " : " (lines ", absl::StrJoin(warning.row_ids(), ", "), ")");
 }
+
+}  // namespace
+
+std::string LinesOf(const v1::Warning& warning) { return NameLines(warning); }
+std::string LinesOf(const v1::RowWarning& warning) { return NameLines(warning); }
 
 Json PlanJson(const v1::PlanJobResponse& plan) {
   Json json;

@@ -43,6 +43,12 @@ Json PreviewJson(const v1::PreviewDatasetResponse& preview) {
   json["truncated_rows"] = preview.truncated_rows();
   json["dropped_rows"] = preview.dropped_rows();
   json["split_rows"] = preview.split_rows();
+  json["warnings"] = Json::array();
+  for (const v1::RowWarning& warning : preview.warnings()) {
+    json["warnings"].push_back({{"reason", warning.reason()},
+                                {"message", warning.message()},
+                                {"row_ids", std::vector<std::int64_t>(warning.row_ids().begin(), warning.row_ids().end())}});
+  }
   return json;
 }
 

@@ -1,7 +1,4 @@
-#include <httplib.h>
-
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -11,6 +8,7 @@
 #include "client/cli/command.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
+#include "client/http_get.h"
 #include "google/protobuf/util/time_util.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
@@ -88,16 +86,9 @@ absl::Status SayReady(Session& session) {
 
 // Over HTTP, which wants neither a token nor TLS: for the probe of a container.
 absl::Status HealthByHttp(Session& session, const std::string& address) {
-  httplib::Client http("http://" + address);
-  const std::chrono::milliseconds timeout(std::llround((session.timeout_s > 0 ? session.timeout_s : 5) * 1000));
-  http.set_connection_timeout(timeout);
-  http.set_read_timeout(timeout);
-  const httplib::Result answer = http.Get("/readyz");
-  if (!answer) {
-    return absl::UnavailableError(
-        base::StrCat("no answer from http://", address, "/readyz: ", httplib::to_string(answer.error())));
-  }
-  if (answer->status != 200) return absl::UnavailableError(base::StrCat("not ready: ", answer->body));
+  const absl::Duration timeout = absl::Seconds(session.timeout_s > 0 ? session.timeout_s : 5);
+  NIBBLE_ASSIGN_OR_RETURN(const client::HttpReply answer, client::HttpGet(address, "/readyz", timeout));
+  if (answer.status != 200) return absl::UnavailableError(base::StrCat("not ready: ", answer.body));
   return SayReady(session);
 }
 

@@ -80,6 +80,14 @@ absl::StatusOr<v1::Device> ParseDevice(std::string_view field, const std::string
   return device;
 }
 
+absl::Status WithResumeHint(const absl::Status& status, const std::string& upload_id) {
+  if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return status;
+  absl::Status out(status.code(), base::StrCat(std::string(status.message()), "; what has arrived is kept for a while, go on with --resume ",
+                                               upload_id));
+  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) { out.SetPayload(url, payload); });
+  return out;
+}
+
 std::string NewUuid() {
   std::random_device random;
   std::uint32_t words[4] = {random(), random(), random(), random()};

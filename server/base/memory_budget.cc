@@ -16,6 +16,11 @@ std::int64_t MemoryBudget::left() const {
   return std::min(LeftHere(), outside);
 }
 
+std::int64_t MemoryBudget::limit() const {
+  const std::int64_t here = limit_ > 0 ? limit_ : std::numeric_limits<std::int64_t>::max();
+  return within_ != nullptr ? std::min(here, within_->limit()) : here;
+}
+
 std::shared_ptr<const void> MemoryBudget::Handle(std::int64_t bytes, std::shared_ptr<const void> of_within) {
   return std::shared_ptr<const void>(this, [self = shared_from_this(), bytes, of_within = std::move(of_within)](const void*) {
     MutexLock back(self->mutex_);

@@ -21,6 +21,8 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   std::shared_ptr<const void> TakeAnyway(std::int64_t bytes);
   // Bytes: at least 0, the largest number without a limit.
   std::int64_t left() const;
+  // The smallest limit here and outside; the largest number without one. More can never be taken.
+  std::int64_t limit() const;
 
  private:
   MemoryBudget(std::int64_t limit, std::shared_ptr<MemoryBudget> within) : limit_(limit), within_(std::move(within)) {}

@@ -112,18 +112,25 @@ absl::Status Authority::Load() {
 AuthPolicy Authority::Current() {
   if (!wants_tokens()) return {};
   std::lock_guard lock(mutex_);
-  if (clock_.Monotonic() >= next_look_) {
-    next_look_ = clock_.Monotonic() + options_.reload;
-    const bool known = unreadable_;
-    if (const absl::Status status = Load(); !status.ok()) {
-      // A file that is half written or gone for a moment must lock nobody out, and lets nobody new in.
-      unreadable_ = rejected_.empty();
-      if (!known || !unreadable_) {
-        base::LogError("the token file was not taken; the last good one stays", {{"error", std::string(status.message())}});
-      }
-    }
-  }
+  if (clock_.Monotonic() >= next_look_) Look();
   return {principals_, options_.health_without_token, options_.reflection_without_token};
+}
+
+void Authority::Reload() {
+  std::lock_guard lock(mutex_);
+  if (wants_tokens()) Look();
+}
+
+void Authority::Look() {
+  next_look_ = clock_.Monotonic() + options_.reload;
+  const bool known = unreadable_;
+  const absl::Status status = Load();
+  if (status.ok()) return;
+  // A file that is half written or gone for a moment must lock nobody out, and lets nobody new in.
+  unreadable_ = rejected_.empty();
+  if (!known || !unreadable_) {
+    base::LogError("the token file was not taken; the last good one stays", {{"error", std::string(status.message())}});
+  }
 }
 
 absl::StatusOr<Principal> Authority::Admit(std::string_view path, const Caller& caller) {

@@ -51,12 +51,15 @@ class Authority {
 
   // Counts and logs refusals.
   absl::StatusOr<Principal> Admit(std::string_view path, const Caller& caller);
+  // Reads the token file now; a file that cannot be used is logged and changes nothing.
+  void Reload();
   bool wants_tokens() const { return !options_.token_file.empty(); }
 
  private:
   Authority(base::FileSystem& files, base::Clock& clock, telemetry::Metrics& metrics, AuthorityOptions options)
       : files_(files), clock_(clock), metrics_(metrics), options_(std::move(options)) {}
   absl::Status Load();  // holds mutex_
+  void Look();          // the same; logs what Load() says
   AuthPolicy Current();
   void Refused(std::string_view path, const Caller& caller, const absl::Status& status);
 

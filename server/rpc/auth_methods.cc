@@ -43,6 +43,10 @@ constexpr MethodRule kRules[] = {
     {"nibble.v1.ModelService/PublishCheckpoint", kByRole, Role::kTrain},
     {"nibble.v1.ModelService/VerifyModel", kByRole, Role::kInfer},
 
+    {"nibble.v1.UploadService/GetUpload", kByRole, Role::kTrain},
+    {"nibble.v1.UploadService/ListUploads", kByRole, Role::kTrain},
+    {"nibble.v1.UploadService/CancelUpload", kByRole, Role::kTrain},
+
     {"nibble.v1.InferenceService/Generate", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/GenerateStream", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/Chat", kByRole, Role::kInfer},

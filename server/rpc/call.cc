@@ -133,7 +133,7 @@ grpc::Status Call::End(const absl::Status& status) {
   const char* code = CodeName(late ? absl::StatusCode::kDeadlineExceeded : status.code());
   edge_.metrics.RpcHandled(Name(type_), service_, method_, code, seconds);
   const std::string reason = status.ok() ? "" : late ? code : base::Reason(status);
-  if (reason == "QUEUE_FULL" || reason == "KV_FULL" || reason == "DRAINING" || reason == "PROMPT_TOO_LONG") {
+  if (reason == "QUEUE_FULL" || reason == "STREAMS_FULL" || reason == "KV_FULL" || reason == "DRAINING" || reason == "PROMPT_TOO_LONG") {
     edge_.metrics.Rejected(reason);
   }
   const bool ours = absl::IsInternal(status) || absl::IsDataLoss(status) || absl::IsUnknown(status);

@@ -16,6 +16,7 @@
 #include "server/base/mutex.h"
 #include "server/rpc/auth_tokens.h"
 #include "server/rpc/live_calls.h"
+#include "server/rpc/stream_slots.h"
 #include "server/rpc/worker_pool.h"
 #include "server/telemetry/metrics.h"
 
@@ -55,7 +56,9 @@ struct Edge {
   absl::Duration default_deadline = absl::Seconds(30);  // of a unary call whose client gave none
   std::size_t stream_buffer = 256;                      // messages a slow reader may be behind
   absl::Duration generate_deadline = absl::InfiniteDuration();  // of a Generate, Chat or Score whose client gave none
-  absl::Duration slow_reader = absl::Seconds(30);       // a reader that takes nothing for so long loses its request
+  absl::Duration slow_reader = absl::Seconds(30);       // over which a reader that is behind must take messages at min_read_rate
+  double min_read_rate = 1;                             // messages a second
+  absl::Duration last_read = absl::Seconds(10);         // for a client whose stream was aborted to read on, and so to its status
   absl::Duration max_stream_age = absl::Hours(1);       // of an upload
   std::int64_t max_stream_messages = 10'000;
   std::size_t max_chunk_bytes = 1u << 20;
@@ -63,6 +66,10 @@ struct Edge {
   std::size_t max_page_bytes = kMaxPageBytes;             // of a list's page
   std::size_t max_dataset_line_bytes = 1u << 20;
   std::size_t max_send_bytes = 16u << 20;               // of an answer: more is not begun, for gRPC would not send it
+  StreamSlots watches{"--max_watches", 256};            // WatchJob and WatchLoad
+  StreamSlots downloads{"--max_downloads", 16};
+  // For watches alone: however many wake at once, other calls find their workers free. The last member: its tasks use the others.
+  WorkerPool watch_workers{/*num_threads=*/2, /*max_waiting=*/256};
 };
 
 enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };
@@ -96,6 +103,8 @@ class Call {
   // DeadlineExceeded: gRPC tells of both alike, and the client has been told so.
   grpc::Status End(const absl::Status& status);
   void Cancel() { cancel_.Cancel(); }
+  // Ends the call for its client too, as if that had cancelled. Not after it was finished.
+  void Cut() const { context_->TryCancel(); }
 
  private:
   bool PastDeadline() const;

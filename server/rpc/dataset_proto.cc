@@ -94,6 +94,7 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config) {
   out.train_on_prompt = mask.train_on_prompt();
   if (config.has_max_seq_len()) out.max_seq_len = config.max_seq_len();
   if (config.has_shuffle_seed()) out.shuffle_seed = config.shuffle_seed();
+  if (config.has_add_special_tokens()) out.add_special_tokens = config.add_special_tokens();
   switch (config.overlong()) {
     case v1::OVERLONG_POLICY_UNSPECIFIED: break;
     case v1::OVERLONG_POLICY_TRUNCATE: out.overlong = "truncate"; break;
@@ -178,6 +179,22 @@ absl::StatusOr<v1::PreviewRow> RowOf(const data::Example& example, std::int64_t 
   return row;
 }
 
+// The warnings, and as many rows as then fit into an answer.
+void AddWarnings(const data::Dataset& seen, std::int64_t max_seq_len, std::size_t max_bytes, v1::PreviewDatasetResponse* response) {
+  for (const data::RowWarning& warning : data::RowWarnings(seen, max_seq_len)) {
+    v1::RowWarning& made = *response->add_warnings();
+    made.set_reason(warning.reason);
+    made.set_message(warning.message);
+    made.mutable_row_ids()->Add(warning.rows.begin(), warning.rows.end());
+  }
+  while (response->rows_size() > 0 && response->ByteSizeLong() > max_bytes) {
+    const v1::PreviewRow& last = response->rows(response->rows_size() - 1);
+    response->set_tokens(response->tokens() - last.token_ids_size());
+    response->set_trainable_tokens(response->trainable_tokens() - std::count(last.trained().begin(), last.trained().end(), true));
+    response->mutable_rows()->RemoveLast();
+  }
+}
+
 }  // namespace
 
 absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
@@ -191,7 +208,9 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
   const std::size_t text_bytes = TextBytes(shape);
   std::size_t looked_bytes = 0;
   std::size_t bytes = kMaxBytesOfCounts;
-  while (!rest.empty() && response->rows_size() < shape.n && response->looked_rows() < bounds.max_looked_rows &&
+  data::Dataset seen;
+  bool full = false;
+  while (!full && !rest.empty() && response->rows_size() < shape.n && response->looked_rows() < bounds.max_looked_rows &&
          looked_bytes < bounds.max_looked_bytes) {
     const std::size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
@@ -208,6 +227,7 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
     if (!tokenised.ok()) return data::AtLine(line_number, tokenised.status());
     response->set_looked_rows(response->looked_rows() + 1);
     const std::vector<data::Example>& pieces = *tokenised;
+    data::NoteRow(line_number, pieces, &seen);
     if (pieces.empty()) response->set_dropped_rows(response->dropped_rows() + 1);
     if (pieces.size() > 1) response->set_split_rows(response->split_rows() + 1);
     if (!pieces.empty() && pieces[0].num_cut_off > 0) response->set_truncated_rows(response->truncated_rows() + 1);
@@ -216,7 +236,8 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
       row.set_part(static_cast<std::int32_t>(part));
       const std::size_t row_bytes = row.ByteSizeLong() + kMaxBytesOfFrame;
       if (bytes + row_bytes > bounds.max_bytes) {
-        if (response->rows_size() > 0) return absl::OkStatus();
+        full = response->rows_size() > 0;
+        if (full) break;
         return FieldError("data.max_seq_len", StrCat("makes line ", line_number, " ", row_bytes, " bytes, and an answer has at most ",
                                                      bounds.max_bytes, " (--max_send_bytes)"));
       }
@@ -226,6 +247,7 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
       *response->add_rows() = std::move(row);
     }
   }
+  AddWarnings(seen, shape.options.max_seq_len, bounds.max_bytes, response);
   return absl::OkStatus();
 }
 

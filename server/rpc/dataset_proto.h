@@ -12,6 +12,7 @@
 #include "server/jobs/job_spec.h"
 #include "server/rpc/text_cache.h"
 #include "server/rpc/upload_reactor.h"
+#include "server/rpc/upload_table.h"
 #include "server/store/dataset_store.h"
 
 namespace nibble::rpc {
@@ -27,7 +28,8 @@ absl::StatusOr<jobs::DataConfig> FromProto(const v1::DataConfig& config);
 
 // header, chunks or a file below import_root ("": none is taken), finish.
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
-                                                                        const std::string& import_root, v1::Dataset* response);
+                                                                        UploadTable& uploads, const std::string& import_root,
+                                                                        v1::Dataset* response);
 
 // When a preview looks no further: an answer with the rows found until then, but for `cancelled`.
 struct PreviewBounds {

@@ -12,7 +12,7 @@ namespace nibble::rpc {
 grpc::ServerReadReactor<v1::UploadDatasetRequest>* DatasetService::UploadDataset(grpc::CallbackServerContext* context,
                                                                                  v1::Dataset* response) {
   return UploadReactor<v1::UploadDatasetRequest>::Make(edge_, context, "nibble.v1.DatasetService/UploadDataset",
-                                                       MakeDatasetUpload(edge_, *state_.datasets, import_root_, response));
+                                                       MakeDatasetUpload(edge_, *state_.datasets, uploads_, import_root_, response));
 }
 
 grpc::ServerUnaryReactor* DatasetService::GetDataset(grpc::CallbackServerContext* context,

@@ -2,6 +2,7 @@
 #include "nibble/v1/dataset_service.grpc.pb.h"
 #include "server/rpc/call.h"
 #include "server/rpc/text_cache.h"
+#include "server/rpc/upload_table.h"
 #include "server/rpc/worker_pool.h"
 #include "server/store/state_directory.h"
 
@@ -11,8 +12,8 @@ namespace nibble::rpc {
 class DatasetService : public v1::DatasetService::CallbackService {
  public:
   // import_root: where files of this machine may be named; "": nowhere.
-  DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts, std::string import_root)
-      : edge_(edge), state_(state), texts_(texts), import_root_(std::move(import_root)) {}
+  DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts, UploadTable& uploads, std::string import_root)
+      : edge_(edge), state_(state), texts_(texts), uploads_(uploads), import_root_(std::move(import_root)) {}
 
   grpc::ServerReadReactor<v1::UploadDatasetRequest>* UploadDataset(grpc::CallbackServerContext*, v1::Dataset*) override;
   grpc::ServerUnaryReactor* GetDataset(grpc::CallbackServerContext*, const v1::GetDatasetRequest*, v1::Dataset*) override;
@@ -27,6 +28,7 @@ class DatasetService : public v1::DatasetService::CallbackService {
   Edge& edge_;
   store::StateDirectory& state_;
   TextCache& texts_;
+  UploadTable& uploads_;
   const std::string import_root_;
   // Other calls do not wait behind previews, which tokenise many rows to show a few.
   WorkerPool previewers_{2, /*max_waiting=*/64};

@@ -15,6 +15,7 @@
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/import_root.h"
 #include "server/rpc/status.h"
+#include "server/rpc/tracked_upload.h"
 #include "server/text/utf8.h"
 
 namespace nibble::rpc {
@@ -81,27 +82,71 @@ absl::StatusOr<base::Json> Validate(const std::string& path, std::optional<data:
   return WrapPlainText(path, sha256);
 }
 
-class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
+// What has arrived of a dataset.
+class DatasetContent final : public UploadContent {
  public:
-  DatasetUpload(const Edge& edge, store::DatasetStore& datasets, const std::string& import_root, v1::Dataset* response)
-      : max_chunk_bytes_(edge.max_chunk_bytes),
+  DatasetContent(std::int64_t max_bytes, std::optional<data::Format> format) : max_bytes_(max_bytes), format_(format) {}
+
+  std::int32_t num_files() const override { return 1; }
+  std::optional<data::Format> format() const { return format_; }
+  bool of_server() const { return server_file_ != nullptr; }
+  const BeneathPath& server_file() const { return *server_file_; }
+  const std::optional<v1::Dataset>& existing() const { return existing_; }
+
+  // Where the name is taken the content is only compared: the same content again is answered as before.
+  absl::Status Begin(store::DatasetStore& datasets, const std::string& name) {
+    if (auto stored = datasets.Get(name); stored.ok()) {
+      NIBBLE_ASSIGN_OR_RETURN(existing_, ToProto(*stored));
+    } else {
+      NIBBLE_ASSIGN_OR_RETURN(pending_, datasets.Begin(name));
+    }
+    return absl::OkStatus();
+  }
+  void TakeFrom(std::unique_ptr<BeneathPath> server_file) { server_file_ = std::move(server_file); }
+  absl::Status Append(std::string_view bytes, UploadTable::Stream& stream) {
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    // The limit holds for what is compared too, and is told before the bytes are taken.
+    if (size > max_bytes_ - received_) {
+      return base::WithReason(absl::ResourceExhaustedError(StrCat("the dataset is larger than ", max_bytes_, " bytes")),
+                              "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(max_bytes_)}});
+    }
+    if (existing_.has_value() && size > existing_->bytes() - received_) return Other();
+    NIBBLE_RETURN_IF_ERROR(stream.Charge(size));
+    received_ += size;
+    digest_.Update(bytes);
+    return pending_ == nullptr ? absl::OkStatus() : pending_->Append(bytes);
+  }
+  // AlreadyExists: there is a dataset of that name with other content.
+  absl::Status Other() const {
+    return base::WithReason(absl::AlreadyExistsError(StrCat("there is a dataset named \"", existing_->name(), "\" with other content")),
+                            "NAME_TAKEN", {{"kind", "dataset"}, {"name", existing_->name()}});
+  }
+  std::string Digest() { return digest_.HexDigest(); }  // once, at the end
+  store::DatasetStore::Pending& pending() { return *pending_; }
+
+ private:
+  const std::int64_t max_bytes_;
+  const std::optional<data::Format> format_;
+  std::optional<v1::Dataset> existing_;
+  std::unique_ptr<BeneathPath> server_file_;  // instead of chunks
+  std::unique_ptr<store::DatasetStore::Pending> pending_;
+  std::int64_t received_ = 0;
+  base::Sha256 digest_;
+};
+
+class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::UploadDatasetHeader, DatasetContent> {
+ public:
+  DatasetUpload(const Edge& edge, store::DatasetStore& datasets, UploadTable& uploads, const std::string& import_root,
+                v1::Dataset* response)
+      : TrackedUpload(uploads, UploadKind::kDataset),
+        max_chunk_bytes_(edge.max_chunk_bytes),
         max_line_bytes_(edge.max_dataset_line_bytes),
         datasets_(datasets),
         import_root_(import_root),
         response_(response) {}
 
-  absl::StatusOr<bool> Take(const v1::UploadDatasetRequest& message) override {
-    switch (message.message_case()) {
-      case v1::UploadDatasetRequest::kHeader: return TakeHeader(message.header());
-      case v1::UploadDatasetRequest::kChunk: return TakeChunk(message.chunk());
-      case v1::UploadDatasetRequest::kFinish: return TakeFinish(message.finish());
-      default: return FieldError("message", "is not set, wanted header, chunk or finish");
-    }
-  }
-
  private:
-  absl::StatusOr<bool> TakeHeader(const v1::UploadDatasetHeader& header) {
-    if (begun_) return FieldError("header", "came twice");
+  absl::Status TakeHeader(const v1::UploadDatasetHeader& header) override {
     NIBBLE_RETURN_IF_ERROR(base::CheckName("header.name", header.name()));
     if (header.field_map_size() > 0) return NotBuilt("UploadDatasetHeader.field_map");
     if (header.has_size_bytes() && header.size_bytes() < 0) {
@@ -112,35 +157,39 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
       return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),
                               "UPLOAD_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
     }
-    if (header.has_server_path()) {
-      NIBBLE_ASSIGN_OR_RETURN(server_file_, BeneathPath::Open(import_root_, header.server_path()));
+    if (header.has_server_path() && header.resume_offset() > 0) {
+      return FieldError("header.resume_offset", "is for chunks, not for a file of the server");
     }
-    NIBBLE_ASSIGN_OR_RETURN(format_, FromProto("header.format", header.format()));
-    // The same content again is answered as before: it is only compared.
-    if (auto stored = datasets_.Get(header.name()); stored.ok()) {
-      existing_ = *std::move(stored);
-    } else {
-      NIBBLE_ASSIGN_OR_RETURN(pending_, datasets_.Begin(header.name()));
-    }
-    begun_ = true;
-    return false;
+    return Open(header, header.size_bytes());
   }
-  absl::StatusOr<bool> TakeChunk(const std::string& chunk) {
-    if (!begun_) return FieldError("header", "is missing, wanted it first");
-    if (server_file_ != nullptr) return FieldError("chunk", "came beside header.server_path, wanted one of the two");
+  absl::StatusOr<std::unique_ptr<UploadContent>> MakeContent(const v1::UploadDatasetHeader& header) override {
+    NIBBLE_ASSIGN_OR_RETURN(const auto format, FromProto("header.format", header.format()));
+    auto content = std::make_unique<DatasetContent>(static_cast<std::int64_t>(datasets_.limits().max_file_bytes), format);
+    if (header.has_server_path()) {
+      NIBBLE_ASSIGN_OR_RETURN(auto server_file, BeneathPath::Open(import_root_, header.server_path()));
+      content->TakeFrom(std::move(server_file));
+    }
+    NIBBLE_RETURN_IF_ERROR(content->Begin(datasets_, header.name()));
+    return std::unique_ptr<UploadContent>(std::move(content));
+  }
+  absl::StatusOr<bool> TakeNext(const v1::UploadDatasetRequest& message, DatasetContent& content) override {
+    switch (message.message_case()) {
+      case v1::UploadDatasetRequest::kChunk: return TakeChunk(message.chunk(), content);
+      case v1::UploadDatasetRequest::kFinish: return TakeFinish(message.finish(), content);
+      default: return FieldError("message", "is not set, wanted header, chunk or finish");
+    }
+  }
+  absl::StatusOr<bool> TakeChunk(const std::string& chunk, DatasetContent& content) {
+    if (content.of_server()) return FieldError("chunk", "came beside header.server_path, wanted one of the two");
     if (chunk.empty() || chunk.size() > max_chunk_bytes_) {
       return FieldError("chunk", StrCat("has ", chunk.size(), " bytes, wanted 1 to ", max_chunk_bytes_));
     }
-    NIBBLE_RETURN_IF_ERROR(Append(chunk));
+    NIBBLE_RETURN_IF_ERROR(content.Append(chunk, stream()));
     return false;
   }
-  absl::Status Append(std::string_view bytes) {
-    digest_.Update(bytes);
-    return pending_ == nullptr ? absl::OkStatus() : pending_->Append(bytes);
-  }
   // What lies on the server is copied like what is sent: the dataset does not change with it.
-  absl::Status AppendServerFile() {
-    const int fd = open(server_file_->path().c_str(), O_RDONLY | O_CLOEXEC);
+  absl::Status AppendServerFile(DatasetContent& content) {
+    const int fd = open(content.server_file().path().c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return FieldError("header.server_path", "cannot be read");
     std::string piece;
     ssize_t got = 0;
@@ -148,29 +197,28 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
     do {
       piece.resize(kReadBytes);
       got = read(fd, piece.data(), piece.size());
-      if (got > 0) status = Append(std::string_view(piece).substr(0, static_cast<std::size_t>(got)));
+      if (got > 0) status = content.Append(std::string_view(piece).substr(0, static_cast<std::size_t>(got)), stream());
     } while (status.ok() && (got > 0 || (got < 0 && errno == EINTR)));
     close(fd);
-    if (status.ok() && got < 0) return FieldError("header.server_path", "is no file that can be read");
+    if (status.ok() && got < 0) return FieldError("header.server_path", "is not a readable file");
     return status;
   }
-  absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish) {
-    if (!begun_) return FieldError("header", "is missing, wanted it first");
-    if (server_file_ != nullptr) NIBBLE_RETURN_IF_ERROR(AppendServerFile());
-    const std::string digest = digest_.HexDigest();
+  absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish, DatasetContent& content) {
+    if (content.of_server()) NIBBLE_RETURN_IF_ERROR(AppendServerFile(content));
+    const std::string digest = content.Digest();
     // Of a file on the server the client need not know it.
-    const bool unknown = server_file_ != nullptr && finish.sha256().empty();
+    const bool unknown = content.of_server() && finish.sha256().empty();
     if (!unknown && finish.sha256() != digest) {
       return FieldError("finish.sha256", StrCat("is ", finish.sha256().substr(0, 64), ", the chunks that arrived have ", digest));
     }
-    if (existing_.has_value()) {
-      NIBBLE_ASSIGN_OR_RETURN(*response_, ToProto(*existing_));
-      if (response_->sha256() == digest) return true;
-      return base::WithReason(absl::AlreadyExistsError(StrCat("there is a dataset named \"", existing_->name, "\" with other content")),
-                              "NAME_TAKEN", {{"kind", "dataset"}, {"name", existing_->name}});
+    NIBBLE_RETURN_IF_ERROR(stream().BeginFinish());
+    if (content.existing().has_value()) {
+      if (content.existing()->sha256() != digest) return content.Other();
+      *response_ = *content.existing();
+      return true;
     }
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, pending_->Finish(digest, [&](const std::string& path) {
-      return Validate(path, format_, digest, max_line_bytes_);
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, content.pending().Finish(digest, [&](const std::string& path) {
+      return Validate(path, content.format(), digest, max_line_bytes_);
     }));
     NIBBLE_ASSIGN_OR_RETURN(*response_, ToProto(stored));
     return true;
@@ -181,19 +229,14 @@ class DatasetUpload final : public UploadSink<v1::UploadDatasetRequest> {
   store::DatasetStore& datasets_;
   const std::string& import_root_;
   v1::Dataset* const response_;
-  bool begun_ = false;
-  std::optional<data::Format> format_;
-  std::optional<store::StoredDataset> existing_;
-  std::unique_ptr<BeneathPath> server_file_;  // instead of chunks
-  std::unique_ptr<store::DatasetStore::Pending> pending_;
-  base::Sha256 digest_;
 };
 
 }  // namespace
 
 std::unique_ptr<UploadSink<v1::UploadDatasetRequest>> MakeDatasetUpload(const Edge& edge, store::DatasetStore& datasets,
-                                                                        const std::string& import_root, v1::Dataset* response) {
-  return std::make_unique<DatasetUpload>(edge, datasets, import_root, response);
+                                                                        UploadTable& uploads, const std::string& import_root,
+                                                                        v1::Dataset* response) {
+  return std::make_unique<DatasetUpload>(edge, datasets, uploads, import_root, response);
 }
 
 }  // namespace nibble::rpc

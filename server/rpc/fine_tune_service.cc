@@ -24,6 +24,8 @@ namespace nibble::rpc {
 
 namespace {
 
+constexpr int kMaxLabels = 16;  // of a filter, as of a job
+
 // What tells a repetition from another request of the same id: the request as it came, before anything is filled in.
 std::string BodyDigest(const v1::CreateJobRequest& request) {
   std::string bytes;
@@ -56,12 +58,22 @@ std::optional<std::string> EtagOf(const Request& request) {
   return request.has_etag() ? std::optional(request.etag()) : std::nullopt;
 }
 
-bool Matches(const jobs::JobRecord& job, const v1::JobFilter& filter) {
-  for (const auto& [key, value] : filter.labels()) {
-    const auto it = job.spec.labels.find(key);
-    if (it == job.spec.labels.end() || it->second != value) return false;
+// The jobs that the caller may see and that pass the filter.
+absl::StatusOr<jobs::JobQuery> QueryOf(const Call& call, const v1::ListJobsRequest& request) {
+  jobs::JobQuery query;
+  NIBBLE_ASSIGN_OR_RETURN(query.before, ParsePageToken(request.page_token()));
+  for (const int state : request.filter().states()) {
+    if (state == v1::JOB_STATE_UNSPECIFIED) continue;  // as unset
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
+    query.states.push_back(parsed);
   }
-  return !filter.has_base_model() || filter.base_model() == job.spec.base_model;
+  if (const std::string& tenant = call.principal().tenant; !tenant.empty()) query.tenant = tenant;
+  if (request.filter().has_base_model()) query.base_model = request.filter().base_model();
+  if (request.filter().labels_size() > kMaxLabels) {
+    return base::FieldError("filter.labels", base::StrCat("has ", request.filter().labels_size(), " labels, wanted at most ", kMaxLabels));
+  }
+  query.labels.insert(request.filter().labels().begin(), request.filter().labels().end());
+  return query;
 }
 
 }  // namespace
@@ -130,30 +142,23 @@ grpc::ServerUnaryReactor* FineTuneService::ListJobs(grpc::CallbackServerContext*
                                                     v1::ListJobsResponse* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/ListJobs", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
-    NIBBLE_ASSIGN_OR_RETURN(std::int64_t before, ParsePageToken(request->page_token()));
-    std::vector<jobs::JobState> states;
-    for (const int state : request->filter().states()) {
-      if (state == v1::JOB_STATE_UNSPECIFIED) continue;  // as unset
-      NIBBLE_ASSIGN_OR_RETURN(const jobs::JobState parsed, FromProto(static_cast<v1::JobState>(state)));
-      states.push_back(parsed);
-    }
+    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobQuery query, QueryOf(call, *request));
     std::int64_t last = 0;  // of the jobs answered
+    // One more than is shown tells whether a page follows.
+    NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(query, size + 1, call.cancel()));
+    std::int64_t next = page.next;
     PageBytes bytes(edge_.max_page_bytes);
-    while (true) {
-      NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.List(states, before, size));
-      for (const jobs::JobRecord& job : page) {
-        if (!MaySee(call, job) || !Matches(job, request->filter())) continue;
-        v1::Job row = ToProto(job);
-        if (response->jobs_size() == size || !bytes.Take(row.ByteSizeLong())) {  // there is one more: the token leads to it
-          response->set_next_page_token(std::to_string(last));
-          return absl::OkStatus();
-        }
-        *response->add_jobs() = std::move(row);
-        last = job.number;
+    for (const jobs::JobRecord& job : page.jobs) {
+      v1::Job row = ToProto(job);
+      if (response->jobs_size() == size || !bytes.Take(row.ByteSizeLong())) {
+        next = last;
+        break;
       }
-      if (static_cast<std::int64_t>(page.size()) < size) return absl::OkStatus();
-      before = page.back().number;
+      *response->add_jobs() = std::move(row);
+      last = job.number;
     }
+    if (next != 0) response->set_next_page_token(std::to_string(next));
+    return absl::OkStatus();
   });
 }
 
@@ -167,12 +172,13 @@ grpc::ServerUnaryReactor* FineTuneService::DeleteJob(grpc::CallbackServerContext
 
 grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::CallbackServerContext* context,
                                                                   const v1::WatchJobRequest* request) {
-  auto stream = StreamReactor<v1::JobEvent>::Make(edge_, context, "nibble.v1.FineTuneService/WatchJob");
+  auto stream = StreamReactor<v1::JobEvent>::Make(edge_, context, "nibble.v1.FineTuneService/WatchJob", &edge_.watches);
   if (stream->ended()) return stream.get();
-  edge_.workers.Run([this, stream, name = request->name(), after = request->after_sequence()] {
+  const bool taken = edge_.watch_workers.TryRun([this, stream, name = request->name(), after = request->after_sequence()] {
     if (const auto job = Find(jobs_, stream->call(), name); !job.ok()) return stream->End(job.status());
     rpc::WatchJob(stream, jobs_, name, after);
   });
+  if (!taken) stream->End(TooManyWait(edge_.watch_workers));
   return stream.get();
 }
 

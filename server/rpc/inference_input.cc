@@ -124,6 +124,16 @@ absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max
   return absl::OkStatus();
 }
 
+// As training encodes a row: a special token that the text begins with is not added a second time.
+absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens,
+                                                     const model::TextAssets& assets) {
+  NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, assets.tokenizer->EncodeWithSpans(text, add_special_tokens));
+  std::vector<std::int32_t> ids;
+  ids.reserve(encoded.tokens.size());
+  for (const text::TokenSpan& span : encoded.tokens) ids.push_back(span.id);
+  return ids;
+}
+
 // `text`, where it is wanted: with or without the special tokens, as an output has them.
 absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const v1::ChatInput& chat, const model::TextAssets& assets,
                                                      std::string* text, bool include_special_tokens) {
@@ -200,7 +210,7 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& re
   switch (request.input_case()) {
     case v1::GenerateRequest::kText:
       if (text != nullptr) *text = request.text();
-      return assets.tokenizer->Encode(request.text(), /*add_special_tokens=*/true);
+      return EncodeText(request.text(), /*add_special_tokens=*/true, assets);
     case v1::GenerateRequest::kTokenIds: {
       std::vector<std::int32_t> ids(request.token_ids().ids().begin(), request.token_ids().ids().end());
       if (text != nullptr) {
@@ -218,7 +228,7 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& re
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets) {
   switch (request.input_case()) {
     case v1::ScoreRequest::kText:
-      return assets.tokenizer->Encode(request.text(), !request.has_add_special_tokens() || request.add_special_tokens());
+      return EncodeText(request.text(), !request.has_add_special_tokens() || request.add_special_tokens(), assets);
     case v1::ScoreRequest::kTokenIds:
       return std::vector<std::int32_t>(request.token_ids().ids().begin(), request.token_ids().ids().end());
     case v1::ScoreRequest::kChat: return EncodeChat(request.chat(), assets, nullptr, false);

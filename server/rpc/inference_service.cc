@@ -40,7 +40,7 @@ absl::StatusOr<std::shared_ptr<Asked>> Check(Edge& edge, RequestIds& ids, const 
   }
   asked->id = proto.request_id().empty() ? call.request_id() : proto.request_id();
   // Before the load, which may take long: Abort finds the request there too.
-  asked->entry = std::make_unique<RequestIds::Entry>(ids, asked->id, call.cancel());
+  asked->entry = std::make_unique<RequestIds::Entry>(ids, asked->id, OwnerOf(call.principal()), call.cancel());
   asked->deadline = call.DeadlineOr(edge.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked->deadline));
   return asked;
@@ -122,21 +122,21 @@ class StreamSink final : public AnswerSink {
       : AnswerSink(std::move(context)),
         stream_(std::move(stream)),
         cancel_(stream_->call().cancel()),
-        reader_(stream_->call().edge().slow_reader) {}
+        reader_(stream_->call().edge().slow_reader, stream_->call().edge().min_read_rate) {}
 
  private:
   // Of every output a delta, what was held back and a finish may come before the engine asks again, and then the usage.
   bool Ready() override {
-    const std::size_t space = stream_->space();
-    if (stream_->ended() || space > 3 * static_cast<std::size_t>(num_outputs())) {
+    if (stream_->ended() || stream_->caught_up()) {
       reader_.CaughtUp();
       return true;
     }
-    if (reader_.TooSlow(space, stream_->call().edge().clock.Monotonic())) {
+    const bool behind = stream_->space() <= 3 * static_cast<std::size_t>(num_outputs());
+    if (reader_.TooSlow(stream_->taken(), behind, stream_->call().edge().clock.Monotonic())) {
       slow_ = true;
       cancel_.Cancel();
     }
-    return false;
+    return !behind;
   }
   void Emit(v1::GenerateReply& reply) override {
     if (slow_ || stream_->Push(reply) || stream_->ended()) return;
@@ -277,12 +277,12 @@ grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* InferenceService::Abort(grpc::CallbackServerContext* context, const v1::AbortRequest* request,
                                                   v1::AbortResponse* response) {
-  return Unary(edge_, context, "nibble.v1.InferenceService/Abort", [&]() -> absl::Status {
+  return Unary(edge_, context, "nibble.v1.InferenceService/Abort", [&](const Call& call) -> absl::Status {
     if (request->request_ids_size() < 1 || request->request_ids_size() > kMaxAborted) {
       return base::FieldError("request_ids", base::StrCat("has ", request->request_ids_size(), ", wanted 1 to ", kMaxAborted));
     }
     for (const std::string& id : request->request_ids()) {
-      if (ids_.Abort(id)) response->add_aborted_request_ids(id);
+      if (ids_.Abort(call.principal(), id)) response->add_aborted_request_ids(id);
     }
     return absl::OkStatus();
   });

@@ -6,7 +6,8 @@ namespace nibble::rpc {
 
 inline constexpr const char* kServices[] = {"nibble.v1.DatasetService",   "nibble.v1.FineTuneService",
                                             "nibble.v1.ModelService",     "nibble.v1.InferenceService",
-                                            "nibble.v1.ServerService",    "google.longrunning.Operations"};
+                                            "nibble.v1.ServerService",    "nibble.v1.UploadService",
+                                            "google.longrunning.Operations"};
 
 // What answers UNIMPLEMENTED: methods, then fields of requests, with the values where others are taken.
 inline constexpr const char* kUnbuilt[] = {

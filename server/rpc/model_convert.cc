@@ -19,8 +19,10 @@
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
+#include "server/rpc/model_memory.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/operation_files.h"
+#include "server/rpc/operation_mark.h"
 #include "server/rpc/status.h"
 #include "server/store/published_directory.h"
 
@@ -100,6 +102,15 @@ absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::
   return status;
 }
 
+// What the job that made a model evaluated; empty of other models.
+base::Json EvalDataOf(const model::ArtifactInfo& info) { return info.provenance.value("eval_data", base::Json::object()); }
+
+// Tokens of the longest example of an evaluation.
+absl::StatusOr<std::int64_t> EvalSeqLen(const model::ArtifactInfo& info, const model::ModelConfig& config) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len, base::GetInt(EvalDataOf(info), "max_seq_len", "nibble.json", kEvalSeqLen));
+  return std::clamp<std::int64_t>(seq_len, 2, config.context_limit());
+}
+
 }  // namespace
 
 absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) {
@@ -169,11 +180,13 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   // A model of a job is evaluated on the tokens that the job evaluated: its split and its mask.
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored_source, state_.models->Get(request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored_source.info));
-  const base::Json cut = info.provenance.value("eval_data", base::Json::object());
+  const base::Json cut = EvalDataOf(info);
   data::TokeniseOptions tokenise;
-  NIBBLE_ASSIGN_OR_RETURN(tokenise.max_seq_len, base::GetInt(cut, "max_seq_len", "nibble.json", kEvalSeqLen));
-  tokenise.max_seq_len = std::clamp<std::int64_t>(tokenise.max_seq_len, 2, text->config.context_limit());
+  NIBBLE_ASSIGN_OR_RETURN(tokenise.max_seq_len, EvalSeqLen(info, text->config));
   NIBBLE_ASSIGN_OR_RETURN(tokenise.train_on_prompt, base::GetBool(cut, "train_on_prompt", "nibble.json", false));
+  if (cut.contains("add_special_tokens")) {
+    NIBBLE_ASSIGN_OR_RETURN(tokenise.add_special_tokens, base::GetBool(cut, "add_special_tokens", "nibble.json"));
+  }
   const data::Format trained_format = data::ParseFormat(Text(cut, "trained_format")).value_or(format);
   tokenise.overlong = data::OverlongFor(Text(cut, "overlong"), trained_format, format);
   if (tokenise.overlong == data::Overlong::kError) tokenise.overlong.reset();  // the job has judged
@@ -241,6 +254,14 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   scope.Progress("read", 0, 1);
   NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
+  std::optional<EvaluationSize> evaluation;
+  if (!dataset.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len, EvalSeqLen(artifact->info(), artifact->config()));
+    evaluation = EvaluationSize{.dataset_bytes = stored.bytes, .max_seq_len = seq_len};
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const WorkMemory need, ConvertMemory(*artifact, OptionsOf(request), evaluation));
+  NIBBLE_ASSIGN_OR_RETURN(auto turn, AwaitTurn(StrCat("conversion of model ", request.model()), need, scope));
   scope.Progress("quantize", 0, 1);
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport made,
@@ -257,21 +278,19 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
     scope.Progress("record", 0, 1);
     NIBBLE_RETURN_IF_ERROR(AddRecord(source.directory, pending->directory(), made.info));
   }
+  turn.reset();  // what is left to do holds no model
   std::string json;
   if (!google::protobuf::util::MessageToJsonString(report, &json).ok()) return absl::InternalError("the report cannot be written");
   NIBBLE_RETURN_IF_ERROR(
       base::WriteFileAtomically(state_.files, base::JoinPath(pending->directory(), kConversionFile), json));
   scope.Progress("write", 0, 1);
+  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped()).status());
   metrics_.Converted(model::Name(made.info.format), absl::ToDoubleSeconds(clock_.Monotonic() - began));
-  v1::ConvertModelResponse response;
-  NIBBLE_ASSIGN_OR_RETURN(*response.mutable_model(), Describe(request.name(), false));
-  *response.mutable_report() = std::move(report);
-  return Pack(response);
+  return ResponseOf(request.name());
 }
 
 absl::Status ModelLibrary::CheckExport(const v1::ExportModelRequest& request) {
-  DropOld();
   if (request.format() == v1::EXPORT_FORMAT_GGUF) {
     return NotBuilt(StrCat("ExportModelRequest.format ", v1::ExportFormat_Name(request.format())));
   }
@@ -330,8 +349,11 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
     *response.add_files() = file;
     exported->files.push_back(std::move(file));
   }
+  // The operation owns the files from here on: with its request id they go.
+  scope.Hold(exported, options_.kept);
   base::MutexLock lock(mutex_);
-  exports_[response.artifact_id()] = {std::move(exported), clock_.Monotonic() + options_.kept};
+  std::erase_if(exports_, [](const auto& one) { return one.second.expired(); });
+  exports_[response.artifact_id()] = exported;
   return Pack(response);
 }
 
@@ -341,12 +363,16 @@ ModelLibrary::ExportedFiles::~ExportedFiles() {
 }
 
 absl::StatusOr<std::shared_ptr<const ModelLibrary::ExportedFiles>> ModelLibrary::Exported(const std::string& artifact_id) {
-  DropOld();
-  base::MutexLock lock(mutex_);
-  const auto it = exports_.find(artifact_id);
-  if (it != exports_.end()) return it->second.files;
-  return base::WithReason(absl::NotFoundError("artifact_id: there is no such export; one is kept for an hour"), "ARTIFACT",
-                          {{"name", artifact_id.substr(0, 64)}});
+  {
+    base::MutexLock lock(mutex_);
+    const auto it = exports_.find(artifact_id);
+    if (it != exports_.end()) {
+      if (auto files = it->second.lock(); files != nullptr) return files;
+    }
+  }
+  return base::WithReason(absl::NotFoundError("artifact_id: there is no such export; its files are kept for an hour, and go with its "
+                                              "operation or a restart of the server"),
+                          "ARTIFACT", {{"name", artifact_id.substr(0, 64)}});
 }
 
 }  // namespace nibble::rpc

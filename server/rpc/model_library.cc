@@ -13,10 +13,12 @@
 #include "server/model/replay.h"
 #include "server/rpc/import_root.h"
 #include "server/rpc/model_files.h"
+#include "server/rpc/model_memory.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/operation_files.h"
+#include "server/rpc/operation_mark.h"
 #include "server/rpc/status.h"
-#include "server/rpc/time.h"
+#include "server/rpc/uploaded_model.h"
 
 namespace nibble::rpc {
 
@@ -38,10 +40,10 @@ absl::Status OfTheFiles(const absl::Status& status) {
 }  // namespace
 
 ModelLibrary::ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, TextCache& texts,
-                           telemetry::Metrics& metrics, base::Clock& clock, const kernels::Stream& convert_stream,
-                           const kernels::Stream& serve_stream, ModelLibraryOptions options)
-    : state_(state), manager_(manager), texts_(texts), metrics_(metrics), clock_(clock), convert_stream_(convert_stream),
-      serve_stream_(serve_stream), options_(std::move(options)) {}
+                           telemetry::Metrics& metrics, base::Clock& clock, UploadTable& uploads,
+                           const kernels::Stream& convert_stream, const kernels::Stream& serve_stream, ModelLibraryOptions options)
+    : state_(state), manager_(manager), texts_(texts), metrics_(metrics), clock_(clock), uploads_(uploads), convert_stream_(convert_stream),
+      serve_stream_(serve_stream), options_(std::move(options)), admission_(options_.memory) {}
 
 absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool detailed) const {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
@@ -52,38 +54,10 @@ absl::StatusOr<v1::Model> ModelLibrary::Describe(const std::string& name, bool d
 }
 
 absl::StatusOr<std::unique_ptr<store::Upload>> ModelLibrary::BeginUpload() {
-  DropOld();
   return store::Upload::Begin(state_.files, state_.layout, options_.upload_limits);
 }
 
-v1::UploadModelResponse ModelLibrary::KeepUpload(std::unique_ptr<store::Upload> upload) {
-  v1::UploadModelResponse response;
-  response.set_upload_id(base::NewId("upload"));
-  *response.mutable_expire_time() = ToProto(clock_.Now() + options_.kept);
-  base::MutexLock lock(mutex_);
-  uploads_[response.upload_id()] = {std::move(upload), clock_.Monotonic() + options_.kept};
-  return response;
-}
-
-void ModelLibrary::DropOld() {
-  const absl::Duration now = clock_.Monotonic();
-  std::vector<KeptUpload> uploads;  // what removes files goes after the lock
-  std::vector<KeptExport> exports;
-  base::MutexLock lock(mutex_);
-  for (auto it = uploads_.begin(); it != uploads_.end();) {
-    if (it->second.until > now) { ++it; continue; }
-    uploads.push_back(std::move(it->second));
-    it = uploads_.erase(it);
-  }
-  for (auto it = exports_.begin(); it != exports_.end();) {
-    if (it->second.until > now) { ++it; continue; }
-    exports.push_back(std::move(it->second));
-    it = exports_.erase(it);
-  }
-}
-
-absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request) {
-  DropOld();
+absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, const RequestOwner& owner) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
   if (request.dtype() != v1::MODEL_FORMAT_UNSPECIFIED && request.dtype() != v1::MODEL_FORMAT_F32 &&
       request.dtype() != v1::MODEL_FORMAT_BF16) {
@@ -100,14 +74,12 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request) {
     return FieldError("source", "is not set, wanted upload_id or server_path");
   }
   if (request.has_server_path()) return BeneathPath::Open(options_.import_root, request.server_path()).status();
-  base::MutexLock lock(mutex_);
-  if (uploads_.contains(request.upload_id())) return absl::OkStatus();
-  return base::WithReason(absl::NotFoundError("upload_id: there is no such upload; one is kept for an hour, and used once"), "UPLOAD",
-                          {{"name", request.upload_id().substr(0, 64)}});
+  return uploads_.CheckFinished(owner, request.upload_id());
 }
 
-absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request, OperationScope& scope) {
-  std::shared_ptr<store::Upload> upload;
+absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request, const RequestOwner& owner,
+                                                              OperationScope& scope) {
+  std::shared_ptr<UploadContent> upload;
   std::unique_ptr<BeneathPath> beneath;
   std::string source;
   // First: where the name is taken, the disk is full or the base is damaged, the upload stays for another try.
@@ -122,15 +94,8 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     NIBBLE_ASSIGN_OR_RETURN(beneath, BeneathPath::Open(options_.import_root, request.server_path()));
     source = beneath->path();
   } else {
-    base::MutexLock lock(mutex_);
-    const auto it = uploads_.find(request.upload_id());
-    if (it == uploads_.end()) {
-      return base::WithReason(absl::NotFoundError("upload_id: the upload has expired"), "UPLOAD",
-                              {{"name", request.upload_id().substr(0, 64)}});
-    }
-    upload = std::move(it->second.upload);
-    uploads_.erase(it);
-    source = upload->directory();
+    NIBBLE_ASSIGN_OR_RETURN(upload, uploads_.TakeFinished(owner, request.upload_id()));
+    source = static_cast<const UploadedModel&>(*upload).directory();
   }
   if (request.has_base_model()) {
     NIBBLE_RETURN_IF_ERROR(ImportAdapter(request, source, pending->directory(), scope));
@@ -145,11 +110,37 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     if (!report.ok()) return base::About(OfTheFiles(report.status()), request.name());
   }
   scope.Progress("write", 0, 1);
+  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped()).status());
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Model model, Describe(request.name(), false));
+  return ResponseOf(request.name());
+}
+
+absl::StatusOr<google::protobuf::Any> ModelLibrary::ResponseOf(const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(v1::Model model, Describe(name, /*detailed=*/true));
   google::protobuf::Any any;
-  any.PackFrom(model);
+  if (model.origin() == v1::MODEL_ORIGIN_CONVERT) {
+    v1::ConvertModelResponse response;
+    *response.mutable_report() = model.conversion();
+    model.mutable_conversion()->clear_layers();
+    *response.mutable_model() = std::move(model);
+    any.PackFrom(response);
+  } else {
+    any.PackFrom(model);
+  }
   return any;
+}
+
+absl::StatusOr<std::optional<google::protobuf::Any>> ModelLibrary::Recover(const OperationIdentity& operation,
+                                                                          const std::string& model) {
+  const auto stored = state_.models->Get(model);
+  if (absl::IsNotFound(stored.status())) return std::optional<google::protobuf::Any>();
+  NIBBLE_RETURN_IF_ERROR(stored.status());
+  if (!IsMadeBy(*stored, operation)) return std::optional<google::protobuf::Any>();
+  // The server may have been killed before it synced the rename.
+  NIBBLE_RETURN_IF_ERROR(state_.files.SyncDirectory(state_.layout.models()));
+  NIBBLE_ASSIGN_OR_RETURN(google::protobuf::Any response, ResponseOf(model));
+  base::LogInfo("operation recovered", {{"name", operation.name}, {"model", model}});
+  return std::optional<google::protobuf::Any>(std::move(response));
 }
 
 absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
@@ -159,6 +150,10 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config());
   if (!adapter.ok()) return base::About(OfTheFiles(adapter.status()), request.base_model());
   adapter->config.base_model_name_or_path = request.base_model();
+  std::int64_t adapter_bytes = 0;
+  for (const auto& values : adapter->values) adapter_bytes += static_cast<std::int64_t>(values.size() * sizeof(float));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("import of an adapter on model ", request.base_model()),
+                                                     AdapterMemory(*base_model, adapter_bytes), scope));
   if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
@@ -171,13 +166,14 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
 absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, const store::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
-  auto replayed = Replay(stored);
+  auto replayed = Replay(stored, cancelled);
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
   const bool promised = info.determinism() == model::Determinism::kBitwise;
   if (absl::IsDataLoss(replayed.status())) {
     metrics_.ArtifactVerifyFailed();
     return replayed;
   }
+  if (absl::IsCancelled(replayed.status()) || absl::IsResourceExhausted(replayed.status())) return replayed;
   if (!replayed.ok() && !promised) return replayed;  // it never had a record
   // What a reader cannot make sense of may be a file that was altered, and logits can be equal although a file is not (a weight
   // that no token of the record reaches): the manifest knows. Rows that differ are told as such, and the log says which it was.
@@ -191,8 +187,15 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& 
   return replayed;
 }
 
-absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored) {
+absl::StatusOr<WorkAdmission::Turn> ModelLibrary::AwaitTurn(const std::string& what, const WorkMemory& need, OperationScope& scope) {
+  return admission_.Await(what, need, scope.stopped(), [&scope] { scope.Progress("wait", 0, 1); });
+}
+
+absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored, const store::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(state_.files, stored.directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn,
+                          admission_.Await(StrCat("verify of model ", stored.name), ReplayMemory(*artifact, record), cancelled));
   // Read again from the disk: what is verified is what a restart would serve.
   NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(stored.directory, {}, serve_stream_));
   NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(*loaded, record, serve_stream_));
@@ -219,7 +222,6 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::Stored
     return response;
   }
   // Files that fit their manifest may still be of two models: the tensors have digests of their own, and so has the record.
-  NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
   NIBBLE_RETURN_IF_ERROR(artifact->VerifyBytes());
   if (record.weights_digest != loaded->info().weights_digest) {
     return base::WithReason(absl::DataLossError("record.bin was made of other weights"), "ARTIFACT_CORRUPT");

@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -10,10 +11,13 @@
 #include "nibble/v1/model_service.pb.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
+#include "server/base/memory_budget.h"
 #include "server/base/mutex.h"
 #include "server/jobs/job_spec.h"
 #include "server/rpc/operations.h"
 #include "server/rpc/text_cache.h"
+#include "server/rpc/upload_table.h"
+#include "server/rpc/work_admission.h"
 #include "server/serve/model_manager.h"
 #include "server/store/state_directory.h"
 #include "server/telemetry/metrics.h"
@@ -32,8 +36,9 @@ struct ModelLibraryOptions {
   std::string import_root;            // "": no path of the server is taken
   store::UploadLimits upload_limits;  // of a model
   std::uint64_t max_tokenizer_bytes = model::kMaxTokenizerBytes;  // of one that is imported
-  absl::Duration kept = absl::Hours(1);  // uploads and exports
+  absl::Duration kept = absl::Hours(1);  // exports
   std::int64_t max_eval_tokens = 16384;  // of a conversion's losses
+  std::shared_ptr<base::MemoryBudget> memory = base::MemoryBudget::Make(0);  // that served models take theirs of
   // The evaluation set of the job that made a model; "" for none.
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
   // By Checkpoint.name, for a caller of this tenant ("": of all). NotFound (CHECKPOINT).
@@ -44,7 +49,7 @@ struct ModelLibraryOptions {
 class ModelLibrary {
  public:
   ModelLibrary(store::StateDirectory& state, serve::ModelManager& manager, TextCache& texts, telemetry::Metrics& metrics,
-               base::Clock& clock, const kernels::Stream& convert_stream, const kernels::Stream& serve_stream,
+               base::Clock& clock, UploadTable& uploads, const kernels::Stream& convert_stream, const kernels::Stream& serve_stream,
                ModelLibraryOptions options);
 
   store::ModelStore& models() { return *state_.models; }
@@ -52,19 +57,22 @@ class ModelLibrary {
   const ModelLibraryOptions& options() const { return options_; }
   absl::StatusOr<v1::Model> Describe(const std::string& name, bool detailed) const;
 
+  UploadTable& uploads() { return uploads_; }
   absl::StatusOr<std::unique_ptr<store::Upload>> BeginUpload();
-  // Keeps what was uploaded; the id of UploadModelResponse and when it goes.
-  v1::UploadModelResponse KeepUpload(std::unique_ptr<store::Upload> upload);
 
   // Checked before the operation begins: names, fields, existence.
-  absl::Status CheckImport(const v1::ImportModelRequest& request);
+  absl::Status CheckImport(const v1::ImportModelRequest& request, const RequestOwner& owner);
   absl::Status CheckConvert(const v1::ConvertModelRequest& request);
   absl::Status CheckExport(const v1::ExportModelRequest& request);
-  absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, OperationScope& scope);
+  // `owner`: whose uploads are meant.
+  absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const RequestOwner& owner, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Convert(const v1::ConvertModelRequest& request, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Export(const v1::ExportModelRequest& request, OperationScope& scope);
+  // OperationTable::Recover: the response of the import or conversion that made `model`. What an export makes does not outlive the
+  // server.
+  absl::StatusOr<std::optional<google::protobuf::Any>> Recover(const OperationIdentity& operation, const std::string& model);
 
-  // The files of an export. NotFound (ARTIFACT).
+  // The files of an export, as long as its operation keeps them. NotFound (ARTIFACT).
   struct ExportedFiles {
     std::string directory;
     std::vector<v1::FileEntry> files;
@@ -72,25 +80,21 @@ class ModelLibrary {
   };
   absl::StatusOr<std::shared_ptr<const ExportedFiles>> Exported(const std::string& artifact_id);
 
-  // Errors: NotFound (MODEL), FailedPrecondition (NO_RECORD), DataLoss, Cancelled, those of a load.
+  // Waits for other work with whole models (WorkAdmission). Errors: NotFound (MODEL), FailedPrecondition (NO_RECORD), DataLoss,
+  // Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), those of a load.
   absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name, const store::Cancelled& cancelled);
-  // Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), Cancelled, DataLoss
-  // (CHECKPOINT_CORRUPT; of the base ARTIFACT_CORRUPT).
+  // Waits as Verify does. Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), Cancelled,
+  // ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss (CHECKPOINT_CORRUPT; of the base ARTIFACT_CORRUPT).
   absl::StatusOr<v1::Model> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant,
                                               const store::Cancelled& cancelled);
 
  private:
-  struct KeptUpload {
-    std::shared_ptr<store::Upload> upload;
-    absl::Duration until;
-  };
-  struct KeptExport {
-    std::shared_ptr<const ExportedFiles> files;
-    absl::Duration until;
-  };
-  void DropOld();
+  // Of an import or conversion, as the published model tells it.
+  absl::StatusOr<google::protobuf::Any> ResponseOf(const std::string& name);
   // The record of a model against its logits now, and the tensors against their digests.
-  absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored);
+  absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored, const store::Cancelled& cancelled);
+  // The turn of an operation, whose progress says that it waits. `what`: as of WorkAdmission::Await.
+  absl::StatusOr<WorkAdmission::Turn> AwaitTurn(const std::string& what, const WorkMemory& need, OperationScope& scope);
   absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
                              OperationScope& scope);
   absl::Status AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset, const std::string& source,
@@ -103,12 +107,13 @@ class ModelLibrary {
   TextCache& texts_;
   telemetry::Metrics& metrics_;
   base::Clock& clock_;
+  UploadTable& uploads_;
   const kernels::Stream convert_stream_;
   const kernels::Stream serve_stream_;
   const ModelLibraryOptions options_;
+  WorkAdmission admission_;
   base::Mutex mutex_;
-  std::map<std::string, KeptUpload> uploads_ ABSL_GUARDED_BY(mutex_);
-  std::map<std::string, KeptExport> exports_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::weak_ptr<const ExportedFiles>> exports_ ABSL_GUARDED_BY(mutex_);  // their operations own them
 };
 
 }  // namespace nibble::rpc

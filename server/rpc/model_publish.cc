@@ -11,14 +11,32 @@
 #include "server/plan/check_job.h"
 #include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
+#include "server/rpc/model_memory.h"
 #include "server/store/published_directory.h"
 
 namespace nibble::rpc {
+
+namespace {
+
+// Whether `model` was made of this very checkpoint: a client whose answer was lost, as by a restart of the server, asks again.
+bool IsOf(base::FileSystem& files, const store::StoredModel& model, const std::string& checkpoint, const std::string& directory) {
+  const auto info = model::ParseArtifactInfo(model.info);
+  const auto manifest = store::ReadManifest(files, directory);
+  if (!info.ok() || !manifest.ok() || info->source != "checkpoint") return false;
+  const auto says = [&](const char* key) { return base::GetString(info->provenance, key, "nibble.json", "").value_or(""); };
+  return says("checkpoint") == checkpoint && says("checkpoint_digest") == manifest->digest;
+}
+
+}  // namespace
 
 absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,
                                                          const std::string& tenant, const store::Cancelled& cancelled) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
+  if (const auto made = state_.models->Get(request.name());
+      made.ok() && IsOf(state_.files, *made, request.checkpoint(), source.directory)) {
+    return Describe(request.name(), false);
+  }
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, source.spec.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.spec.base_model, "a checkpoint that is being published"));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name(), tenant));
@@ -42,8 +60,14 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
   const base::Json provenance = {{"job_id", source.job_id},       {"base_model", source.spec.base_model},
                                  {"step", source.step},           {"checkpoint", request.checkpoint()},
                                  {"checkpoint_digest", verified->digest}};
+  const bool masters = source.spec.method == jobs::kMethodBitNetQat;
+  // The tensors of an adapter are nearly all of its checkpoint, beside the optimiser's state.
+  const WorkMemory need = masters ? MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
+                                  : AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn,
+                          admission_.Await(base::StrCat("publication of checkpoint ", request.checkpoint()), need, cancelled));
   const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
-    if (source.spec.method == jobs::kMethodBitNetQat) {
+    if (masters) {
       return convert::MakeMasterCheckpointModel(state_.files, *artifact, plan::TrainedConfig(source.spec, artifact->config()),
                                                 static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory, provenance,
                                                 pending->directory());

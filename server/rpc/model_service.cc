@@ -1,6 +1,7 @@
 #include "server/rpc/model_service.h"
 
 #include <optional>
+#include <utility>
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
@@ -21,6 +22,24 @@ template <typename Request>
 std::string DigestOf(Request request) {
   request.clear_request_id();
   return base::Sha256Hex(base::StrCat(request.GetTypeName(), request.SerializeAsString()));
+}
+
+template <typename Request>
+OperationStart StartOf(const Call& call, const Request& request, const std::string& model) {
+  return {.model = model, .owner = OwnerOf(call.principal()), .request_id = request.request_id(), .digest = DigestOf(request)};
+}
+
+// Answers the operation that this request began before, although its name is taken by now; else checks the request and begins it.
+template <typename Check>
+absl::Status Begin(OperationTable& operations, const OperationStart& start, Check check, OperationTable::Body body,
+                   google::longrunning::Operation* response) {
+  NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations.Find(start));
+  if (!known.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(check());
+    NIBBLE_ASSIGN_OR_RETURN(known, operations.Start(start, std::move(body)));
+  }
+  *response = *std::move(known);
+  return absl::OkStatus();
 }
 
 v1::Model Damaged(const store::StoredModel& stored) {
@@ -82,54 +101,42 @@ grpc::ServerUnaryReactor* ModelService::DeleteModel(grpc::CallbackServerContext*
 grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext* context,
                                                     const v1::ImportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call&) -> absl::Status {
-    // A repeated request finds its operation although the name is taken by now.
-    const std::string digest = DigestOf(*request);
-    if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckImport(*request));
-    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->name(), request->request_id(), digest,
-                                                         [this, copy = *request](OperationScope& scope) {
-                                                           return library_.Import(copy, scope);
-                                                         }));
-    return absl::OkStatus();
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call& call) -> absl::Status {
+    const OperationStart start = StartOf(call, *request, request->name());
+    return Begin(operations_, start, [&] { return library_.CheckImport(*request, start.owner); },
+                 [this, copy = *request, owner = start.owner](OperationScope& scope) { return library_.Import(copy, owner, scope); }, response);
   });
 }
 
 grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext* context,
                                                      const v1::ConvertModelRequest* request,
                                                      google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call&) -> absl::Status {
-    const std::string digest = DigestOf(*request);
-    if (!operations_.Knows(request->request_id())) {
-      NIBBLE_RETURN_IF_ERROR(base::About(library_.CheckConvert(*request), request->model()));
-    }
-    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->name(), request->request_id(), digest,
-                                                         [this, copy = *request](OperationScope& scope) {
-                                                           auto made = library_.Convert(copy, scope);
-                                                           return made.ok() ? made : base::About(made.status(), copy.model());
-                                                         }));
-    return absl::OkStatus();
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ConvertModel", [=, this](const Call& call) -> absl::Status {
+    const auto convert = [this, copy = *request](OperationScope& scope) {
+      auto made = library_.Convert(copy, scope);
+      return made.ok() ? made : base::About(made.status(), copy.model());
+    };
+    return Begin(operations_, StartOf(call, *request, request->name()),
+                 [&] { return base::About(library_.CheckConvert(*request), request->model()); }, convert, response);
   });
 }
 
 grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext* context,
                                                     const v1::ExportModelRequest* request,
                                                     google::longrunning::Operation* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call&) -> absl::Status {
-    const std::string digest = DigestOf(*request);
-    if (!operations_.Knows(request->request_id())) NIBBLE_RETURN_IF_ERROR(library_.CheckExport(*request));
-    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Start(request->model(), request->request_id(), digest,
-                                                         [this, copy = *request](OperationScope& scope) {
-                                                           return library_.Export(copy, scope);
-                                                         }));
-    return absl::OkStatus();
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
+    return Begin(operations_, StartOf(call, *request, request->model()), [&] { return library_.CheckExport(*request); },
+                 [this, copy = *request](OperationScope& scope) { return library_.Export(copy, scope); }, response);
   });
 }
 
 grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadArtifact(
     grpc::CallbackServerContext* context, const v1::DownloadArtifactRequest* request) {
-  auto stream = StreamReactor<v1::DownloadArtifactResponse>::Make(edge_, context, "nibble.v1.ModelService/DownloadArtifact");
+  auto stream =
+      StreamReactor<v1::DownloadArtifactResponse>::Make(edge_, context, "nibble.v1.ModelService/DownloadArtifact", &edge_.downloads);
   if (stream->ended()) return stream.get();
-  edge_.workers.Run([this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
+  const bool taken = edge_.workers.TryRun([this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
+  if (!taken) stream->End(TooManyWait(edge_.workers));
   return stream.get();
 }
 

@@ -1,5 +1,9 @@
 #include "server/rpc/model_transfer.h"
 
+#include <grpcpp/alarm.h>
+
+#include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <optional>
 #include <utility>
@@ -8,6 +12,10 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/rpc/time.h"
+#include "server/rpc/tracked_upload.h"
+#include "server/rpc/uploaded_model.h"
+#include "server/rpc/slow_reader.h"
 
 namespace nibble::rpc {
 
@@ -16,91 +24,59 @@ using base::StrCat;
 
 namespace {
 
-class ModelUpload final : public UploadSink<v1::UploadModelRequest> {
+class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::UploadModelHeader, UploadedModel> {
  public:
   ModelUpload(const Edge& edge, ModelLibrary& library, v1::UploadModelResponse* response)
-      : max_chunk_bytes_(edge.max_chunk_bytes), library_(library), response_(response) {}
-
-  absl::StatusOr<bool> Take(const v1::UploadModelRequest& message) override {
-    switch (message.message_case()) {
-      case v1::UploadModelRequest::kHeader: return TakeHeader(message.header());
-      case v1::UploadModelRequest::kFile: return TakeFile(message.file());
-      case v1::UploadModelRequest::kChunk: return TakeChunk(message.chunk());
-      case v1::UploadModelRequest::kFinish: return TakeFinish(message.finish());
-      default: return FieldError("message", "is not set, wanted header, file, chunk or finish");
-    }
-  }
+      : TrackedUpload(library.uploads(), UploadKind::kModel),
+        max_chunk_bytes_(edge.max_chunk_bytes),
+        library_(library),
+        response_(response) {}
 
  private:
-  absl::StatusOr<bool> TakeHeader(const v1::UploadModelHeader& header) {
-    if (upload_ != nullptr) return FieldError("header", "came twice");
+  absl::Status TakeHeader(const v1::UploadModelHeader& header) override {
     if (header.size_bytes() < 0) return FieldError("header.size_bytes", StrCat("is ", header.size_bytes(), ", wanted 0 or more"));
     const auto limit = static_cast<std::int64_t>(library_.options().upload_limits.max_total_bytes);
     if (header.has_size_bytes() && header.size_bytes() > limit) {
       return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", header.size_bytes(), ", the limit is ", limit)),
                               "MODEL_TOO_LARGE", {{"max_bytes", std::to_string(limit)}});
     }
-    NIBBLE_ASSIGN_OR_RETURN(upload_, library_.BeginUpload());
-    return false;
+    return Open(header, header.size_bytes());
   }
-  absl::StatusOr<bool> TakeFile(const v1::FileEntry& file) {
-    if (upload_ == nullptr) return FieldError("header", "is missing, wanted it first");
-    NIBBLE_RETURN_IF_ERROR(EndFile());
-    if (file.size_bytes() < 0) return FieldError("file.size_bytes", StrCat("is ", file.size_bytes(), ", wanted 0 or more"));
-    if (!file.sha256().empty()) return FieldError("file.sha256", "is set, wanted empty: the digest comes with finish");
-    NIBBLE_RETURN_IF_ERROR(upload_->BeginFile(file.path()));
-    file_ = file;
-    file_digest_ = base::Sha256();
-    received_ = 0;
-    return false;
+  absl::StatusOr<std::unique_ptr<UploadContent>> MakeContent(const v1::UploadModelHeader&) override {
+    NIBBLE_ASSIGN_OR_RETURN(auto upload, library_.BeginUpload());
+    return std::unique_ptr<UploadContent>(std::make_unique<UploadedModel>(std::move(upload)));
   }
-  absl::StatusOr<bool> TakeChunk(const std::string& chunk) {
-    if (!file_.has_value()) return FieldError("chunk", "came before a file");
+  absl::StatusOr<bool> TakeNext(const v1::UploadModelRequest& message, UploadedModel& model) override {
+    switch (message.message_case()) {
+      case v1::UploadModelRequest::kFile: NIBBLE_RETURN_IF_ERROR(model.BeginFile(message.file())); return false;
+      case v1::UploadModelRequest::kChunk: return TakeChunk(message.chunk(), model);
+      case v1::UploadModelRequest::kFinish: return TakeFinish(message.finish(), model);
+      default: return FieldError("message", "is not set, wanted header, file, chunk or finish");
+    }
+  }
+  absl::StatusOr<bool> TakeChunk(const std::string& chunk, UploadedModel& model) {
     if (chunk.empty() || chunk.size() > max_chunk_bytes_) {
       return FieldError("chunk", StrCat("has ", chunk.size(), " bytes, wanted 1 to ", max_chunk_bytes_));
     }
-    received_ += static_cast<std::int64_t>(chunk.size());
-    if (received_ > file_->size_bytes()) {
-      return FieldError("file.size_bytes", StrCat(file_->path(), " has more than the ", file_->size_bytes(), " bytes announced"));
-    }
-    NIBBLE_RETURN_IF_ERROR(upload_->Append(chunk));
-    digest_.Update(chunk);
-    file_digest_.Update(chunk);
+    NIBBLE_RETURN_IF_ERROR(model.Append(chunk, stream()));
     return false;
   }
-  absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish) {
-    if (upload_ == nullptr) return FieldError("header", "is missing, wanted it first");
-    NIBBLE_RETURN_IF_ERROR(EndFile());
-    if (files_.empty()) return FieldError("file", "is missing, wanted at least one file");
-    if (const std::string digest = digest_.HexDigest(); finish.sha256() != digest) {
-      return FieldError("finish.sha256", StrCat("is ", finish.sha256().substr(0, 64), ", the chunks that arrived have ", digest));
-    }
-    *response_ = library_.KeepUpload(std::move(upload_));
-    for (v1::FileEntry& file : files_) *response_->add_files() = std::move(file);
+  absl::StatusOr<bool> TakeFinish(const v1::UploadFinish& finish, UploadedModel& model) {
+    NIBBLE_RETURN_IF_ERROR(model.Finish(finish.sha256()));
+    response_->set_upload_id(stream().id());
+    for (const v1::FileEntry& file : model.files()) *response_->add_files() = file;
+    *response_->mutable_expire_time() = ToProto(stream().Finish());
     return true;
-  }
-  absl::Status EndFile() {
-    if (!file_.has_value()) return absl::OkStatus();
-    if (received_ != file_->size_bytes()) {
-      return FieldError("file.size_bytes", StrCat(file_->path(), " has ", received_, " bytes, announced ", file_->size_bytes()));
-    }
-    file_->set_sha256(file_digest_.HexDigest());
-    NIBBLE_RETURN_IF_ERROR(upload_->FinishFile(file_->sha256()));
-    files_.push_back(*std::move(file_));
-    file_.reset();
-    return absl::OkStatus();
   }
 
   const std::size_t max_chunk_bytes_;
   ModelLibrary& library_;
   v1::UploadModelResponse* const response_;
-  std::unique_ptr<store::Upload> upload_;
-  std::optional<v1::FileEntry> file_;  // that is open
-  std::vector<v1::FileEntry> files_;
-  std::int64_t received_ = 0;
-  base::Sha256 file_digest_;
-  base::Sha256 digest_;
 };
+
+constexpr std::int64_t kChunkBytes = 256 << 10;
+constexpr std::size_t kChunksAhead = 16;
+constexpr double kSlowestChunks = 0;  // a second: one chunk in slow_reader is enough, by default 9 kB/s
 
 // One download: as many chunks as there is room for, then it waits to be called again.
 class Download : public std::enable_shared_from_this<Download> {
@@ -108,21 +84,38 @@ class Download : public std::enable_shared_from_this<Download> {
   using Stream = StreamReactor<v1::DownloadArtifactResponse>;
   Download(std::shared_ptr<Stream> stream, std::shared_ptr<const ModelLibrary::ExportedFiles> exported,
            std::vector<v1::FileEntry> files)
-      : stream_(std::move(stream)), exported_(std::move(exported)), files_(std::move(files)) {}
+      : stream_(std::move(stream)),
+        exported_(std::move(exported)),
+        files_(std::move(files)),
+        reader_(stream_->call().edge().slow_reader, kSlowestChunks) {}
 
   void Begin() {
     auto pump = std::make_shared<Pump>(stream_->call().edge().workers, [self = shared_from_this()] { self->Fill(); });
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
+    Watch();
   }
 
  private:
+  // Whether the client still takes chunks is looked at several times in slow_reader: nothing else happens while it does not.
+  void Watch() {
+    const Edge& edge = stream_->call().edge();
+    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(edge.slow_reader / 4), [weak = weak_from_this()](bool passed) {
+      const auto self = weak.lock();
+      if (!passed || self == nullptr || self->stream_->ended()) return;
+      if (self->stream_->caught_up()) self->reader_.CaughtUp();  // it waits for us
+      if (self->reader_.TooSlow(self->stream_->taken(), !self->stream_->caught_up(), self->stream_->call().edge().clock.Monotonic())) {
+        self->stream_->Abort(base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER"));
+      } else {
+        self->Watch();
+      }
+    });
+  }
   void Fill() {
     if (absl::Status status = TryFill(); !status.ok()) stream_->End(std::move(status));
   }
   absl::Status TryFill() {
-    // A few chunks of 1 MiB ahead are enough.
-    for (std::size_t i = 0; i < 4 && stream_->space() > 0; ++i) {
+    for (std::size_t i = 0; i < kChunksAhead && stream_->space() > 0; ++i) {
       v1::DownloadArtifactResponse message;
       NIBBLE_ASSIGN_OR_RETURN(const bool more, Next(message));
       if (!stream_->Push(message)) return absl::OkStatus();
@@ -148,7 +141,7 @@ class Download : public std::enable_shared_from_this<Download> {
       return true;
     }
     std::string& chunk = *message.mutable_chunk();
-    chunk.resize(static_cast<std::size_t>(std::min<std::int64_t>(left_, 1 << 20)));
+    chunk.resize(static_cast<std::size_t>(std::min(left_, kChunkBytes)));
     if (!file_.read(chunk.data(), static_cast<std::streamsize>(chunk.size()))) {
       return absl::DataLossError(StrCat(files_[next_file_ - 1].path(), " is shorter than it was"));
     }
@@ -166,6 +159,8 @@ class Download : public std::enable_shared_from_this<Download> {
   std::ifstream file_;
   std::int64_t left_ = 0;
   base::Sha256 digest_;
+  SlowReader reader_;  // of the timer
+  grpc::Alarm timer_;
 };
 
 }  // namespace

@@ -34,16 +34,22 @@ constexpr absl::Duration kLongestRetry = absl::Hours(1);
 struct OperationTable::Entry {
   longrunning::Operation operation;  // by the table's mutex_
   v1::ModelOperationMetadata metadata;  // by the table's mutex_
-  std::string request_id;
+  RequestOwner owner;
+  std::string request_id;  // by the table's mutex_; goes with `held`
   std::string request_digest;
   absl::Time ended;  // by the table's mutex_
+  bool holds = false;                // by the table's mutex_; the response names files
+  std::shared_ptr<const void> held;  // by the table's mutex_; those files
+  absl::Duration kept;               // by the table's mutex_; how long after the end
+  absl::Duration held_until;         // by the table's mutex_; monotonic
   base::CancelToken cancel;
   std::map<std::uint64_t, Done> waiting;  // by the table's mutex_
 };
 
 class OperationTable::Scope : public OperationScope {
  public:
-  Scope(OperationTable& table, Entry& entry, absl::Duration until) : table_(table), entry_(entry), until_(until) {}
+  Scope(OperationTable& table, Entry& entry, std::string name, absl::Duration until)
+      : table_(table), entry_(entry), name_(std::move(name)), until_(until) {}
   void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
     base::MutexLock lock(table_.mutex_);
     entry_.metadata.set_stage(stage);
@@ -52,11 +58,18 @@ class OperationTable::Scope : public OperationScope {
     entry_.operation.mutable_metadata()->PackFrom(entry_.metadata);
   }
   bool cancelled() const override { return entry_.cancel.cancelled() || late(); }
+  OperationIdentity identity() const override { return {name_, entry_.request_digest}; }
+  void Hold(std::shared_ptr<const void> handle, absl::Duration kept) override {
+    base::MutexLock lock(table_.mutex_);
+    entry_.held.swap(handle);  // what was held before goes after the lock
+    entry_.kept = kept;
+  }
   bool late() const { return table_.clock_.Monotonic() >= until_; }
 
  private:
   OperationTable& table_;
   Entry& entry_;
+  const std::string name_;
   const absl::Duration until_;  // monotonic
 };
 
@@ -69,14 +82,33 @@ OperationTable::~OperationTable() {
 }
 
 absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileSystem& files, base::Clock& clock,
-                                                                     const std::string& directory, absl::Duration deadline) {
+                                                                     const std::string& directory, absl::Duration deadline,
+                                                                     const Recover& recover) {
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
   std::unique_ptr<OperationTable> table(new OperationTable(files, clock, directory, deadline));
-  NIBBLE_RETURN_IF_ERROR(table->Load());
+  NIBBLE_RETURN_IF_ERROR(table->Load(recover));
   return table;
 }
 
-absl::Status OperationTable::Load() {
+// What is on the disk decides: the model is published by one rename, which may have been the last that the server did.
+void OperationTable::EndAfterRestart(Entry& entry, const Recover& recover) {
+  const std::string& model = entry.metadata.model();
+  absl::StatusOr<std::optional<google::protobuf::Any>> made = std::optional<google::protobuf::Any>();
+  if (recover) made = recover({entry.operation.name(), entry.request_digest}, model);
+  entry.operation.set_done(true);
+  entry.ended = clock_.Now();
+  if (made.ok() && made->has_value()) {
+    *entry.operation.mutable_response() = **std::move(made);
+  } else {
+    const std::string what = made.ok() ? "nothing was made"
+                                       : base::StrCat("cannot determine whether it had made ", model, ": ", made.status().message());
+    *entry.operation.mutable_error() = ToRpcStatus(
+        base::WithReason(absl::AbortedError(base::StrCat("the server was stopped while the operation ran; ", what)), "SERVER_RESTARTED"));
+  }
+  Save(entry);
+}
+
+absl::Status OperationTable::Load(const Recover& recover) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files_.List(directory_));
   base::MutexLock lock(mutex_);
   for (const std::string& file : names) {
@@ -93,6 +125,10 @@ absl::Status OperationTable::Load() {
       if (good) {
         entry->request_id = base::GetString(*json, "request_id", file, "").value_or("");
         entry->request_digest = base::GetString(*json, "request_digest", file, "").value_or("");
+        entry->owner.tenant = base::GetString(*json, "tenant", file, "").value_or("");
+        entry->owner.name = base::GetString(*json, "principal", file, kNobody).value_or(kNobody);
+        // The files went with the start, which empties uploads/: the id goes too.
+        if (base::GetBool(*json, "holds_files", file, false).value_or(false)) entry->request_id.clear();
         entry->ended = absl::FromUnixSeconds(*ended);
         entry->operation.metadata().UnpackTo(&entry->metadata);
       }
@@ -101,13 +137,7 @@ absl::Status OperationTable::Load() {
       NIBBLE_RETURN_IF_ERROR(files_.RemoveAll(path));
       continue;
     }
-    if (!entry->operation.done()) {
-      entry->operation.set_done(true);
-      *entry->operation.mutable_error() = ToRpcStatus(
-          base::WithReason(absl::AbortedError("the server was stopped while the operation ran; nothing was made"), "SERVER_RESTARTED"));
-      entry->ended = clock_.Now();
-      Save(*entry);
-    }
+    if (!entry->operation.done()) EndAfterRestart(*entry, recover);
     entries_[entry->operation.name()] = std::move(entry);
   }
   return absl::OkStatus();
@@ -118,38 +148,79 @@ void OperationTable::Save(const Entry& entry) {
   base::Json json = base::Json::object();
   json["request_id"] = entry.request_id;
   json["request_digest"] = entry.request_digest;
+  json["tenant"] = entry.owner.tenant;
+  json["principal"] = entry.owner.name;
+  json["holds_files"] = entry.holds;
   json["ended_unix_s"] = entry.operation.done() ? absl::ToUnixSeconds(entry.ended) : 0;
   json["operation"] = absl::BytesToHexString(entry.operation.SerializeAsString());
-  const std::string path = base::JoinPath(directory_, entry.operation.name().substr(sizeof kPrefix - 1) + ".json");
-  const absl::Status status = base::WriteFileAtomically(files_, path, base::Dump(json));
+  const absl::Status status = base::WriteFileAtomically(files_, PathOf(entry.operation.name()), base::Dump(json));
   if (!status.ok()) base::LogWarning("operation not saved", {{"name", entry.operation.name()}, {"error", status.ToString()}});
 }
 
-absl::StatusOr<longrunning::Operation> OperationTable::Start(const std::string& model, const std::string& request_id,
-                                                             const std::string& request_digest, Body body) {
-  NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(request_id));
-  auto entry = std::make_shared<Entry>();
-  base::MutexLock lock(mutex_);
+std::string OperationTable::PathOf(const std::string& name) const {
+  return base::JoinPath(directory_, name.substr(sizeof kPrefix - 1) + ".json");
+}
+
+std::vector<std::shared_ptr<const void>> OperationTable::TakeOld() {
+  std::vector<std::shared_ptr<const void>> dropped;
   for (auto it = entries_.begin(); it != entries_.end();) {
-    const Entry& old = *it->second;
-    if (!request_id.empty() && old.request_id == request_id) {
-      if (old.request_digest == request_digest) return old.operation;
-      return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT",
-                              {{"kind", "operation"}, {"name", it->first}});
-    }
-    if (old.operation.done() && clock_.Now() - old.ended > kKept) {
-      if (!files_.RemoveAll(base::JoinPath(directory_, it->first.substr(sizeof kPrefix - 1) + ".json")).ok()) {
-        base::LogWarning("old operation not removed", {{"name", it->first}});
-      }
+    Entry& entry = *it->second;
+    const bool done = entry.operation.done();
+    if (done && clock_.Now() - entry.ended > kKept) {
+      if (!files_.RemoveAll(PathOf(it->first)).ok()) base::LogWarning("old operation not removed", {{"name", it->first}});
+      dropped.push_back(std::move(entry.held));
       it = entries_.erase(it);
-    } else {
-      ++it;
+      continue;
     }
+    if (done && entry.held != nullptr && clock_.Monotonic() >= entry.held_until) {
+      dropped.push_back(std::exchange(entry.held, nullptr));
+      entry.request_id.clear();
+      Save(entry);
+    }
+    ++it;
   }
+  return dropped;
+}
+
+void OperationTable::DropOld() {
+  std::vector<std::shared_ptr<const void>> dropped;  // after the lock
+  base::MutexLock lock(mutex_);
+  dropped = TakeOld();
+}
+
+absl::StatusOr<const OperationTable::Entry*> OperationTable::FindEntry(const OperationStart& start) const {
+  if (start.request_id.empty()) return nullptr;
+  for (const auto& [name, entry] : entries_) {
+    if (entry->request_id != start.request_id || entry->owner != start.owner) continue;
+    if (entry->request_digest == start.digest) return entry.get();
+    return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT",
+                            {{"kind", "operation"}, {"name", name}});
+  }
+  return nullptr;
+}
+
+absl::StatusOr<std::optional<longrunning::Operation>> OperationTable::Find(const OperationStart& start) {
+  std::vector<std::shared_ptr<const void>> dropped;  // after the lock
+  base::MutexLock lock(mutex_);
+  dropped = TakeOld();
+  NIBBLE_ASSIGN_OR_RETURN(const Entry* const entry, FindEntry(start));
+  if (entry == nullptr) return std::optional<longrunning::Operation>();
+  return entry->operation;
+}
+
+absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStart& start, Body body) {
+  NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(start.request_id));
+  auto entry = std::make_shared<Entry>();
+  std::vector<std::shared_ptr<const void>> dropped;  // after the lock
+  base::MutexLock lock(mutex_);
+  dropped = TakeOld();
+  NIBBLE_ASSIGN_OR_RETURN(const Entry* const known, FindEntry(start));
+  if (known != nullptr) return known->operation;
   entry->operation.set_name(kPrefix + base::NewId("op"));
-  entry->request_id = request_id;
-  entry->request_digest = request_digest;
-  entry->metadata.set_model(model);
+  entry->owner = start.owner;
+  entry->request_id = start.request_id;
+  entry->request_digest = start.digest;
+  entry->metadata.set_model(start.model);
   entry->metadata.set_stage("queue");
   *entry->metadata.mutable_create_time() = ToProto(clock_.Now());
   entry->operation.mutable_metadata()->PackFrom(entry->metadata);
@@ -171,11 +242,13 @@ absl::Duration OperationTable::UntilNextEnd() const {
 
 void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) {
   const absl::Duration began = clock_.Monotonic();
+  std::string name;
   {
     base::MutexLock lock(mutex_);
     running_since_ = began;
+    name = entry->operation.name();
   }
-  Scope scope(*this, *entry, began + deadline_);
+  Scope scope(*this, *entry, name, began + deadline_);
   absl::StatusOr<google::protobuf::Any> result =
       entry->cancel.cancelled() ? absl::StatusOr<google::protobuf::Any>(absl::CancelledError("cancelled before it began"))
                                 : body(scope);
@@ -186,6 +259,7 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
   const absl::Status status = result.status();
   std::map<std::uint64_t, Done> waiting;
   longrunning::Operation operation;
+  std::shared_ptr<const void> dropped;  // after the lock
   {
     base::MutexLock lock(mutex_);
     running_since_.reset();
@@ -193,7 +267,10 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
     mean_run_ = mean_run_ == absl::ZeroDuration() ? run : mean_run_ * 0.8 + run * 0.2;  // the last few count most
     if (status.ok()) {
       *entry->operation.mutable_response() = *std::move(result);
+      entry->holds = entry->held != nullptr;
+      entry->held_until = clock_.Monotonic() + entry->kept;
     } else {
+      dropped.swap(entry->held);
       *entry->operation.mutable_error() = ToRpcStatus(status);
     }
     entry->operation.set_done(true);
@@ -202,20 +279,12 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
     waiting.swap(entry->waiting);
     operation = entry->operation;
   }
+  dropped.reset();  // before anyone hears of the end
   base::LogInfo("operation ended", {{"name", operation.name()},
                                     {"model", entry->metadata.model()},
                                     {"code", CodeName(status.code())},
                                     {"error", std::string(status.message())}});
   for (auto& [handle, done] : waiting) done(operation);
-}
-
-bool OperationTable::Knows(const std::string& request_id) const {
-  if (request_id.empty()) return false;
-  base::MutexLock lock(mutex_);
-  for (const auto& [name, entry] : entries_) {
-    if (entry->request_id == request_id) return true;
-  }
-  return false;
 }
 
 absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name) const {
@@ -243,13 +312,17 @@ absl::Status OperationTable::Cancel(const std::string& name) {
 }
 
 absl::Status OperationTable::Delete(const std::string& name) {
-  NIBBLE_ASSIGN_OR_RETURN(const longrunning::Operation operation, Get(name));
-  if (!operation.done()) {
+  NIBBLE_RETURN_IF_ERROR(Get(name).status());
+  std::shared_ptr<const void> dropped;  // after the lock; the thread that ran the operation may still hold its entry
+  base::MutexLock lock(mutex_);
+  const auto it = entries_.find(name);
+  if (it == entries_.end()) return absl::OkStatus();  // deleted meanwhile
+  if (!it->second->operation.done()) {
     return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE", {{"name", name}});
   }
-  base::MutexLock lock(mutex_);
-  entries_.erase(name);
-  return files_.RemoveAll(base::JoinPath(directory_, name.substr(sizeof kPrefix - 1) + ".json"));
+  dropped.swap(it->second->held);
+  entries_.erase(it);
+  return files_.RemoveAll(PathOf(name));
 }
 
 absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Done done) {

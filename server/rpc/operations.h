@@ -16,9 +16,16 @@
 #include "server/base/clock.h"
 #include "server/base/files.h"
 #include "server/base/mutex.h"
+#include "server/rpc/request_owner.h"
 #include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
+
+// Stands in what an operation makes. No two operations of a server have the same.
+struct OperationIdentity {
+  std::string name;    // "operations/op-..."
+  std::string digest;  // of its request
+};
 
 // What a running operation sees. Thread-safe.
 class OperationScope {
@@ -26,37 +33,58 @@ class OperationScope {
   virtual ~OperationScope() = default;
   virtual void Progress(const std::string& stage, std::int64_t done, std::int64_t total) = 0;
   virtual bool cancelled() const = 0;
+  virtual OperationIdentity identity() const = 0;
+  // The response names files that `handle` owns. They are kept for `kept` after the operation's end, and go sooner with the
+  // operation itself; its request id goes with them, so that a repeated request makes them anew.
+  virtual void Hold(std::shared_ptr<const void> handle, absl::Duration kept) = 0;
   // The same for what asks by itself; used while the scope lives.
   std::function<bool()> stopped() const {
     return [this] { return cancelled(); };
   }
 };
 
-// Each operation has a file in `directory`, so that one that ended is answered after a restart too, and one that a restart cut
-// is told as ABORTED. Those that ended more than a day ago are dropped. Thread-safe.
+// What an operation is begun with.
+struct OperationStart {
+  std::string model = {};       // that is made or exported
+  RequestOwner owner = {};      // whose request_id it is
+  std::string request_id = {};  // "": the operation cannot be found by it
+  std::string digest = {};      // of the request without its id
+};
+
+// Each operation has a file in `directory`, so that it can be asked for after a restart too. An operation that a restart cut
+// off ends as done where what it made is there, else as ABORTED. Operations are forgotten a day after their end. Thread-safe.
 class OperationTable {
  public:
   // The message that the operation's response holds, or why there is none; Cancelled once it has seen scope.cancelled().
   using Body = std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)>;
   using Done = std::function<void(const google::longrunning::Operation&)>;
+  // The response of an operation that made `model` before the server was killed; nothing where it had not made it yet. Errors: it
+  // cannot be determined.
+  using Recover = std::function<absl::StatusOr<std::optional<google::protobuf::Any>>(const OperationIdentity& operation,
+                                                                                    const std::string& model)>;
 
-  // `deadline`: of each, from its beginning. One that is still running then is cancelled, and ends as DeadlineExceeded.
+  // `deadline`: of each, from its beginning. One that is still running then is cancelled, and ends as DeadlineExceeded. `recover`
+  // is asked here, of each operation that had not ended; empty: none had made anything.
   static absl::StatusOr<std::unique_ptr<OperationTable>> Open(base::FileSystem& files, base::Clock& clock,
                                                               const std::string& directory,
-                                                              absl::Duration deadline = absl::InfiniteDuration());
+                                                              absl::Duration deadline = absl::InfiniteDuration(),
+                                                              const Recover& recover = {});
   // Cancels what runs and waits for it.
   ~OperationTable();
 
-  // Runs `body` after those before it, one at a time. The same request_id with the same digest answers the operation that it
-  // began; with another, AlreadyExists (IDEMPOTENCY_CONFLICT). ResourceExhausted (QUEUE_FULL).
-  absl::StatusOr<google::longrunning::Operation> Start(const std::string& model, const std::string& request_id,
-                                                       const std::string& request_digest, Body body);
-  // Whether an operation was begun with this id.
-  bool Knows(const std::string& request_id) const;
+  // The operation that this owner began with this request_id; nothing when there is none. Errors: AlreadyExists
+  // (IDEMPOTENCY_CONFLICT) when its digest was another.
+  absl::StatusOr<std::optional<google::longrunning::Operation>> Find(const OperationStart& start);
+  // Runs `body` after those before it, one at a time; or answers as Find. Errors: InvalidArgument (FIELD_VIOLATION), those of
+  // Find, ResourceExhausted (QUEUE_FULL).
+  absl::StatusOr<google::longrunning::Operation> Start(const OperationStart& start, Body body);
   absl::StatusOr<google::longrunning::Operation> Get(const std::string& name) const;  // NotFound (OPERATION)
   std::vector<google::longrunning::Operation> List() const;                           // by name
   absl::Status Cancel(const std::string& name);  // best effort; fine when it has ended
-  absl::Status Delete(const std::string& name);  // one that has ended: FailedPrecondition (ILLEGAL_STATE) otherwise
+  // Of an operation that has ended, with the files that it holds. FailedPrecondition (ILLEGAL_STATE) while it runs.
+  absl::Status Delete(const std::string& name);
+  // Forgets the operations that ended a day ago, and the files whose time has passed.
+  void DropOld();
   // Calls `done` when it has ended: at once where it has, else from the thread that ends it. The handle given back takes the
   // wish back; 0: it was called already.
   absl::StatusOr<std::uint64_t> OnEnd(const std::string& name, Done done);
@@ -68,9 +96,14 @@ class OperationTable {
   struct Entry;
   class Scope;
   OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline);
-  absl::Status Load();
+  absl::Status Load(const Recover& recover);
+  void EndAfterRestart(Entry& entry, const Recover& recover) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Save(const Entry& entry);
   void Run(const std::shared_ptr<Entry>& entry, const Body& body);
+  std::string PathOf(const std::string& name) const;
+  // The handles are to be dropped after the lock: they remove files.
+  std::vector<std::shared_ptr<const void>> TakeOld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<const Entry*> FindEntry(const OperationStart& start) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration UntilNextEnd() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::FileSystem& files_;

@@ -5,9 +5,9 @@
 
 namespace nibble::rpc {
 
-RequestIds::Entry::Entry(RequestIds& owner, const std::string& id, base::CancelToken cancel) : owner_(owner) {
+RequestIds::Entry::Entry(RequestIds& owner, const std::string& id, RequestOwner whose, base::CancelToken cancel) : owner_(owner) {
   base::MutexLock lock(owner_.mutex_);
-  at_ = owner_.running_.emplace(id, Running{std::move(cancel), {}});
+  at_ = owner_.running_.emplace(id, Running{std::move(whose), std::move(cancel), {}});
 }
 
 RequestIds::Entry::~Entry() {
@@ -20,13 +20,16 @@ void RequestIds::Entry::OnAbort(std::function<void()> callback) {
   at_->second.on_abort = std::move(callback);
 }
 
-bool RequestIds::Abort(const std::string& id) {
+bool RequestIds::Abort(const Principal& caller, const std::string& id) {
+  const bool all = SeesAll(caller);
+  const RequestOwner own = OwnerOf(caller);
   std::vector<std::function<void()>> callbacks;  // called after the lock: they drop entries
   bool found = false;
   {
     base::MutexLock lock(mutex_);
     const auto [begin, end] = running_.equal_range(id);
     for (auto it = begin; it != end; ++it) {
+      if (!all && it->second.whose != own) continue;
       found = true;
       it->second.cancel.Cancel();
       if (it->second.on_abort) callbacks.push_back(std::exchange(it->second.on_abort, {}));

@@ -8,12 +8,14 @@
 
 #include "server/base/cancel_token.h"
 #include "server/base/mutex.h"
+#include "server/rpc/request_owner.h"
 
 namespace nibble::rpc {
 
-// Several requests may share an id: they are ended together. Thread-safe.
+// Several requests of one owner may share an id: they are ended together. Thread-safe.
 class RequestIds {
   struct Running {
+    RequestOwner whose;
     base::CancelToken cancel;
     std::function<void()> on_abort;
   };
@@ -22,7 +24,7 @@ class RequestIds {
   // One request, until it is dropped.
   class Entry {
    public:
-    Entry(RequestIds& owner, const std::string& id, base::CancelToken cancel);
+    Entry(RequestIds& owner, const std::string& id, RequestOwner whose, base::CancelToken cancel);
     ~Entry();
     Entry(const Entry&) = delete;
     Entry& operator=(const Entry&) = delete;
@@ -36,8 +38,8 @@ class RequestIds {
     std::multimap<std::string, Running>::iterator at_;
   };
 
-  // False when none runs under that id.
-  bool Abort(const std::string& id);
+  // The caller's own requests of that id; those of all callers where it is an admin without a tenant. False when there are none.
+  bool Abort(const Principal& caller, const std::string& id);
 
  private:
   base::Mutex mutex_;

@@ -30,9 +30,10 @@ grpc::ServerUnaryReactor* ServerService::GetLoad(grpc::CallbackServerContext* co
 
 grpc::ServerWriteReactor<v1::ServerLoad>* ServerService::WatchLoad(grpc::CallbackServerContext* context,
                                                                    const v1::WatchLoadRequest* request) {
-  auto stream = StreamReactor<v1::ServerLoad>::Make(edge_, context, "nibble.v1.ServerService/WatchLoad");
+  auto stream = StreamReactor<v1::ServerLoad>::Make(edge_, context, "nibble.v1.ServerService/WatchLoad", &edge_.watches);
   if (stream->ended()) return stream.get();
-  edge_.workers.Run([this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
+  const bool taken = edge_.watch_workers.TryRun([this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
+  if (!taken) stream->End(TooManyWait(edge_.watch_workers));
   return stream.get();
 }
 

@@ -1,27 +1,42 @@
 // When the reader of a stream is given up.
 #pragma once
-#include <cstddef>
+#include <algorithm>
+#include <cstdint>
 
 #include "absl/time/time.h"
 
 namespace nibble::rpc {
 
-// Asked again and again while the reader is behind. Nothing is pushed meanwhile, so more space in its buffer is what it has taken.
+// A reader that is behind must take messages at a minimum rate until it has caught up, averaged over windows of `patience`: one message
+// now and then does not keep a request alive. One thread.
 class SlowReader {
  public:
-  explicit SlowReader(absl::Duration patience) : patience_(patience) {}
+  // min_rate: messages a second; at least one message a window in any case.
+  SlowReader(absl::Duration patience, double min_rate)
+      : patience_(patience), wanted_(static_cast<std::uint64_t>(std::clamp(min_rate * absl::ToDoubleSeconds(patience), 1.0, 1e15))) {}
+
+  // Nothing waits for the reader: the next window begins when it is behind again.
   void CaughtUp() { since_ = absl::InfiniteDuration(); }
-  // Whether it has taken nothing for `patience`. space: free places in its buffer; now: monotonic.
-  bool TooSlow(std::size_t space, absl::Duration now) {
-    if (since_ == absl::InfiniteDuration() || space > space_) since_ = now;
-    space_ = space;
-    return now - since_ >= patience_;
+  // Asked again and again while messages wait. taken: messages that the reader has taken since the stream began; behind: the stream has
+  // no room for more; now: monotonic.
+  bool TooSlow(std::uint64_t taken, bool behind, absl::Duration now) {
+    if (since_ == absl::InfiniteDuration()) {
+      if (!behind) return false;
+      since_ = now;
+      taken_ = taken;
+    }
+    if (now - since_ < patience_) return false;
+    if (taken - taken_ < wanted_) return true;
+    since_ = behind ? now : absl::InfiniteDuration();
+    taken_ = taken;
+    return false;
   }
 
  private:
   const absl::Duration patience_;
-  absl::Duration since_ = absl::InfiniteDuration();  // that nothing is taken
-  std::size_t space_ = 0;
+  const std::uint64_t wanted_;                       // messages a window
+  absl::Duration since_ = absl::InfiniteDuration();  // begin of the window; infinite: there is none
+  std::uint64_t taken_ = 0;                          // at the begin of the window
 };
 
 }  // namespace nibble::rpc

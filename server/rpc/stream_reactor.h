@@ -1,9 +1,14 @@
 // Server streams and client streams: back-pressure, cancel, deadline and lifetime in one tested place.
 #pragma once
+#include <grpcpp/alarm.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "server/base/error.h"
@@ -18,11 +23,15 @@ namespace nibble::rpc {
 template <typename Response>
 class StreamReactor : public grpc::ServerWriteReactor<Response> {
  public:
-  static std::shared_ptr<StreamReactor> Make(Edge& edge, grpc::CallbackServerContext* context, const char* method) {
+  // `slots`: where the stream takes a place until it is done; nullptr: none.
+  static std::shared_ptr<StreamReactor> Make(Edge& edge, grpc::CallbackServerContext* context, const char* method,
+                                             StreamSlots* slots = nullptr) {
     std::shared_ptr<StreamReactor> stream(new StreamReactor(edge, context, method));
     stream->self_ = stream;
+    absl::Status status = stream->call_.admitted();
+    if (status.ok() && slots != nullptr) status = stream->TakePlace(*slots);
     // The handler's part: `if (stream->ended()) return stream.get();`.
-    if (!stream->call_.admitted().ok()) stream->End(stream->call_.admitted());
+    if (!status.ok()) stream->End(std::move(status));
     return stream;
   }
 
@@ -47,10 +56,33 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     base::MutexLock lock(mutex_);
     return ending_ ? 0 : call_.edge().stream_buffer - std::min(queue_.size(), call_.edge().stream_buffer);
   }
+  // Whether the reader has taken all that was pushed.
+  bool caught_up() const {
+    base::MutexLock lock(mutex_);
+    return queue_.empty();
+  }
+  // Messages that the reader, or the connection's buffers, have taken.
+  std::uint64_t taken() const {
+    base::MutexLock lock(mutex_);
+    return taken_;
+  }
   // Ends the stream after what is queued; later calls do nothing.
   void End(absl::Status status) { Stop(std::move(status), /*drop=*/false); }
-  // Ends it without what is queued.
-  void Abort(absl::Status status) { Stop(std::move(status), /*drop=*/true); }
+  // Ends it without what is queued. A client that does not read even the message that is being written within last_read is cut off
+  // without the status: it would never come to it.
+  void Abort(absl::Status status) {
+    Stop(std::move(status), /*drop=*/true);
+    std::weak_ptr<StreamReactor> weak;
+    {
+      base::MutexLock lock(mutex_);
+      if (finished_ || self_ == nullptr || cut_.has_value()) return;
+      cut_.emplace();
+      weak = self_;
+    }
+    cut_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().last_read), [weak](bool passed) {
+      if (const auto alive = weak.lock(); passed && alive != nullptr) alive->CutOff();
+    });
+  }
   bool ended() const {
     base::MutexLock lock(mutex_);
     return ending_;
@@ -66,6 +98,19 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
  private:
   StreamReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method)
       : call_(edge, context, CallType::kServerStream, method) {}
+
+  absl::Status TakePlace(StreamSlots& slots) {
+    auto place = slots.Take();
+    if (!place.ok()) return place.status();
+    base::MutexLock lock(mutex_);
+    place_ = *std::move(place);
+    return absl::OkStatus();
+  }
+
+  void CutOff() {
+    base::MutexLock lock(mutex_);
+    if (!finished_ && self_ != nullptr) call_.Cut();  // its context is there until OnDone
+  }
 
   void Stop(absl::Status status, bool drop) {
     {
@@ -91,6 +136,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     {
       base::MutexLock lock(mutex_);
       queue_.pop_front();
+      if (ok) ++taken_;
       if (!ok && !ending_) {
         ending_ = true;
         status_ = absl::CancelledError("the client is gone");
@@ -121,16 +167,18 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       base::MutexLock lock(mutex_);
       on_space = on_space_;
     }
-    Abort(absl::CancelledError("cancelled by the client, or its deadline passed"));
+    Stop(absl::CancelledError("cancelled by the client, or its deadline passed"), /*drop=*/true);
     if (on_space) on_space();
   }
   void OnDone() override {
     // Declared before the lock, so that they go after it: with them may go this object.
     std::function<void()> dropped;
     std::shared_ptr<StreamReactor> self;
+    std::shared_ptr<const void> place;
     base::MutexLock lock(mutex_);
     dropped.swap(on_space_);
     self.swap(self_);
+    place.swap(place_);
   }
 
   Call call_;
@@ -139,9 +187,12 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::uint64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status status_;             // set once, with ending_
   std::function<void()> on_space_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StreamReactor> self_;
+  std::shared_ptr<const void> place_ ABSL_GUARDED_BY(mutex_);
+  std::optional<grpc::Alarm> cut_;  // made once, by Abort()
 };
 
 }  // namespace nibble::rpc

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "server/base/error.h"
@@ -61,11 +62,18 @@ inline absl::Status TooManyWait(absl::Duration wait) {
 // the queue over the rate at which it is served.
 inline absl::Status TooManyWait(const WorkerPool& workers) { return TooManyWait(workers.last_wait()); }
 
-// Answers on gRPC's own thread: for what never waits.
+// Answers on gRPC's own thread: for what never waits. Body takes the Call, or nothing.
 template <typename Body>
 grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
   auto* call = new UnaryCall(edge, context, method);
-  call->Done(call->call().admitted().ok() ? body() : call->call().admitted());
+  const auto answer = [&]() -> absl::Status {
+    if constexpr (std::is_invocable_v<Body, const Call&>) {
+      return body(call->call());
+    } else {
+      return body();
+    }
+  };
+  call->Done(call->call().admitted().ok() ? answer() : call->call().admitted());
   return call;
 }
 

@@ -2,6 +2,7 @@
 #include <grpcpp/alarm.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -18,7 +19,13 @@ namespace nibble::rpc {
 template <typename Request>
 class UploadSink {
  public:
-  virtual ~UploadSink() = default;  // without a last message, leaves nothing behind
+  using End = std::function<void(const absl::Status& why)>;
+  virtual ~UploadSink() = default;  // without a last message or Lost, leaves nothing behind
+  // Before the first message: who sends, and what ends the stream from elsewhere. `end` may be called at any time, from any thread.
+  virtual void Attach(const Call& call, End end) = 0;
+  // The stream ended without a last message and without an error of the sink: its connection was lost, its client went, or it grew too
+  // old. Called once at most, before the sink is dropped.
+  virtual void Lost() = 0;
   // True: that was the last message, and the response is filled.
   virtual absl::StatusOr<bool> Take(const Request& message) = 0;
 };
@@ -45,23 +52,26 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
 
   void Begin() {
     if (!call_.admitted().ok()) return End(call_.admitted());
+    sink_->Attach(call_, [weak = this->weak_from_this()](const absl::Status& why) {
+      if (const auto upload = weak.lock(); upload != nullptr) upload->Stop(why, /*lost=*/false);
+    });
     timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().max_stream_age),
                [weak = this->weak_from_this()](bool passed) {
                  const auto upload = weak.lock();
-                 if (passed && upload != nullptr) upload->GrowOld();
+                 if (passed && upload != nullptr) upload->Stop(upload->TooOld(), /*lost=*/true);
                });
     ReadNext();
   }
   void ReadNext() {
     {
       base::MutexLock lock(mutex_);
-      if (!old_) {
+      if (stopped_.ok()) {
         turn_ = Turn::kClient;
         // Under the lock: the timer must not end the stream between the two.
         return this->StartRead(&message_);
       }
     }
-    End(TooOld());
+    EndStopped();
   }
   // Nothing is locked here: gRPC may call it from within StartRead.
   void OnReadDone(bool ok) override {
@@ -74,6 +84,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
       turn_ = Turn::kWorker;
     }
     if (!ok) {
+      sink_->Lost();
       return End(call_.cancel().cancelled() ? absl::CancelledError("cancelled by the client, or its deadline passed")
                                             : base::FieldError("message", "the stream ended before `finish`"));
     }
@@ -89,15 +100,29 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
     if (*last) return End(absl::OkStatus());
     ReadNext();
   }
-  void GrowOld() {
+  // Ends the stream, whether its client says anything or not.
+  void Stop(const absl::Status& why, bool lost) {
     {
       base::MutexLock lock(mutex_);
-      old_ = true;
+      if (!stopped_.ok() || why.ok()) return;
+      stopped_ = why;
+      lost_ = lost;
       if (turn_ != Turn::kClient) return;  // a worker has a message in hand and sees it then
       turn_ = Turn::kTimer;
     }
     // What was written is removed on a worker, as everywhere.
-    call_.edge().workers.Run([self = this->shared_from_this()] { self->End(self->TooOld()); });
+    call_.edge().workers.Run([self = this->shared_from_this()] { self->EndStopped(); });
+  }
+  void EndStopped() {
+    absl::Status why;
+    bool lost = false;
+    {
+      base::MutexLock lock(mutex_);
+      why = stopped_;
+      lost = lost_;
+    }
+    if (lost) sink_->Lost();
+    End(why);
   }
   absl::Status TooOld() const {
     return absl::DeadlineExceededError(
@@ -119,7 +144,8 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   std::int64_t num_messages_ = 0;
   base::Mutex mutex_;
   Turn turn_ ABSL_GUARDED_BY(mutex_) = Turn::kWorker;
-  bool old_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status stopped_ ABSL_GUARDED_BY(mutex_);  // why the stream is to end; OK: it is not
+  bool lost_ ABSL_GUARDED_BY(mutex_) = false;
   std::shared_ptr<UploadReactor> self_;
   grpc::Alarm timer_;
 };

@@ -13,6 +13,8 @@ namespace nibble::rpc {
 
 namespace {
 
+constexpr std::int64_t kPageEvents = 100;
+
 class Watch : public std::enable_shared_from_this<Watch> {
  public:
   using Stream = StreamReactor<v1::JobEvent>;
@@ -23,12 +25,12 @@ class Watch : public std::enable_shared_from_this<Watch> {
   ~Watch() {
     Edge& edge = stream_->call().edge();
     if (drain_ != 0) edge.drain.Remove(drain_);
-    if (subscription_ != nullptr) edge.workers.Run([dropped = std::move(subscription_)] {});
+    if (subscription_ != nullptr) edge.watch_workers.Run([dropped = std::move(subscription_)] {});
   }
 
   // What wakes the watch: room in the queue, news of the job.
   void Begin() {
-    auto pump = std::make_shared<Pump>(stream_->call().edge().workers, [self = shared_from_this()] { self->Fill(); });
+    auto pump = std::make_shared<Pump>(stream_->call().edge().watch_workers, [self = shared_from_this()] { self->Fill(); });
     pump_ = pump;
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
@@ -36,14 +38,14 @@ class Watch : public std::enable_shared_from_this<Watch> {
 
  private:
   absl::Status SendSnapshot() {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(name_));
+    NIBBLE_ASSIGN_OR_RETURN(job_, jobs_.Get(name_));
     if (sent_ < 0) return base::FieldError("after_sequence", base::StrCat("is ", sent_, ", wanted 0 or more"));
     v1::JobEvent event;
-    *event.mutable_time() = ToProto(job).create_time();
     auto* snapshot = event.mutable_snapshot();
-    *snapshot->mutable_job() = ToProto(job);
-    snapshot->set_last_sequence(job.last_sequence);
-    snapshot->set_oldest_sequence(1);  // the log is never trimmed
+    *snapshot->mutable_job() = ToProto(job_);
+    *event.mutable_time() = snapshot->job().create_time();
+    snapshot->set_last_sequence(job_.last_sequence);
+    snapshot->set_oldest_sequence(1);  // thinning removes steps, and the first event is none
     stream_->Push(event);
     return absl::OkStatus();
   }
@@ -68,18 +70,20 @@ class Watch : public std::enable_shared_from_this<Watch> {
     });
     return absl::OkStatus();
   }
-  // A page at a time, until nothing is left or nothing fits: OnSpace wakes it again.
+  // One page; the next one waits for its turn behind the calls that wait for a worker. Where nothing fits, OnSpace wakes it again.
   absl::Status TryFill() {
-    while (const auto room = static_cast<std::int64_t>(stream_->space())) {
-      NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Get(name_));
-      NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(name_, sent_, room));
-      for (const jobs::Event& event : page.events) {
-        v1::JobEvent message = ToProto(job, event);
-        if (!stream_->Push(message)) return absl::OkStatus();
-        sent_ = event.sequence;
-      }
-      if (page.ended) stream_->End(absl::OkStatus());
-      if (page.ended || page.events.empty()) break;
+    const std::int64_t size = std::min<std::int64_t>(static_cast<std::int64_t>(stream_->space()), kPageEvents);
+    if (size == 0) return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(const auto page, jobs_.Events(name_, sent_, size));
+    for (const jobs::Event& event : page.events) {
+      v1::JobEvent message = ToProto(job_, event);
+      if (!stream_->Push(message)) return absl::OkStatus();
+      sent_ = event.sequence;
+    }
+    if (page.ended) {
+      stream_->End(absl::OkStatus());
+    } else if (const auto alive = pump_.lock(); alive != nullptr && !page.events.empty()) {
+      alive->Wake();
     }
     return absl::OkStatus();
   }
@@ -87,6 +91,7 @@ class Watch : public std::enable_shared_from_this<Watch> {
   const std::shared_ptr<Stream> stream_;
   jobs::JobController& jobs_;
   const std::string name_;
+  jobs::JobRecord job_;  // as in the snapshot
   std::int64_t sent_;
   bool begun_ = false;
   std::weak_ptr<Pump> pump_;

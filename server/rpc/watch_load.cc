@@ -52,7 +52,7 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
                  const auto self = weak.lock();
                  if (!passed || self == nullptr || self->stream_->ended()) return;
                  // Without room for a task this one is left out.
-                 if (!self->stream_->call().edge().workers.TryRun([self] { self->Send(); })) self->Wait();
+                 if (!self->stream_->call().edge().watch_workers.TryRun([self] { self->Send(); })) self->Wait();
                });
   }
 

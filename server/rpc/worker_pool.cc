@@ -56,13 +56,15 @@ void WorkerPool::Work() {
 }
 
 void Pump::Wake() {
-  if (wakes_.fetch_add(1) > 0) return;
+  if (wakes_.fetch_add(1) == 0) RunOnce();
+}
+
+void Pump::RunOnce() {
   workers_.Run([self = shared_from_this()] {
-    int seen = self->wakes_.load();
-    while (seen > 0) {
-      self->body_();
-      seen = self->wakes_.fetch_sub(seen) - seen;
-    }
+    const int seen = self->wakes_.load();
+    self->body_();
+    // Behind the tasks that wait: a pump that is always woken again leaves its worker to them.
+    if (self->wakes_.fetch_sub(seen) != seen) self->RunOnce();
   });
 }
 

@@ -49,7 +49,8 @@ class WorkerPool {
   std::vector<std::thread> threads_;
 };
 
-// Runs a body on workers, never twice at a time, and once more when it was woken meanwhile: what feeds a stream by pieces.
+// Runs a body on workers, never twice at a time, and once more, after the tasks that wait, when it was woken meanwhile: feeds a
+// stream in pieces.
 // Thread-safe.
 class Pump : public std::enable_shared_from_this<Pump> {
  public:
@@ -57,6 +58,8 @@ class Pump : public std::enable_shared_from_this<Pump> {
   void Wake();
 
  private:
+  void RunOnce();
+
   WorkerPool& workers_;
   const std::function<void()> body_;
   std::atomic<int> wakes_{0};

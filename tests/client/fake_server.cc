@@ -58,7 +58,7 @@ Status BadOrder() {
 
 struct FakeServer::Services {
   explicit Services(FakeServer& owner)
-      : datasets{owner}, jobs{owner}, models{owner}, inference{owner}, info{owner}, operations{owner} {}
+      : datasets{owner}, jobs{owner}, models{owner}, inference{owner}, info{owner}, uploads{owner}, operations{owner} {}
 
   struct Datasets final : v1::DatasetService::Service {
     explicit Datasets(FakeServer& owner) : fake(owner) {}
@@ -73,6 +73,8 @@ struct FakeServer::Services {
       if (!reader->Read(&message) || !message.has_header()) return BadOrder();
       Upload upload;
       upload.name = message.header().name();
+      upload.id = message.header().upload_id();
+      upload.offset = message.header().resume_offset();
       upload.announced_bytes = message.header().size_bytes();
       response->set_name(upload.name);
       response->set_format(message.header().has_format() ? message.header().format() : v1::DATASET_FORMAT_TEXT);
@@ -81,6 +83,7 @@ struct FakeServer::Services {
         if (message.message_case() == v1::UploadDatasetRequest::kChunk) {
           upload.bytes += message.chunk();
           upload.largest_chunk = std::max(upload.largest_chunk, message.chunk().size());
+          if (Loses(fake, upload)) return {grpc::StatusCode::UNAVAILABLE, "lost"};
         } else {
           upload.sha256 = message.finish().sha256();
         }
@@ -89,6 +92,13 @@ struct FakeServer::Services {
       response->set_rows(std::count(upload.bytes.begin(), upload.bytes.end(), '\n'));
       response->set_sha256(upload.sha256);
       return Keep(fake, upload);
+    }
+    static bool Loses(FakeServer& fake, const Upload& upload) {
+      base::MutexLock lock(fake.mutex);
+      if (fake.lose_after.empty() || upload.bytes.size() < fake.lose_after.front()) return false;
+      fake.lose_after.erase(fake.lose_after.begin());
+      fake.lost.push_back(upload);
+      return true;
     }
     static Status Keep(FakeServer& fake, const Upload& upload) {
       if (upload.sha256.empty()) return BadOrder();
@@ -131,14 +141,17 @@ struct FakeServer::Services {
       if (!reader->Read(&message) || !message.has_header()) return BadOrder();
       Upload upload;
       upload.name = message.header().name();
+      upload.id = message.header().upload_id();
+      upload.offset = message.header().resume_offset();
       upload.announced_bytes = message.header().size_bytes();
       while (reader->Read(&message)) {
         if (!upload.sha256.empty()) return BadOrder();
         if (message.has_file()) {
           upload.files.push_back(message.file());
-        } else if (message.message_case() == v1::UploadModelRequest::kChunk && !upload.files.empty()) {
+        } else if (message.message_case() == v1::UploadModelRequest::kChunk && (upload.offset > 0 || !upload.files.empty())) {
           upload.bytes += message.chunk();
           upload.largest_chunk = std::max(upload.largest_chunk, message.chunk().size());
+          if (Datasets::Loses(fake, upload)) return {grpc::StatusCode::UNAVAILABLE, "lost"};
         } else if (message.has_finish()) {
           upload.sha256 = message.finish().sha256();
         } else {
@@ -168,6 +181,14 @@ struct FakeServer::Services {
     NIBBLE_FAKE_UNARY(GetLoad, v1::GetLoadRequest, v1::ServerLoad, server_load)
   };
 
+  struct Uploads final : v1::UploadService::Service {
+    explicit Uploads(FakeServer& owner) : fake(owner) {}
+    FakeServer& fake;
+    NIBBLE_FAKE_UNARY(GetUpload, v1::GetUploadRequest, v1::Upload, get_upload)
+    NIBBLE_FAKE_UNARY(ListUploads, v1::ListUploadsRequest, v1::ListUploadsResponse, list_uploads)
+    NIBBLE_FAKE_UNARY(CancelUpload, v1::CancelUploadRequest, v1::CancelUploadResponse, cancel_upload)
+  };
+
   struct Operations final : google::longrunning::Operations::Service {
     explicit Operations(FakeServer& owner) : fake(owner) {}
     FakeServer& fake;
@@ -180,6 +201,7 @@ struct FakeServer::Services {
   Models models;
   Inference inference;
   Info info;
+  Uploads uploads;
   Operations operations;
 };
 
@@ -198,6 +220,7 @@ void FakeServer::Listen(const std::string& address) {
   builder.RegisterService(&services_->models);
   builder.RegisterService(&services_->inference);
   builder.RegisterService(&services_->info);
+  builder.RegisterService(&services_->uploads);
   builder.RegisterService(&services_->operations);
   server_ = builder.BuildAndStart();
 }

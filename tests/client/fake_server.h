@@ -51,6 +51,8 @@ struct Streaming {
 // The files of one upload, as they came.
 struct Upload {
   std::string name;
+  std::string id;
+  std::int64_t offset = 0;  // where its stream resumed
   std::vector<v1::FileEntry> files;
   std::string bytes;
   std::size_t largest_chunk = 0;
@@ -102,6 +104,12 @@ class FakeServer {
   Unary<v1::GetLoadRequest, v1::ServerLoad> server_load;
   Unary<google::longrunning::WaitOperationRequest, google::longrunning::Operation> wait_operation;
   Unary<google::longrunning::GetOperationRequest, google::longrunning::Operation> get_operation;
+  Unary<v1::GetUploadRequest, v1::Upload> get_upload;
+  Unary<v1::ListUploadsRequest, v1::ListUploadsResponse> list_uploads;
+  Unary<v1::CancelUploadRequest, v1::CancelUploadResponse> cancel_upload;
+  // The next streams are lost after so many bytes of chunks, one each: what they sent is in `lost`.
+  std::vector<std::size_t> lose_after;
+  std::vector<Upload> lost;
   // Called with an upload whose order of messages was right; the status decides.
   std::function<grpc::Status(const Upload&)> on_upload;
   std::vector<Upload> uploads;

@@ -88,11 +88,16 @@ void Fill(FakeServer& server) {
   };
   server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(R"(
     rows { row: 1 text: "ab" token_ids: 1 token_ids: 2 trained: false trained: true token_texts: "a" token_texts: "b" }
-    total_rows: 12 tokens: 2 trainable_tokens: 1)"));
+    total_rows: 12 tokens: 2 trainable_tokens: 1
+    warnings { reason: "PROMPT_BOUNDARY_MERGED" message: "1 of 2 rows" row_ids: 1 })"));
   server.list_datasets.Answers(
       Proto<v1::ListDatasetsResponse>("datasets { name: 'd' format: DATASET_FORMAT_PROMPT_COMPLETION rows: 3 bytes: 99 "
                                       "sha256: 'ef' create_time { seconds: 1700000000 } }"));
   server.delete_dataset.Answers({});
+  server.list_uploads.Answers(Proto<v1::ListUploadsResponse>(
+      "uploads { upload_id: 'u-1' kind: UPLOAD_KIND_MODEL state: UPLOAD_STATE_INTERRUPTED name: 'smol' committed_bytes: 99 num_files: 2 "
+      "principal: 'ann' }"));
+  server.cancel_upload.Answers({});
   server.create_job.Answers(Proto<v1::Job>(kJob));
   server.get_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_SUCCEEDED"));
   server.list_jobs.Answers(
@@ -155,6 +160,8 @@ TEST(JsonTest, EveryCommandPrintsTheContractsKeys) {
       {"datasets", "preview", "d", "--model", "smol", "-n", "1"},
       {"datasets", "list"},
       {"datasets", "delete", "d"},
+      {"uploads", "list"},
+      {"uploads", "cancel", "u-1"},
       {"jobs", "create", "--method", "qlora", "--base", "smol", "--dataset", "d"},
       {"jobs", "create", "--method", "qlora", "--base", "smol", "--dataset", "d", "--watch"},
       {"jobs", "list"},

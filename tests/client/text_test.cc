@@ -85,6 +85,14 @@ TEST(TextTest, WarningsNameTheirLines) {
   EXPECT_THAT(RunNibble(server, {"jobs", "watch", "job-1"}).out, HasSubstr("warning ROWS_DROPPED: 1 row (line 4)"));
 }
 
+TEST(TextTest, WarningsOfAPreviewNameTheirLines) {
+  FakeServer server;
+  server.preview_dataset.Answers(Proto<v1::PreviewDatasetResponse>(
+      "total_rows: 3 warnings { reason: 'PROMPT_BOUNDARY_MERGED' message: '2 of 3 rows' row_ids: 1 row_ids: 3 }"));
+  EXPECT_EQ(RunNibble(server, {"datasets", "preview", "d", "--model", "m"}).out,
+            "0 of 3 rows\nwarning: 2 of 3 rows (lines 1, 3) (PROMPT_BOUNDARY_MERGED)\n");
+}
+
 TEST(TextTest, AJobShowsItsBestCheckpointAndAServerItsCode) {
   FakeServer server;
   server.get_job.Answers(Proto<v1::Job>(

@@ -21,6 +21,7 @@ std::string Bytes(std::size_t size) {
   return bytes;
 }
 
+v1::UploadModelHeader ModelHeader() { return Proto<v1::UploadModelHeader>("name: 'smol'"); }
 v1::UploadDatasetHeader Header() { return Proto<v1::UploadDatasetHeader>("name: 'd'"); }
 
 TEST(UploadDatasetTest, SendsChunksOfAtMostAMebibyteAndTheirSha256) {
@@ -63,6 +64,64 @@ TEST(UploadDatasetTest, IsSentAgainWhenTheConnectionIsLost) {
   EXPECT_EQ(server.uploads[2].bytes, "{}\n");
 }
 
+// What has arrived is what the server says: it need not end with a chunk. docs/faults.md, C10.
+TEST(UploadDatasetTest, C10IsResumedWhereTheServerSaysThatItStopped) {
+  const std::string content = Bytes((6 << 20) + 3);
+  FakeServer server;
+  // Each stream gets on, so that more of them than there are attempts may be lost.
+  server.lose_after = {1 << 20, 1, 1, 1, 1, 1};
+  std::int64_t arrived = 0;
+  server.get_upload.answer = [&](const v1::GetUploadRequest&, v1::Upload* upload) {
+    arrived += (1 << 20) - 7;
+    upload->set_committed_bytes(arrived);
+    upload->set_num_files(1);
+    return grpc::Status::OK;
+  };
+  Client client(server.Channel(), FastOptions());
+  const auto dataset = client.UploadDataset(WriteFile("d.jsonl", content), Header(), nullptr);
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  ASSERT_EQ(server.uploads.size(), 1u);
+  const Upload& last = server.uploads[0];
+  EXPECT_EQ(last.offset, 6 * ((1 << 20) - 7));
+  EXPECT_TRUE(last.bytes == content.substr(static_cast<std::size_t>(last.offset)));
+  EXPECT_EQ(last.sha256, base::Sha256Hex(content)) << "of the whole file";
+  ASSERT_EQ(server.lost.size(), 6u);
+  for (const Upload& lost : server.lost) {
+    EXPECT_EQ(lost.id, last.id);
+    EXPECT_TRUE(content.substr(static_cast<std::size_t>(lost.offset)).starts_with(lost.bytes)) << lost.offset;
+  }
+  EXPECT_FALSE(last.id.empty());
+}
+
+TEST(UploadDatasetTest, C10WithoutProgressTheAttemptsEnd) {
+  FakeServer server;
+  server.lose_after = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+  v1::Upload nothing;
+  server.get_upload.Answers(nothing);
+  Client client(server.Channel(), FastOptions());
+  EXPECT_TRUE(absl::IsUnavailable(client.UploadDataset(WriteFile("d.jsonl", "{}\n"), Header(), nullptr).status()));
+  EXPECT_EQ(server.lost.size(), static_cast<std::size_t>(FastOptions().attempts));
+}
+
+// By another process, as `nibble datasets upload --resume` does.
+TEST(UploadDatasetTest, C10GoesOnWithAnUploadThatIsThere) {
+  FakeServer server;
+  v1::Upload there;
+  there.set_committed_bytes(4);
+  server.get_upload.Answers(there);
+  Client client(server.Channel(), FastOptions());
+  v1::UploadDatasetHeader header = Header();
+  header.set_upload_id("mine");
+  header.set_resume_offset(0);
+  ASSERT_TRUE(client.UploadDataset(WriteFile("d.jsonl", "0123456789"), header, nullptr).ok());
+  EXPECT_EQ(server.uploads.at(0).id, "mine");
+  EXPECT_EQ(server.uploads[0].offset, 4);
+  EXPECT_EQ(server.uploads[0].bytes, "456789");
+  EXPECT_EQ(server.uploads[0].sha256, base::Sha256Hex("0123456789"));
+  server.get_upload.Fails(Error(grpc::StatusCode::NOT_FOUND, "no such upload", "UPLOAD"));
+  EXPECT_TRUE(absl::IsNotFound(client.UploadDataset(WriteFile("d.jsonl", "x"), header, nullptr).status()));
+}
+
 TEST(UploadDatasetTest, OtherErrorsAreNotTriedAgain) {
   FakeServer server;
   server.on_upload = [](const Upload&) {
@@ -90,7 +149,7 @@ TEST(UploadModelTest, SendsEachFileUnderItsNameWithOneSha256OverAll) {
   const std::vector<FileToSend> files = {
       {WriteFile("a", config), "config.json", static_cast<std::int64_t>(config.size())},
       {WriteFile("b", weights), "model.safetensors", static_cast<std::int64_t>(weights.size())}};
-  const auto response = client.UploadModel("smol", files, nullptr);
+  const auto response = client.UploadModel(ModelHeader(), files, nullptr);
   ASSERT_TRUE(response.ok()) << response.status();
   EXPECT_EQ(response->upload_id(), "upload-1");
   const Upload& upload = server.uploads.at(0);
@@ -102,11 +161,33 @@ TEST(UploadModelTest, SendsEachFileUnderItsNameWithOneSha256OverAll) {
   EXPECT_EQ(upload.announced_bytes, static_cast<std::int64_t>(config.size() + weights.size()));
 }
 
+TEST(UploadModelTest, C10IsResumedWithinAFile) {
+  FakeServer server;
+  const std::string config = "{}", weights = Bytes((2 << 20) + 5), last = "end";
+  const auto file = [](const std::string& name, const std::string& bytes) {
+    return FileToSend{WriteFile("f", bytes), name, static_cast<std::int64_t>(bytes.size())};
+  };
+  server.lose_after = {2 << 20};
+  v1::Upload arrived;
+  arrived.set_committed_bytes(2 + 100);
+  arrived.set_num_files(2);
+  server.get_upload.Answers(arrived);
+  Client client(server.Channel(), FastOptions());
+  const auto response = client.UploadModel(ModelHeader(), {file("config.json", config), file("w", weights), file("z", last)}, nullptr);
+  ASSERT_TRUE(response.ok()) << response.status();
+  const Upload& upload = server.uploads.at(0);
+  ASSERT_EQ(upload.files.size(), 1u) << "those that were opened before are not opened again";
+  EXPECT_EQ(upload.files[0].path(), "z");
+  EXPECT_TRUE(upload.bytes == weights.substr(100) + last);
+  EXPECT_EQ(upload.sha256, base::Sha256Hex(config + weights + last));
+  EXPECT_EQ(upload.offset, 102);
+}
+
 TEST(UploadModelTest, AFileThatGrewOrShrankIsNotSent) {
   FakeServer server;
   Client client(server.Channel(), FastOptions());
   for (const std::int64_t listed : {4, 6}) {
-    const auto response = client.UploadModel("m", {{WriteFile("a", "12345"), "a.gguf", listed}}, nullptr);
+    const auto response = client.UploadModel(ModelHeader(), {{WriteFile("a", "12345"), "a.gguf", listed}}, nullptr);
     EXPECT_EQ(response.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(response.status().message()), HasSubstr("changed"));
   }

@@ -219,3 +219,66 @@ def test_connections_are_closed_when_their_clients_are_gone(make_server):
     for connection in [Connection(server.grpc) for _ in range(100)]:
         connection.close()
     wait_until(lambda: len(os.listdir(f"/proc/{server.process.pid}/fd")) <= before + 2)
+
+
+DOWNLOAD = "/nibble.v1.ModelService/DownloadArtifact"
+
+
+def reason_of(error):
+    details = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
+    info = error_details_pb2.ErrorInfo()
+    assert any(detail.Unpack(info) for detail in details.details)
+    return info.reason
+
+
+def exported(server, model_directory, tmp_path):
+    """The request of a download of some 800 kB."""
+    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+    server.run("models", "export", "small", "--format", "hf", "--out", tmp_path / "out")
+    (export,) = [name for name in os.listdir(server.state / "uploads") if name.startswith("export-")]
+    return field(1, export.encode())
+
+
+def test_c12_watches_and_downloads_have_a_bound(make_server, model_directory, tmp_path):
+    server = make_server("--max_watches", 2, "--max_downloads", 1)
+    api = Api(server.grpc)
+    watches = [api.stream("ServerService", "WatchLoad") for _ in range(2)]
+    for watch in watches:
+        next(watch)
+    for service, method in (("ServerService", "WatchLoad"), ("FineTuneService", "WatchJob")):
+        with pytest.raises(grpc.RpcError) as refused:
+            next(api.stream(service, method))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and reason_of(refused.value) == "STREAMS_FULL"
+    assert server.metrics()['nibble_rejected_total{reason="STREAMS_FULL"}'] == 2
+    watches[0].cancel()
+
+    def another():
+        try:
+            return next(api.stream("ServerService", "WatchLoad"))
+        except grpc.RpcError:
+            return None
+    wait_until(another)
+
+    request = exported(server, model_directory, tmp_path)
+    with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:
+        download = channel.unary_stream(DOWNLOAD)
+        first = download(request)
+        next(first)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(download(request))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and reason_of(refused.value) == "STREAMS_FULL"
+        assert sum(len(message) for message in first) > 700_000
+
+
+def test_c12_download_that_is_not_read_loses_its_place(make_server, model_directory, tmp_path):
+    server = make_server("--slow_reader_s", 1)
+    request = exported(server, model_directory, tmp_path)
+    with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:
+        download = channel.unary_stream(DOWNLOAD)(request)
+        next(download)
+        time.sleep(3)  # more than --slow_reader_s, less than the client is given to read on to its status
+        with pytest.raises(grpc.RpcError) as slow:
+            for _ in download:
+                pass
+        assert slow.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and reason_of(slow.value) == "SLOW_CONSUMER"
+        assert sum(len(message) for message in channel.unary_stream(DOWNLOAD)(request)) > 700_000, "one that is read is whole"

@@ -11,7 +11,8 @@ from conftest import ROOT
 
 SERVICES = ["google.longrunning.Operations", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection",
             "nibble.internal.v1.TrainerReportService", "nibble.v1.DatasetService", "nibble.v1.FineTuneService",
-            "nibble.v1.InferenceService", "nibble.v1.ModelService", "nibble.v1.ServerService"]
+            "nibble.v1.InferenceService", "nibble.v1.ModelService", "nibble.v1.ServerService",
+            "nibble.v1.UploadService"]
 
 
 def tool(name):

@@ -30,6 +30,7 @@ ONLY_IN = {
     r"prometheus/": ["server/telemetry"],
     r"cuda|cublas": ["kernels"],
     r"soci/": ["server/jobs"],
+    r"boost/": ["server/http", "client/http_get"],
     r"nibble/": ["server/rpc", "server/trainer/reporter", "server/grpc_server", "server/app", "client", "proto"],
 }
 

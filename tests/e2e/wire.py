@@ -9,7 +9,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 # Those that need no google/longrunning, which the wheel does not have.
-FILES = ["fine_tune_service", "server_service", "inference_service", "dataset_service"]
+FILES = ["fine_tune_service", "server_service", "inference_service", "dataset_service", "upload_service"]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -12,12 +12,14 @@
 
 #include "server/base/json.h"
 #include "server/data/record.h"
+#include "server/http/http_server.h"
 #include "server/model/model_config.h"
 #include "server/model/safetensors.h"
 #include "server/model/text_assets.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/tokens.h"
+#include "server/rpc/upload_table.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble {
@@ -44,12 +46,18 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(l.default_deadline_s, 30);
   EXPECT_EQ(l.max_stream_age_s, 3600);
   EXPECT_EQ(l.max_stream_messages, 10'000);
+  EXPECT_EQ(l.slow_reader_s, 30);
+  EXPECT_EQ(l.min_read_rate, 1);
+  EXPECT_EQ(l.max_watches, 256);
+  EXPECT_EQ(l.max_downloads, 16);
   EXPECT_EQ(l.max_dataset_bytes, 1 << 30);
   EXPECT_EQ(l.generate_deadline_s, 0) << "none";
   EXPECT_EQ(l.operation_deadline_s, 0) << "none";
   EXPECT_EQ(l.max_queued_jobs, 1000);
   EXPECT_EQ(l.max_running_jobs, 1);
   EXPECT_EQ(l.max_jobs_per_principal, 10);
+  EXPECT_EQ(l.max_upload_bytes_per_principal, 2 * l.max_model_bytes) << "one on its way, and one to be imported";
+  EXPECT_EQ(l.upload_kept_s, 3600);
   EXPECT_EQ(l.max_dataset_line_bytes, 1 << 20);
   EXPECT_EQ(static_cast<std::size_t>(l.max_dataset_line_bytes), data::kDefaultMaxLineBytes);
   EXPECT_EQ(l.max_tokenizer_bytes, 64 << 20);
@@ -65,6 +73,7 @@ TEST(LimitsTest, ConstantsOfTheTableThatAreNoFlags) {
   EXPECT_EQ(model::kMaxTensorName, 512u);
   EXPECT_EQ(model::kMaxConfigJsonBytes, 1u << 20);
   EXPECT_EQ(data::kMaxMessages, 1024u);
+  EXPECT_EQ(rpc::UploadTableOptions().max_uploads, 1000);
   EXPECT_EQ(rpc::kMaxDetokenizedIds, 1'048'576);
   EXPECT_EQ(rpc::PreviewBounds().max_looked_rows, 10'000);
   EXPECT_EQ(rpc::PreviewBounds().max_looked_bytes, 16u << 20);
@@ -74,6 +83,15 @@ TEST(LimitsTest, ConstantsOfTheTableThatAreNoFlags) {
   const rpc::Edge edge(metrics, workers, base::RealClock(), draining);
   EXPECT_EQ(edge.max_chunk_bytes, 1u << 20);
   EXPECT_EQ(edge.max_page_bytes, 2u << 20);
+  const http::HttpLimits http;
+  EXPECT_EQ(http.max_connections, 128u);
+  EXPECT_EQ(http.max_header_bytes, 8u << 10);
+  EXPECT_EQ(http.max_header_fields, 64u);
+  EXPECT_EQ(http.max_target_bytes, 1024u);
+  EXPECT_EQ(http.request, absl::Seconds(5));
+  EXPECT_EQ(http.idle, absl::Seconds(60));
+  EXPECT_EQ(http.render, absl::Seconds(30));
+  EXPECT_EQ(http.write, absl::Seconds(10));
 }
 
 // Every field, by the name of its flag.
@@ -102,9 +120,14 @@ const std::map<std::string, double (*)(const Limits&)>& Fields() {
       {"max_stream_messages", [](const Limits& l) { return static_cast<double>(l.max_stream_messages); }},
       {"stream_buffer", [](const Limits& l) { return static_cast<double>(l.stream_buffer); }},
       {"slow_reader_s", [](const Limits& l) { return static_cast<double>(l.slow_reader_s); }},
+      {"min_read_rate", [](const Limits& l) { return static_cast<double>(l.min_read_rate); }},
+      {"max_watches", [](const Limits& l) { return static_cast<double>(l.max_watches); }},
+      {"max_downloads", [](const Limits& l) { return static_cast<double>(l.max_downloads); }},
       {"max_dataset_bytes", [](const Limits& l) { return static_cast<double>(l.max_dataset_bytes); }},
       {"max_dataset_line_bytes", [](const Limits& l) { return static_cast<double>(l.max_dataset_line_bytes); }},
       {"max_tokenizer_bytes", [](const Limits& l) { return static_cast<double>(l.max_tokenizer_bytes); }},
+      {"max_upload_bytes_per_principal", [](const Limits& l) { return static_cast<double>(l.max_upload_bytes_per_principal); }},
+      {"upload_kept_s", [](const Limits& l) { return static_cast<double>(l.upload_kept_s); }},
       {"max_model_bytes", [](const Limits& l) { return static_cast<double>(l.max_model_bytes); }},
       {"min_free_bytes", [](const Limits& l) { return static_cast<double>(l.min_free_bytes); }},
       {"max_queued_jobs", [](const Limits& l) { return static_cast<double>(l.max_queued_jobs); }},
@@ -118,6 +141,8 @@ const std::map<std::string, double (*)(const Limits&)>& Fields() {
       {"no_progress_grace_s", [](const Limits& l) { return static_cast<double>(l.no_progress_grace_s); }},
       {"cancel_grace_s", [](const Limits& l) { return static_cast<double>(l.cancel_grace_s); }},
       {"pause_grace_s", [](const Limits& l) { return static_cast<double>(l.pause_grace_s); }},
+      {"final_job_ttl_s", [](const Limits& l) { return static_cast<double>(l.final_job_ttl_s); }},
+      {"keep_step_events", [](const Limits& l) { return static_cast<double>(l.keep_step_events); }},
   };
   return fields;
 }
@@ -144,7 +169,8 @@ TEST(LimitsTest, EveryFlagSetsTheFieldOfItsNameAndNoOther) {
 TEST(LimitsTest, ValuesOutOfRangeAreRefused) {
   for (const char* wrong : {"--max_receive_bytes=0", "--workers=65", "--stream_buffer=127", "--handshake_timeout_s=-1",
                             "--min_free_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1", "--max_retries=x",
-                            "--max_dataset_line_bytes=0", "--max_tokenizer_bytes=67108865", "--generate_deadline_s=-1"}) {
+                            "--max_dataset_line_bytes=0", "--upload_kept_s=-1", "--max_upload_bytes_per_principal=-1", "--max_tokenizer_bytes=67108865",
+                            "--generate_deadline_s=-1", "--final_job_ttl_s=-1", "--keep_step_events=-1"}) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);

@@ -35,6 +35,15 @@ TEST(MemoryBudgetTest, WithoutALimitEverythingFits) {
   EXPECT_EQ(budget->left(), kAll);
 }
 
+TEST(MemoryBudgetTest, LimitIsTheSmallestOfAPartAndTheWhole) {
+  const auto machine = MemoryBudget::Make(100);
+  const auto taken = machine->TryTake(90);
+  EXPECT_EQ(MemoryBudget::Make(70, machine)->limit(), 70);
+  EXPECT_EQ(MemoryBudget::Make(170, machine)->limit(), 100);
+  EXPECT_EQ(MemoryBudget::Make(0, machine)->limit(), 100);
+  EXPECT_EQ(MemoryBudget::Make(0)->limit(), kAll);
+}
+
 TEST(MemoryBudgetTest, APartIsBoundedByItsOwnLimitAndByTheWhole) {
   const auto machine = MemoryBudget::Make(100);
   const auto models = MemoryBudget::Make(70, machine);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <future>
@@ -25,16 +26,46 @@
 namespace nibble::rpc {
 namespace {
 
-TEST(ReaderTest, WhatTakesAnythingIsNotTooSlow) {
-  SlowReader reader(absl::Seconds(30));
-  EXPECT_FALSE(reader.TooSlow(5, absl::Seconds(100)));
-  EXPECT_FALSE(reader.TooSlow(5, absl::Seconds(129)));
-  EXPECT_FALSE(reader.TooSlow(6, absl::Seconds(131))) << "it took one after 29 seconds, or later";
-  EXPECT_FALSE(reader.TooSlow(6, absl::Seconds(160)));
-  EXPECT_TRUE(reader.TooSlow(6, absl::Seconds(161)));
+// A reader that is behind is asked about every second; `takes(second)`: the messages it takes then. The second in which it loses its
+// request; -1: within an hour it does not.
+int SecondOfLoss(SlowReader reader, const std::function<int(int)>& takes) {
+  std::uint64_t taken = 0;
+  for (int second = 0; second < 3600; ++second) {
+    taken += static_cast<std::uint64_t>(takes(second));
+    if (reader.TooSlow(taken, /*behind=*/true, absl::Seconds(1000 + second))) return second;
+  }
+  return -1;
+}
+
+TEST(SlowReaderRateTest, ReaderThatTakesNothingLosesItsRequest) {
+  EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 1}, [](int) { return 0; }), 30);
+}
+
+TEST(SlowReaderRateTest, MessageNowAndThenIsTooSlow) {  // C12
+  EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 1}, [](int second) { return second % 29 == 28 ? 1 : 0; }), 30);
+  EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 0}, [](int second) { return second % 29 == 28 ? 1 : 0; }), -1) << "it is not, with rate 0";
+}
+
+TEST(SlowReaderRateTest, SteadyReaderAtTheRateAndBurstsKeepTheirRequest) {
+  EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 1}, [](int) { return 1; }), -1);
+  EXPECT_EQ(SecondOfLoss({absl::Seconds(30), 1}, [](int second) { return second % 20 == 19 ? 60 : 0; }), -1);
+}
+
+TEST(SlowReaderRateTest, RoomForAFewMessagesDoesNotBeginAnotherWindow) {
+  SlowReader reader(absl::Seconds(30), 1);
+  EXPECT_FALSE(reader.TooSlow(5, /*behind=*/false, absl::Seconds(10))) << "no window has begun";
+  EXPECT_FALSE(reader.TooSlow(5, /*behind=*/true, absl::Seconds(100)));
+  EXPECT_FALSE(reader.TooSlow(9, /*behind=*/false, absl::Seconds(120)));
+  EXPECT_TRUE(reader.TooSlow(10, /*behind=*/true, absl::Seconds(130)));
+}
+
+TEST(SlowReaderRateTest, ReaderThatCaughtUpIsNotSlow) {
+  SlowReader reader(absl::Seconds(30), 1);
+  EXPECT_FALSE(reader.TooSlow(5, /*behind=*/true, absl::Seconds(100)));
   reader.CaughtUp();
-  EXPECT_FALSE(reader.TooSlow(2, absl::Seconds(162))) << "more was pushed since";
-  EXPECT_TRUE(reader.TooSlow(2, absl::Seconds(192)));
+  EXPECT_FALSE(reader.TooSlow(6, /*behind=*/true, absl::Seconds(200)));
+  EXPECT_FALSE(reader.TooSlow(6, /*behind=*/true, absl::Seconds(229)));
+  EXPECT_TRUE(reader.TooSlow(6, /*behind=*/true, absl::Seconds(230)));
 }
 
 using ::testing::ElementsAre;

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "httplib.h"
+#include "client/http_get.h"
 #include "nibble/internal/v1/trainer_report.grpc.pb.h"
 #include "server/base/strings.h"
 #include "server/rpc/auth_methods.h"
@@ -92,8 +92,8 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
   }
 
   std::string Scrape() {
-    const auto answer = httplib::Client("127.0.0.1", app_->http_port()).Get("/metrics");
-    return answer ? answer->body : "";
+    const auto answer = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
+    return answer.ok() ? answer->body : "";
   }
 
   std::shared_ptr<grpc::Channel> plain_;

@@ -14,6 +14,7 @@
 #include "nibble/v1/inference_service.pb.h"
 #include "nibble/v1/model_service.pb.h"
 #include "nibble/v1/server_service.pb.h"
+#include "nibble/v1/upload_service.pb.h"
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/rpc/methods.h"
@@ -68,6 +69,7 @@ TEST(AuthMethodsTest, S1EveryMethodOfEveryServiceHasOneRule) {
   v1::ListModelsRequest::descriptor();
   v1::GenerateRequest::descriptor();
   v1::GetServerInfoRequest::descriptor();
+  v1::GetUploadRequest::descriptor();
   google::longrunning::Operation::descriptor();
   for (const std::string& name : services) {
     const auto* service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
@@ -264,6 +266,21 @@ TEST_F(AuthorityTest, TakesAChangedFileAndKeepsTheLastGoodOne) {
   clock_.Advance(absl::Seconds(2));
   EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID");  // an empty table is a table
   EXPECT_THAT(metrics_.Scrape(), HasSubstr("nibble_auth_failures_total{reason=\"TOKEN_INVALID\"} 3"));
+}
+
+TEST_F(AuthorityTest, ReloadReadsTheFileAtOnce) {  // C12
+  Write(Line("one", "viewer", "1"));
+  auto opened = Open();
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  Authority& authority = **opened;
+  EXPECT_EQ(Ask(authority, "1"), "one");
+  Write(Line("two", "viewer", "2"));
+  EXPECT_EQ(Ask(authority, "2"), "UNAUTHENTICATED TOKEN_INVALID") << "no second has passed";
+  authority.Reload();
+  EXPECT_EQ(Ask(authority, "2"), "two");
+  Write("half a li");
+  authority.Reload();
+  EXPECT_EQ(Ask(authority, "2"), "two");
 }
 
 TEST_F(AuthorityTest, DoesNotStartWithoutItsFileOrWithOneThatLetsNobodyIn) {

@@ -2,7 +2,6 @@
 // (coverage_test holds it to that).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <httplib.h>
 
 #include <filesystem>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "client/http_get.h"
 #include "server/base/strings.h"
 #include "tests/server/model/files.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -133,9 +133,9 @@ class ErrorDetailsTest : public AppTest {
     model::WriteBytes(path, bytes);
   }
   int VerifyFailures() {
-    const auto answer = httplib::Client("127.0.0.1", app_->http_port()).Get("/metrics");
+    const auto answer = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
     constexpr char kCounter[] = "\nnibble_artifact_verify_failures_total ";
-    const std::size_t at = answer ? answer->body.find(kCounter) : std::string::npos;
+    const std::size_t at = answer.ok() ? answer->body.find(kCounter) : std::string::npos;
     return at == std::string::npos ? -1 : std::stoi(answer->body.substr(at + sizeof kCounter - 1));
   }
 };

@@ -15,7 +15,7 @@
 #include <set>
 #include <sstream>
 
-#include "httplib.h"
+#include "client/http_get.h"
 #include "server/base/ids.h"
 #include "server/base/json.h"
 #include "server/base/strings.h"
@@ -406,8 +406,8 @@ TEST_F(HostileRequestsTest, S4S7S11EveryStringFieldOfEveryMethod) {
   v1::GenerateResponse generated;
   EXPECT_TRUE(Call(inference_, &v1::InferenceService::Stub::Generate, Prompt("tiny", "a", 1), &generated).ok());
   // The exposition is valid, whatever names came by.
-  const auto scrape = httplib::Client("127.0.0.1", app_->http_port()).Get("/metrics");
-  ASSERT_TRUE(scrape);
+  const auto scrape = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), "/metrics", absl::Minutes(1));
+  ASSERT_TRUE(scrape.ok()) << scrape.status();
   EXPECT_EQ(scrape->body.find('\r'), std::string::npos);
   EXPECT_EQ(testing_support::ExpositionFault(scrape->body), "");
   EXPECT_GT(ExpectCleanOperations(), 5);

@@ -777,10 +777,10 @@ class AddedTokenTest : public AlteredTokenizerTest {
   // `add`: unset, the default; here and below.
   template <typename Request, typename Response>
   Response AskOfText(grpc::Status (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                     std::optional<bool> add) {
+                     std::optional<bool> add, const char* text = "a b c") {
     Request request;
     request.set_model("tiny");
-    request.set_text("a b c");
+    request.set_text(text);
     if (add.has_value()) request.set_add_special_tokens(*add);
     Response response;
     const auto status = Call(inference_, method, request, &response);
@@ -809,6 +809,20 @@ TEST_F(AddedTokenTest, ATextHasItWhereItIsNotRefused) {
   EXPECT_THAT(Scored({}), with);
   EXPECT_THAT(Scored(true), with);
   EXPECT_THAT(Scored(false), without);
+}
+
+// T9 (docs/faults.md): as training encodes a row that begins with it.
+TEST_F(AddedTokenTest, ATextThatBeginsWithItHasItOnce) {
+  for (const std::optional<bool> add : {std::optional<bool>(), std::optional(true), std::optional(false)}) {
+    const auto tokenized = AskOfText<v1::TokenizeRequest>(&v1::InferenceService::Stub::Tokenize, add, "<s>a b c");
+    EXPECT_THAT(tokenized.token_ids(), ElementsAre(0, 67, 97, 68, 97, 69));
+    const auto scored = AskOfText<v1::ScoreRequest>(&v1::InferenceService::Stub::Score, add, "<s>a b c");
+    EXPECT_EQ(scored.tokens_size(), 6);
+  }
+  v1::GenerateResponse response;
+  const auto status = Generate(Prompt("tiny", "<s>a b c", 1), &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(response.usage().prompt_tokens(), 6);
 }
 
 TEST_F(AddedTokenTest, APromptHasItWhereItIsText) {

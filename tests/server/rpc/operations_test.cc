@@ -95,7 +95,7 @@ class OperationsTest : public ::testing::Test {
     return *std::move(table);
   }
   std::string Start(Gate& gate) {
-    const auto operation = table_->Start("m", "", "", gate.Body());
+    const auto operation = table_->Start({.model = "m"}, gate.Body());
     EXPECT_TRUE(operation.ok()) << operation.status();
     return operation.ok() ? operation->name() : "";
   }
@@ -231,7 +231,7 @@ TEST_F(OperationsTest, CancelledIsCodeOneWhetherItRanOrNot) {
 TEST_F(OperationsTest, OneThatRunsForLongerThanItsDeadlineIsEnded) {
   const auto table = Open("bounded", absl::Seconds(10));
   const auto start = [&](OperationTable::Body body) {
-    const auto operation = table->Start("m", "", "", std::move(body));
+    const auto operation = table->Start({.model = "m"}, std::move(body));
     EXPECT_TRUE(operation.ok()) << operation.status();
     return operation.ok() ? operation->name() : "";
   };
@@ -318,7 +318,7 @@ TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
 TEST_F(OperationsTest, AFullQueueTellsWhenAPlaceComesFree) {
   const auto refused = [&] {
     absl::Status status;
-    for (int i = 0; i < 100 && status.ok(); ++i) status = table_->Start("m", "", "", later_.Body()).status();
+    for (int i = 0; i < 100 && status.ok(); ++i) status = table_->Start({.model = "m"}, later_.Body()).status();
     EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
     EXPECT_EQ(base::Reason(status), "QUEUE_FULL");
     return base::ReasonMetadata(status)["retry_ms"];
@@ -345,6 +345,91 @@ TEST_F(OperationsTest, OneThatARestartCutIsToldAsAborted) {
   EXPECT_TRUE(after->done());
   EXPECT_EQ(after->error().code(), static_cast<int>(grpc::StatusCode::ABORTED));
   EXPECT_EQ(InfoOf(after->error()).reason(), "SERVER_RESTARTED");
+}
+
+// docs/faults.md, C9.
+TEST_F(OperationsTest, C9RequestIdsBelongToOnePrincipalOfOneTenant) {
+  gate_.Open();
+  const auto start_of = [](const std::string& tenant, const std::string& name, const std::string& digest) {
+    return OperationStart{.model = "m", .owner = {tenant, name}, .request_id = "one", .digest = digest};
+  };
+  const auto begin = [&](const OperationStart& start) {
+    const auto operation = table_->Start(start, gate_.Body());
+    EXPECT_TRUE(operation.ok()) << operation.status();
+    return operation.ok() ? operation->name() : "";
+  };
+  const std::string red = begin(start_of("red", "ci", "a")), blue = begin(start_of("blue", "ci", "b")),
+                    ada = begin(start_of("red", "ada", "a"));
+  EXPECT_NE(red, blue);
+  EXPECT_NE(red, ada);
+  for (const std::string& name : {red, blue, ada}) Wait(name);
+  // The same after a restart.
+  const auto reopened = Open("operations");
+  for (OperationTable* table : {table_.get(), reopened.get()}) {
+    const auto found = table->Find(start_of("red", "ci", "a"));
+    ASSERT_TRUE(found.ok() && found->has_value()) << found.status();
+    EXPECT_EQ((*found)->name(), red);
+    EXPECT_EQ((*table->Find(start_of("red", "ada", "a")))->name(), ada);
+    EXPECT_FALSE(table->Find(start_of("blue", "ada", "a"))->has_value());
+    EXPECT_FALSE(table->Find(start_of("", "ci", "a"))->has_value());
+    const absl::Status conflict = table->Find(start_of("blue", "ci", "a")).status();
+    EXPECT_EQ(base::Reason(conflict), "IDEMPOTENCY_CONFLICT");
+    EXPECT_EQ(base::ReasonMetadata(conflict)["name"], blue) << "and of no other's operation";
+  }
+  EXPECT_EQ(begin(start_of("blue", "ci", "b")), blue);
+}
+
+// docs/faults.md, C9: an operation that names files would otherwise answer a repeated request with files that are gone.
+TEST_F(OperationsTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTogether) {
+  gate_.Open();
+  const OperationStart start{.model = "m", .request_id = "one", .digest = "a"};
+  std::weak_ptr<const int> files;
+  const auto begin = [&](OperationTable& table, absl::Status result) {
+    const auto operation = table.Start(start, [&, result](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+      const auto made = std::make_shared<const int>(1);
+      files = made;
+      scope.Hold(made, absl::Hours(1));
+      if (!result.ok()) return result;
+      return google::protobuf::Any();
+    });
+    EXPECT_TRUE(operation.ok()) << operation.status();
+    const auto ended = std::make_shared<std::promise<void>>();
+    const auto handle = table.OnEnd(operation->name(), [ended](const longrunning::Operation&) { ended->set_value(); });
+    EXPECT_TRUE(handle.ok()) << handle.status();
+    ended->get_future().get();
+    return operation->name();
+  };
+  const std::string first = begin(*table_, absl::OkStatus());
+  clock_.Advance(absl::Minutes(59));
+  table_->DropOld();
+  EXPECT_FALSE(files.expired());
+  EXPECT_EQ((*table_->Find(start))->name(), first);
+  clock_.Advance(absl::Minutes(2));
+  table_->DropOld();
+  EXPECT_TRUE(files.expired());
+  EXPECT_FALSE(table_->Find(start)->has_value());
+  EXPECT_TRUE(Get(first).has_response()) << "what it came to can still be read";
+  // Without a call to DropOld: the id does not outlive the files.
+  const std::string second = begin(*table_, absl::OkStatus());
+  EXPECT_NE(second, first);
+  clock_.Advance(absl::Hours(2));
+  EXPECT_FALSE(table_->Find(start)->has_value());
+  EXPECT_TRUE(files.expired());
+  // Deleted with its operation.
+  const std::string third = begin(*table_, absl::OkStatus());
+  EXPECT_TRUE(Delete(third).ok());
+  EXPECT_TRUE(files.expired());
+  EXPECT_FALSE(table_->Find(start)->has_value());
+  // A start empties uploads/, where the files are.
+  const std::string fourth = begin(*table_, absl::OkStatus());
+  const auto reopened = Open("operations");
+  EXPECT_FALSE(reopened->Find(start)->has_value());
+  EXPECT_TRUE(reopened->Get(fourth)->has_response());
+  EXPECT_TRUE(Delete(fourth).ok());
+  // A failed operation has nothing to keep; its id still answers.
+  const std::string failed = begin(*table_, absl::InternalError("broken"));
+  EXPECT_TRUE(files.expired());
+  EXPECT_EQ((*table_->Find(start))->name(), failed);
 }
 
 TEST_F(OperationsTest, OneThatEndedIsKeptForADay) {

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "httplib.h"
+#include "client/http_get.h"
 #include "server/base/strings.h"
 #include "server/rpc/methods.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -22,7 +22,11 @@ using testing_support::ReasonOf;
 
 class ServerServiceTest : public AppTest {
  protected:
-  httplib::Client Http() { return httplib::Client("127.0.0.1", app_->http_port()); }
+  client::HttpReply Get(const std::string& path) {
+    auto reply = client::HttpGet(base::StrCat("127.0.0.1:", app_->http_port()), path, absl::Minutes(1));
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    return reply.ok() ? *std::move(reply) : client::HttpReply();
+  }
   // Any unary method by name, with an empty request.
   grpc::Status CallEmpty(const std::string& method) { return testing_support::Ask(channel_, {.method = method}).status; }
   // grpc.health.v1.HealthCheckRequest{service}, by hand: Debian has no library with its messages.
@@ -57,7 +61,7 @@ TEST_F(ServerServiceTest, InfoTellsWhatThereIs) {
   EXPECT_FALSE(info.limits().has_operation_deadline());
   EXPECT_THAT(info.code_digest(), testing::MatchesRegex("[0-9a-f]{64}"));
   EXPECT_THAT(info.cuda_version(), testing::MatchesRegex("none|[0-9.]+"));
-  const std::string metrics = Http().Get("/metrics")->body;
+  const std::string metrics = Get("/metrics").body;
   const std::string built = base::StrCat("nibble_build_info{code=\"", info.code_digest(), "\",cuda=\"", info.cuda_version(),
                                          "\",revision=\"", info.commit(), "\",torch=\"none\",version=\"", info.version(), "\"} 1\n");
   EXPECT_TRUE(metrics.find(built) != std::string::npos) << built;  // not printed whole
@@ -167,13 +171,12 @@ TEST_F(ServerServiceTest, HealthKnowsTheServices) {
 }
 
 TEST_F(ServerServiceTest, ProbesAndMetricsAnswer) {
-  auto http = Http();
-  for (const char* path : {"/livez", "/readyz", "/startupz"}) EXPECT_EQ(http.Get(path)->status, 200) << path;
+  for (const char* path : {"/livez", "/readyz", "/startupz"}) EXPECT_EQ(Get(path).status, 200) << path;
   Import("tiny");
   v1::GenerateResponse response;
   grpc::ClientContext context;
   ASSERT_TRUE(inference_->Generate(&context, Prompt("tiny", "a b", 4), &response).ok());
-  const std::string text = http.Get("/metrics")->body;
+  const std::string text = Get("/metrics").body;
   const auto has = [&](const std::string& line) { return text.find(line) != std::string::npos; };  // not printed whole
   EXPECT_TRUE(has("nibble_generated_tokens_total{model=\"tiny\"} 4\n"));
   EXPECT_TRUE(has("nibble_generate_requests_total{model=\"tiny\",result=\"length\"} 1\n"));
@@ -239,8 +242,8 @@ TEST_F(ServerServiceTest, DrainRefusesWhatIsNewAndSaysSo) {
   ASSERT_TRUE(server_->GetLoad(&context3, {}, &load).ok()) << "how far it is can still be asked";
   EXPECT_TRUE(load.draining());
   EXPECT_FALSE(load.ready());
-  EXPECT_EQ(Http().Get("/readyz")->status, 503);
-  EXPECT_EQ(Http().Get("/livez")->status, 200);
+  EXPECT_EQ(Get("/readyz").status, 503);
+  EXPECT_EQ(Get("/livez").status, 200);
   app_->Drain();
   app_.reset();
 }

@@ -1,5 +1,6 @@
 #include "server/rpc/stream_reactor.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,7 +21,7 @@ class FedService : public v1::ServerService::CallbackService {
   explicit FedService(Edge& edge) : edge_(edge) {}
   grpc::ServerWriteReactor<v1::ServerLoad>* WatchLoad(grpc::CallbackServerContext* context,
                                                       const v1::WatchLoadRequest*) override {
-    auto stream = Stream::Make(edge_, context, "nibble.v1.ServerService/WatchLoad");
+    auto stream = Stream::Make(edge_, context, "nibble.v1.ServerService/WatchLoad", slots);
     if (on_space) stream->OnSpace(on_space);
     Stream* raw = stream.get();
     {
@@ -36,6 +37,7 @@ class FedService : public v1::ServerService::CallbackService {
     return std::move(stream_);
   }
   std::function<void()> on_space;
+  StreamSlots* slots = nullptr;
 
  private:
   Edge& edge_;
@@ -178,6 +180,67 @@ TEST_F(StreamReactorTest, SpaceIsToldWhenTheQueueHasRunEmpty) {
   EXPECT_TRUE(reader->Finish().ok());
 }
 
+TEST_F(StreamReactorTest, TakenCountsWhatTheReaderTook) {
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  EXPECT_TRUE(stream->caught_up());
+  for (int i = 1; i <= 3; ++i) {
+    v1::ServerLoad message = Message(i);
+    ASSERT_TRUE(stream->Push(message));
+  }
+  v1::ServerLoad load;
+  for (int i = 1; i <= 3; ++i) ASSERT_TRUE(reader->Read(&load));
+  while (!stream->caught_up()) std::this_thread::yield();
+  EXPECT_EQ(stream->taken(), 3u);
+  stream->End(absl::OkStatus());
+  EXPECT_FALSE(reader->Read(&load));
+  EXPECT_TRUE(reader->Finish().ok());
+}
+
+// C12: a client that reads nothing would otherwise keep its place, and what is being written, as long as its connection lives.
+TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
+  StreamSlots slots("--max_watches", 1);
+  service_.slots = &slots;
+  edge_.last_read = absl::Milliseconds(100);
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  do {  // until the transport takes no more
+    v1::ServerLoad message = Message(1);
+    while (stream->Push(message)) message = Message(1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  } while (stream->space() > 0);
+  stream->Abort(absl::ResourceExhaustedError("too slow"));
+  stream.reset();
+  while (slots.open() > 0) std::this_thread::yield();
+  while (Handled("RESOURCE_EXHAUSTED") == 0) std::this_thread::yield();
+  v1::ServerLoad load;
+  while (reader->Read(&load)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(StreamReactorTest, PlaceIsTakenUntilTheStreamIsDone) {  // C12
+  StreamSlots slots("--max_watches", 1);
+  service_.slots = &slots;
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  EXPECT_EQ(slots.open(), 1);
+  grpc::ClientContext another;
+  auto refused = stub_->WatchLoad(&another, {});
+  v1::ServerLoad load;
+  EXPECT_FALSE(refused->Read(&load));
+  const grpc::Status status = refused->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), testing::HasSubstr("--max_watches"));
+  stream->End(absl::OkStatus());
+  EXPECT_FALSE(reader->Read(&load));
+  EXPECT_TRUE(reader->Finish().ok());
+  while (slots.open() > 0) std::this_thread::yield();  // though the test holds the stream
+}
+
 // Who feeds a stream may come to it only after its client has gone. What it leaves there holds the stream in turn: kept, neither
 // would ever go.
 TEST_F(StreamReactorTest, WhatIsSetAfterTheEndIsNotKept) {
@@ -230,6 +293,22 @@ TEST(PumpTest, RunsOnceMoreWhenWokenMeanwhileAndNeverTwiceAtATime) {
     while (runs <= before) std::this_thread::yield();
   }
   EXPECT_FALSE(overlapped);
+}
+
+TEST(PumpTest, RunsAgainBehindTheTasksThatWait) {
+  std::vector<std::string> order;  // of the one worker
+  {
+    WorkerPool workers(1, 100);
+    std::shared_ptr<Pump> pump = std::make_shared<Pump>(workers, [&] {
+      order.push_back("pump");
+      if (order.size() > 1) return;
+      workers.Run([&] { order.push_back("call"); });
+      pump->Wake();
+    });
+    pump->Wake();
+    workers.AwaitIdle();
+  }
+  EXPECT_EQ(order, (std::vector<std::string>{"pump", "call", "pump"}));
 }
 
 }  // namespace

@@ -62,6 +62,9 @@ const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
       {"nibble.v1.ModelService/UnloadModel", ""},
       {"nibble.v1.ModelService/PublishCheckpoint", "checkpoint"},
       {"nibble.v1.ModelService/VerifyModel", ""},
+      {"nibble.v1.UploadService/GetUpload", ""},
+      {"nibble.v1.UploadService/ListUploads", ""},
+      {"nibble.v1.UploadService/CancelUpload", ""},
       {"nibble.v1.InferenceService/Generate", ""},
       {"nibble.v1.InferenceService/GenerateStream", ""},
       {"nibble.v1.InferenceService/Chat", ""},
@@ -284,6 +287,32 @@ TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {
   EXPECT_EQ(conflict.error_message().find(red), std::string::npos) << conflict.error_message();
   As("ci-red");
   EXPECT_EQ(CreateJob("").name(), red);
+}
+
+// Without it a tenant could learn what another did under a guessed id, and take the id from it.
+TEST_F(TenantTest, C9RequestIdsOfOperationsAreOfOneTenant) {
+  const auto import = [&](const std::string& name) {
+    v1::ImportModelRequest request;
+    request.set_server_path("hf_tied_bf16");
+    request.set_name(name);
+    request.set_request_id("8b7a3d1e-0000-4000-8000-000000000002");
+    google::longrunning::Operation operation;
+    const grpc::Status status = Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation);
+    EXPECT_TRUE(status.ok()) << name << ": " << status.error_message();
+    return status.ok() ? Wait(operation) : operation;
+  };
+  As("ci-red");
+  const auto red = import("of-red");
+  EXPECT_TRUE(red.has_response());
+  As("ci-blue");
+  const auto blue = import("of-blue");
+  EXPECT_TRUE(blue.has_response());
+  EXPECT_NE(blue.name(), red.name());
+  EXPECT_EQ(import("of-blue").name(), blue.name());
+  As("red");
+  EXPECT_NE(import("of-another").name(), red.name()) << "the same tenant, another principal";
+  As("ci-red");
+  EXPECT_EQ(import("of-red").name(), red.name());
 }
 
 }  // namespace

@@ -1,0 +1,115 @@
+#include "server/rpc/model_memory.h"
+
+#include <algorithm>
+
+#include "server/base/status_macros.h"
+#include "server/model/kv_pool.h"
+#include "server/model/layout.h"
+#include "server/model/safetensors.h"
+#include "server/model/tensor_table.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr std::int64_t kReplayRows = 64;     // of a step: model/replay.cc
+constexpr std::int64_t kEvaluateRows = 256;  // of a step: data/evaluate.cc
+// Activations of a row that are alive at once: input, norm, q, k, v, attention and residual of the hidden size, gate, up and their
+// product of the MLP's.
+constexpr std::int64_t kHiddenVectors = 8;
+constexpr std::int64_t kMlpVectors = 3;
+// A token of the evaluation data is 5 bytes (id, and whether it is trained). Texts have two bytes a token or more.
+constexpr std::uint64_t kTokenBytes = 5;
+constexpr std::uint64_t kTextBytesPerToken = 2;
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+constexpr std::int64_t kQuantizeBuffers = 64 * kMiB;  // blocks of 2^22 elements: convert/convert.cc
+
+std::int64_t StepBytes(const model::ModelConfig& config, std::int64_t rows) {
+  const std::int64_t row = config.vocab_size + kHiddenVectors * config.hidden_size + kMlpVectors * config.ffn_size;
+  return rows * row * static_cast<std::int64_t>(sizeof(float));
+}
+
+std::int64_t KvBytes(const model::ModelConfig& config, kernels::DType dtype, std::int64_t tokens) {
+  return model::KvPool::PagesFor(tokens) * model::KvPool::PageBytes(config, dtype);
+}
+
+std::int64_t StoredBytes(const model::Artifact& artifact) {
+  std::int64_t bytes = 0;
+  for (const auto& [name, tensor] : artifact.tensors()) bytes += static_cast<std::int64_t>(tensor.bytes.size());
+  return bytes;
+}
+
+// Of what is not made yet, where a tensor may have one of several types: the largest.
+absl::StatusOr<std::int64_t> StoredBytes(const model::ModelConfig& config, const model::ArtifactInfo& info) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::StoredTensors(config, info));
+  std::int64_t bytes = 0;
+  for (const model::StoredTensor& tensor : tensors) {
+    std::int64_t size = 0;
+    for (const kernels::DType dtype : tensor.dtypes) size = std::max(size, static_cast<std::int64_t>(kernels::SizeOf(dtype)));
+    bytes += model::NumElements(tensor.shape).value_or(0) * size;
+  }
+  return bytes;
+}
+
+// The largest tensor in f32, beside its codes or its copy in another type.
+std::int64_t QuantizeBytes(const model::ModelConfig& config) {
+  std::int64_t elements = 0;
+  for (const auto& tensor : model::RequiredTensors(config)) elements = std::max(elements, model::NumElements(tensor.shape).value_or(0));
+  return elements * static_cast<std::int64_t>(2 * sizeof(float)) + kQuantizeBuffers;
+}
+
+}  // namespace
+
+WorkMemory ReplayMemory(const model::Artifact& model, const model::Record& record) {
+  std::int64_t longest = 0;
+  for (const auto& sequence : record.sequences) longest = std::max(longest, static_cast<std::int64_t>(sequence.token_ids.size()));
+  return {.weights = StoredBytes(model),
+          .kv_cache = KvBytes(model.config(), model.info().kv_dtype, longest),
+          .buffers = StepBytes(model.config(), kReplayRows)};
+}
+
+absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const convert::ConvertOptions& options,
+                                         const std::optional<EvaluationSize>& evaluation) {
+  const model::ModelConfig& config = source.config();
+  model::ArtifactInfo made;
+  made.format = options.to;
+  made.int8_head = options.to == model::Format::kInt8 && options.int8_head.value_or(source.info().format != model::Format::kLora);
+  if (options.to == model::Format::kTernary) made.bitnet = source.info().bitnet.value_or(model::BitNetInfo());
+  made.kv_dtype = options.kv_dtype.value_or(made.bitnet.has_value() ? source.info().kv_dtype : kernels::DType::kBF16);
+  const bool recorded = made.determinism() == model::Determinism::kBitwise;
+  WorkMemory need;
+  if (evaluation.has_value() || recorded) {
+    NIBBLE_ASSIGN_OR_RETURN(need.weights, StoredBytes(config, made));
+  }
+  std::int64_t rows = kReplayRows, tokens = kEvaluateRows;
+  if (evaluation.has_value()) {
+    // Master weights are not run.
+    if (!source.info().is_masters()) need.weights = std::max(need.weights, StoredBytes(source));
+    rows = kEvaluateRows;
+    tokens = 2 * std::max(kEvaluateRows, evaluation->max_seq_len);
+    need.data = static_cast<std::int64_t>(evaluation->dataset_bytes / kTextBytesPerToken * kTokenBytes);
+  }
+  need.buffers = QuantizeBytes(config);
+  if (need.weights > 0) {
+    need.kv_cache = std::max(KvBytes(config, made.kv_dtype, tokens), KvBytes(config, source.info().kv_dtype, tokens));
+    need.buffers = std::max(need.buffers, StepBytes(config, rows));
+  }
+  return need;
+}
+
+WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes) {
+  WorkMemory need;
+  need.weights = adapter_bytes;
+  if (base.info().format != model::Format::kNf4) need.buffers = QuantizeBytes(base.config());
+  return need;
+}
+
+WorkMemory MastersMemory(const model::ModelConfig& config) {
+  WorkMemory need;
+  for (const auto& tensor : model::RequiredTensors(config)) {
+    need.weights += model::NumElements(tensor.shape).value_or(0) * static_cast<std::int64_t>(sizeof(float));
+  }
+  return need;
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,22 @@
+// Who chose a request id. Clients choose ids freely, so the same id of another caller is another request.
+#pragma once
+#include <compare>
+#include <string>
+
+#include "server/rpc/auth_tokens.h"
+
+namespace nibble::rpc {
+
+// One name in two tenants is two owners (SECURITY.md). Without tokens everyone is kNobody, and ids are shared.
+struct RequestOwner {
+  std::string tenant;            // "": none
+  std::string name = kNobody;    // of the principal
+  auto operator<=>(const RequestOwner&) const = default;
+};
+
+// An operator: what others sent is his to see and to stop.
+inline bool SeesAll(const Principal& principal) { return principal.role == Role::kAdmin && principal.tenant.empty(); }
+
+inline RequestOwner OwnerOf(const Principal& principal) { return {principal.tenant, principal.name}; }
+
+}  // namespace nibble::rpc

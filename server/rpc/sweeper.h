@@ -1,0 +1,27 @@
+#pragma once
+#include <chrono>
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include "server/base/mutex.h"
+
+namespace nibble::rpc {
+
+// A thread that drops what has grown old, whether any call comes or not.
+class Sweeper {
+ public:
+  // Calls `sweep` every so often until it is destroyed, which waits for a call that runs.
+  Sweeper(std::chrono::milliseconds period, std::function<void()> sweep);
+  ~Sweeper();
+  Sweeper(const Sweeper&) = delete;
+  Sweeper& operator=(const Sweeper&) = delete;
+
+ private:
+  base::Mutex mutex_;
+  base::Condition wake_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace nibble::rpc

@@ -1,0 +1,79 @@
+// The part of an upload's sink that datasets and models share: its place in the table of uploads.
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/upload_reactor.h"
+#include "server/rpc/upload_table.h"
+
+namespace nibble::rpc {
+
+// Header: UploadDatasetHeader or UploadModelHeader. Content: what a derived class makes of the header and then fills.
+template <typename Request, typename Header, typename Content>
+class TrackedUpload : public UploadSink<Request> {
+ public:
+  TrackedUpload(UploadTable& uploads, UploadKind kind) : uploads_(uploads), kind_(kind) {}
+
+  void Attach(const Call& call, typename UploadSink<Request>::End end) final {
+    owner_ = OwnerOf(call.principal());
+    end_ = std::move(end);
+  }
+  void Lost() final {
+    if (stream_ != nullptr) stream_->Keep();
+  }
+  absl::StatusOr<bool> Take(const Request& message) final {
+    if (message.has_header()) {
+      if (stream_ != nullptr) return base::FieldError("header", "came twice");
+      NIBBLE_RETURN_IF_ERROR(TakeHeader(message.header()));
+      return false;
+    }
+    if (message.message_case() == Request::MESSAGE_NOT_SET) return base::FieldError("message", "is not set, wanted one of its fields");
+    if (stream_ == nullptr) return base::FieldError("header", "is missing, must be the first message");
+    base::MutexLock lock(stream_->using_content());
+    NIBBLE_RETURN_IF_ERROR(stream_->Check());
+    return TakeNext(message, static_cast<Content&>(*stream_->content()));
+  }
+
+ protected:
+  // What was begun, or is resumed; called once, by TakeHeader of the derived class, which has checked the rest of the header.
+  absl::Status Open(const Header& header, std::int64_t size_bytes) {
+    const UploadTable::Start start{
+        .owner = owner_, .id = header.upload_id(), .kind = kind_, .name = header.name(), .size_bytes = size_bytes};
+    if (header.resume_offset() < 0) {
+      return base::FieldError("header.resume_offset", base::StrCat("is ", header.resume_offset(), ", wanted 0 or more"));
+    }
+    if (header.resume_offset() > 0) {
+      if (start.id.empty()) return base::FieldError("header.upload_id", "is not set, wanted the upload that is resumed");
+      NIBBLE_ASSIGN_OR_RETURN(stream_, uploads_.Resume(start, header.resume_offset(), end_));
+      return absl::OkStatus();
+    }
+    NIBBLE_ASSIGN_OR_RETURN(auto stream, uploads_.Begin(start, end_));
+    {
+      // Only then is there an upload that could be kept.
+      base::MutexLock lock(stream->using_content());
+      NIBBLE_RETURN_IF_ERROR(stream->Check());
+      NIBBLE_ASSIGN_OR_RETURN(stream->content(), MakeContent(header));
+    }
+    stream_ = std::move(stream);
+    return absl::OkStatus();
+  }
+  UploadTable::Stream& stream() { return *stream_; }
+
+ private:
+  virtual absl::Status TakeHeader(const Header& header) = 0;
+  virtual absl::StatusOr<std::unique_ptr<UploadContent>> MakeContent(const Header& header) = 0;
+  // True: that was the last message.
+  virtual absl::StatusOr<bool> TakeNext(const Request& message, Content& content) = 0;
+
+  UploadTable& uploads_;
+  const UploadKind kind_;
+  RequestOwner owner_;
+  typename UploadSink<Request>::End end_;
+  std::unique_ptr<UploadTable::Stream> stream_;
+};
+
+}  // namespace nibble::rpc

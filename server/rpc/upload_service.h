@@ -1,0 +1,24 @@
+#pragma once
+#include "nibble/v1/upload_service.grpc.pb.h"
+#include "server/rpc/call.h"
+#include "server/rpc/upload_table.h"
+
+namespace nibble::rpc {
+
+// Thread-safe.
+class UploadService : public v1::UploadService::CallbackService {
+ public:
+  UploadService(Edge& edge, UploadTable& uploads) : edge_(edge), uploads_(uploads) {}
+
+  grpc::ServerUnaryReactor* GetUpload(grpc::CallbackServerContext*, const v1::GetUploadRequest*, v1::Upload*) override;
+  grpc::ServerUnaryReactor* ListUploads(grpc::CallbackServerContext*, const v1::ListUploadsRequest*,
+                                        v1::ListUploadsResponse*) override;
+  grpc::ServerUnaryReactor* CancelUpload(grpc::CallbackServerContext*, const v1::CancelUploadRequest*,
+                                         v1::CancelUploadResponse*) override;
+
+ private:
+  Edge& edge_;
+  UploadTable& uploads_;
+};
+
+}  // namespace nibble::rpc

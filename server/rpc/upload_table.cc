@@ -1,0 +1,307 @@
+#include "server/rpc/upload_table.h"
+
+#include <algorithm>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::rpc {
+
+using base::StrCat;
+
+namespace {
+
+absl::Status NoUpload(const std::string& id) {
+  return base::WithReason(absl::NotFoundError("upload_id: there is no such upload of yours; one is kept for a while after its stream was "
+                                              "lost or has finished, and a model's is imported once"),
+                          "UPLOAD", {{"name", id.substr(0, 64)}});
+}
+
+}  // namespace
+
+// Fields are guarded by the table's mutex_ unless they say otherwise.
+class UploadTable::Entry {
+ public:
+  Entry(std::shared_ptr<Usage> usage, const Start& start, std::string id_in) : owner(start.owner), usage_(std::move(usage)) {
+    info.id = std::move(id_in);
+    info.owner = start.owner;
+    info.kind = start.kind;
+    info.name = start.name;
+    resumable = !start.id.empty();
+  }
+  ~Entry() { Release(); }
+  // Removes what has arrived, and then gives its bytes back. With using_content held, or by who holds the entry last.
+  void Release() {
+    content.reset();
+    base::MutexLock lock(usage_->mutex);
+    const auto at = usage_->bytes.find(owner);
+    if (at != usage_->bytes.end() && (at->second -= charged) <= 0) usage_->bytes.erase(at);
+    charged = 0;
+  }
+
+  const RequestOwner owner;
+  UploadInfo info;
+  bool resumable = false;
+  bool gone = false;       // cancelled, expired, replaced or used
+  std::uint64_t turn = 1;  // of the stream that sends; a later one takes over
+  absl::Duration until = absl::InfiniteDuration();  // monotonic
+  End end;                                          // of the stream that sends
+  std::int64_t charged = 0;                         // by Usage::mutex
+
+  base::Mutex using_content;
+  std::unique_ptr<UploadContent> content;  // by using_content; read alone once it has finished
+
+  std::shared_ptr<Usage> usage_;
+};
+
+UploadTable::Stream::~Stream() {
+  if (over_) return;
+  std::shared_ptr<Entry> dropped;  // after the lock
+  base::MutexLock lock(table_.mutex_);
+  if (!table_.CheckTurn(*entry_, turn_).ok()) return;
+  if (entry_->info.state == UploadState::kFinished) {  // it was asked for its answer again
+    entry_->end = nullptr;
+  } else {
+    dropped = table_.Erase(*entry_);
+  }
+}
+
+const std::string& UploadTable::Stream::id() const { return entry_->info.id; }
+base::Mutex& UploadTable::Stream::using_content() { return entry_->using_content; }
+std::unique_ptr<UploadContent>& UploadTable::Stream::content() { return entry_->content; }
+
+absl::Status UploadTable::CheckTurn(const Entry& entry, std::uint64_t turn) const {
+  if (entry.gone) return absl::CancelledError("the upload was cancelled");
+  if (entry.turn != turn) return absl::AbortedError("another stream has taken the upload over");
+  return absl::OkStatus();
+}
+
+absl::Status UploadTable::Stream::Check() const {
+  base::MutexLock lock(table_.mutex_);
+  return table_.CheckTurn(*entry_, turn_);
+}
+
+absl::Status UploadTable::Stream::Charge(std::int64_t bytes) {
+  base::MutexLock lock(table_.mutex_);
+  NIBBLE_RETURN_IF_ERROR(table_.CheckTurn(*entry_, turn_));
+  const std::int64_t limit = table_.options_.max_bytes_per_principal;
+  {
+    base::MutexLock counting(table_.usage_->mutex);
+    std::int64_t& held = table_.usage_->bytes[entry_->owner];
+    if (limit > 0 && bytes > limit - held) {
+      return base::WithReason(
+          absl::ResourceExhaustedError(StrCat("your uploads hold ", held, " bytes, the limit is ", limit, ": import or cancel some")),
+          "UPLOAD_QUOTA", {{"max_bytes", std::to_string(limit)}, {"held_bytes", std::to_string(held)}});
+    }
+    held += bytes;
+    entry_->charged += bytes;
+  }
+  entry_->info.bytes += bytes;
+  if (entry_->content != nullptr) entry_->info.num_files = entry_->content->num_files();
+  return absl::OkStatus();
+}
+
+absl::Status UploadTable::Stream::BeginFinish() {
+  base::MutexLock lock(table_.mutex_);
+  NIBBLE_RETURN_IF_ERROR(table_.CheckTurn(*entry_, turn_));
+  entry_->info.state = UploadState::kFinishing;
+  return absl::OkStatus();
+}
+
+absl::Time UploadTable::Stream::Finish() {
+  over_ = true;
+  base::MutexLock lock(table_.mutex_);
+  entry_->end = nullptr;
+  if (entry_->info.state == UploadState::kFinished) return entry_->info.expires;  // asked again
+  entry_->info.num_files = entry_->content->num_files();
+  entry_->info.state = UploadState::kFinished;
+  entry_->info.expires = table_.clock_.Now() + table_.options_.kept;
+  entry_->until = table_.clock_.Monotonic() + table_.options_.kept;
+  return entry_->info.expires;
+}
+
+void UploadTable::Stream::Keep() {
+  base::MutexLock content(entry_->using_content);
+  base::MutexLock lock(table_.mutex_);
+  if (!entry_->resumable || !table_.CheckTurn(*entry_, turn_).ok() || entry_->info.state != UploadState::kReceiving) return;
+  over_ = true;
+  if (entry_->content != nullptr) entry_->info.num_files = entry_->content->num_files();
+  entry_->info.state = UploadState::kInterrupted;
+  entry_->info.expires = table_.clock_.Now() + table_.options_.kept;
+  entry_->until = table_.clock_.Monotonic() + table_.options_.kept;
+  entry_->end = nullptr;
+}
+
+absl::Status UploadTable::CheckQuota(const Start& start) const {
+  std::int64_t number = 0;
+  for (const auto& [key, entry] : entries_) number += key.first == start.owner;
+  if (number >= options_.max_uploads) {
+    return base::WithReason(
+        absl::ResourceExhaustedError(StrCat("you have ", number, " uploads, the limit is ", options_.max_uploads, ": import or cancel some")),
+        "UPLOAD_QUOTA", {{"max_uploads", std::to_string(options_.max_uploads)}});
+  }
+  const std::int64_t limit = options_.max_bytes_per_principal;
+  if (limit <= 0) return absl::OkStatus();
+  base::MutexLock counting(usage_->mutex);
+  const auto at = usage_->bytes.find(start.owner);
+  const std::int64_t held = at == usage_->bytes.end() ? 0 : at->second;
+  if (start.size_bytes <= limit - held) return absl::OkStatus();
+  return base::WithReason(absl::ResourceExhaustedError(StrCat("size_bytes: ", start.size_bytes, ", your uploads hold ", held,
+                                                              " bytes, the limit is ", limit, ": import or cancel some")),
+                          "UPLOAD_QUOTA", {{"max_bytes", std::to_string(limit)}, {"held_bytes", std::to_string(held)}});
+}
+
+std::shared_ptr<UploadTable::Entry> UploadTable::Erase(const Entry& entry) {
+  const auto at = entries_.find({entry.owner, entry.info.id});
+  if (at == entries_.end() || at->second.get() != &entry) return nullptr;
+  std::shared_ptr<Entry> erased = std::move(at->second);
+  erased->gone = true;
+  entries_.erase(at);
+  return erased;
+}
+
+absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Begin(const Start& start, End end) {
+  if (!start.id.empty()) NIBBLE_RETURN_IF_ERROR(base::CheckName("header.upload_id", start.id));
+  DropOld();
+  const std::string id = start.id.empty() ? base::NewId("upload") : start.id;
+  NIBBLE_RETURN_IF_ERROR(DropReplaced({start.owner, id}));
+  base::MutexLock lock(mutex_);
+  if (entries_.contains({start.owner, id})) return absl::AbortedError("upload_id: another stream begins the upload");
+  NIBBLE_RETURN_IF_ERROR(CheckQuota(start));
+  auto entry = std::make_shared<Entry>(usage_, start, id);
+  entry->info.number = ++last_number_;
+  entry->info.created = clock_.Now();
+  entry->end = std::move(end);
+  entries_[{start.owner, id}] = entry;
+  return std::make_unique<Stream>(*this, std::move(entry), 1);
+}
+
+absl::Status UploadTable::DropReplaced(const Key& key) {
+  std::shared_ptr<Entry> replaced;
+  End end;
+  {
+    base::MutexLock lock(mutex_);
+    const auto at = entries_.find(key);
+    if (at == entries_.end()) return absl::OkStatus();
+    if (at->second->info.state == UploadState::kFinishing) return absl::AbortedError("upload_id: the upload is being finished");
+    replaced = Erase(*at->second);
+    end.swap(replaced->end);
+  }
+  if (end) end(absl::AbortedError("the upload was begun anew"));
+  base::MutexLock content(replaced->using_content);
+  replaced->Release();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<UploadTable::Stream>> UploadTable::Resume(const Start& start, std::int64_t offset, End end) {
+  DropOld();
+  std::shared_ptr<Entry> entry;
+  End end_other;
+  std::unique_ptr<Stream> stream;
+  {
+    base::MutexLock lock(mutex_);
+    const auto at = entries_.find({start.owner, start.id});
+    if (at == entries_.end() || at->second->info.kind != start.kind) return NoUpload(start.id);
+    entry = at->second;
+    if (entry->info.state == UploadState::kFinishing) return absl::AbortedError("upload_id: the upload is being finished");
+    if (entry->info.name != start.name) return base::FieldError("header.name", StrCat("the upload is of ", entry->info.name));
+    // A finished one stays so: it only answers again.
+    if (entry->info.state != UploadState::kFinished) {
+      entry->info.state = UploadState::kReceiving;
+      entry->info.expires = absl::InfiniteFuture();
+      entry->until = absl::InfiniteDuration();
+    }
+    end_other.swap(entry->end);
+    entry->end = std::move(end);
+    stream = std::make_unique<Stream>(*this, entry, ++entry->turn);
+  }
+  if (end_other) end_other(absl::AbortedError("another stream has taken the upload over"));
+  // The message that the other stream has in hand is taken in whole.
+  std::int64_t arrived = 0;
+  {
+    base::MutexLock content(entry->using_content);
+    base::MutexLock lock(mutex_);
+    arrived = entry->info.bytes;
+  }
+  if (offset == arrived) return stream;
+  stream->Keep();
+  return base::FieldError("header.resume_offset", StrCat("is ", offset, ", ", arrived, " bytes have arrived"));
+}
+
+std::shared_ptr<UploadTable::Entry> UploadTable::FindEntry(const Principal& viewer, const std::string& id) const {
+  if (const auto own = entries_.find({OwnerOf(viewer), id}); own != entries_.end()) return own->second;
+  if (!SeesAll(viewer)) return nullptr;
+  const auto any = std::find_if(entries_.begin(), entries_.end(), [&](const auto& one) { return one.first.second == id; });
+  return any == entries_.end() ? nullptr : any->second;
+}
+
+absl::StatusOr<UploadInfo> UploadTable::Get(const Principal& viewer, const std::string& id) const {
+  base::MutexLock lock(mutex_);
+  const auto entry = FindEntry(viewer, id);
+  if (entry == nullptr) return NoUpload(id);
+  return entry->info;
+}
+
+std::vector<UploadInfo> UploadTable::List(const Principal& viewer) const {
+  std::vector<UploadInfo> all;
+  {
+    base::MutexLock lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      if (SeesAll(viewer) || key.first == OwnerOf(viewer)) all.push_back(entry->info);
+    }
+  }
+  std::sort(all.begin(), all.end(), [](const UploadInfo& a, const UploadInfo& b) { return a.number < b.number; });
+  return all;
+}
+
+absl::Status UploadTable::Cancel(const Principal& viewer, const std::string& id) {
+  std::shared_ptr<Entry> dropped;
+  End end;
+  bool writing = false;
+  {
+    base::MutexLock lock(mutex_);
+    const auto entry = FindEntry(viewer, id);
+    if (entry == nullptr) return NoUpload(id);
+    writing = entry->info.state == UploadState::kFinishing;
+    dropped = Erase(*entry);
+    end.swap(dropped->end);
+  }
+  if (end) end(absl::CancelledError("the upload was cancelled by CancelUpload"));
+  if (writing) return absl::OkStatus();  // what has arrived goes with the stream that writes the dataset
+  base::MutexLock content(dropped->using_content);
+  dropped->Release();
+  return absl::OkStatus();
+}
+
+const UploadTable::Entry* UploadTable::FindFinished(const RequestOwner& owner, const std::string& id) const {
+  const auto at = entries_.find({owner, id});
+  if (at == entries_.end() || at->second->info.state != UploadState::kFinished) return nullptr;
+  return at->second->info.kind == UploadKind::kModel ? at->second.get() : nullptr;
+}
+
+absl::Status UploadTable::CheckFinished(const RequestOwner& owner, const std::string& id) const {
+  base::MutexLock lock(mutex_);
+  return FindFinished(owner, id) != nullptr ? absl::OkStatus() : NoUpload(id);
+}
+
+absl::StatusOr<std::shared_ptr<UploadContent>> UploadTable::TakeFinished(const RequestOwner& owner, const std::string& id) {
+  base::MutexLock lock(mutex_);
+  const Entry* const finished = FindFinished(owner, id);
+  if (finished == nullptr) return NoUpload(id);
+  const std::shared_ptr<Entry> entry = Erase(*finished);
+  return std::shared_ptr<UploadContent>(entry, entry->content.get());
+}
+
+void UploadTable::DropOld() {
+  std::vector<std::shared_ptr<Entry>> dropped;  // after the lock
+  const absl::Duration now = clock_.Monotonic();
+  base::MutexLock lock(mutex_);
+  for (const auto& [key, entry] : entries_) {
+    if (entry->until <= now) dropped.push_back(entry);
+  }
+  for (const auto& entry : dropped) Erase(*entry);
+}
+
+}  // namespace nibble::rpc

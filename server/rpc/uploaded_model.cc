@@ -1,0 +1,60 @@
+#include "server/rpc/uploaded_model.h"
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+
+namespace nibble::rpc {
+
+using base::FieldError;
+using base::StrCat;
+
+absl::Status UploadedModel::BeginFile(const v1::FileEntry& file) {
+  if (finished()) return FieldError("file", "came after the finish");
+  NIBBLE_RETURN_IF_ERROR(EndFile());
+  if (file.size_bytes() < 0) return FieldError("file.size_bytes", StrCat("is ", file.size_bytes(), ", wanted 0 or more"));
+  if (!file.sha256().empty()) return FieldError("file.sha256", "is set, wanted empty: the digest comes with finish");
+  NIBBLE_RETURN_IF_ERROR(upload_->BeginFile(file.path()));
+  file_ = file;
+  file_digest_ = base::Sha256();
+  received_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status UploadedModel::Append(std::string_view chunk, UploadTable::Stream& stream) {
+  if (!file_.has_value()) return FieldError("chunk", "came before a file");
+  const auto size = static_cast<std::int64_t>(chunk.size());
+  if (size > file_->size_bytes() - received_) {
+    return FieldError("file.size_bytes", StrCat(file_->path(), " has more than the ", file_->size_bytes(), " bytes announced"));
+  }
+  NIBBLE_RETURN_IF_ERROR(stream.Charge(size));
+  received_ += size;
+  NIBBLE_RETURN_IF_ERROR(upload_->Append(chunk));
+  digest_.Update(chunk);
+  file_digest_.Update(chunk);
+  return absl::OkStatus();
+}
+
+absl::Status UploadedModel::Finish(const std::string& sha256) {
+  if (!finished()) {
+    NIBBLE_RETURN_IF_ERROR(EndFile());
+    if (files_.empty()) return FieldError("file", "is missing, wanted at least one file");
+    sha256_ = digest_.HexDigest();
+  }
+  if (sha256 == sha256_) return absl::OkStatus();
+  return FieldError("finish.sha256", StrCat("is ", sha256.substr(0, 64), ", the chunks that arrived have ", sha256_));
+}
+
+absl::Status UploadedModel::EndFile() {
+  if (!file_.has_value()) return absl::OkStatus();
+  if (received_ != file_->size_bytes()) {
+    return FieldError("file.size_bytes", StrCat(file_->path(), " has ", received_, " bytes, announced ", file_->size_bytes()));
+  }
+  file_->set_sha256(file_digest_.HexDigest());
+  NIBBLE_RETURN_IF_ERROR(upload_->FinishFile(file_->sha256()));
+  files_.push_back(*std::move(file_));
+  file_.reset();
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::rpc

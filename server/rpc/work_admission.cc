@@ -1,0 +1,82 @@
+#include "server/rpc/work_admission.h"
+
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "server/base/error.h"
+#include "server/base/strings.h"
+
+namespace nibble::rpc {
+
+namespace {
+
+constexpr std::chrono::milliseconds kAskEvery(100);
+
+absl::Status TooLarge(const std::string& what, const WorkMemory& need, std::int64_t have, bool ever) {
+  const std::string why =
+      ever ? base::StrCat(have, " are left of what models and trainers may take: unload models, wait for jobs to end, or raise ",
+                          "--serve_memory_bytes if it is the bound")
+           : base::StrCat("models and trainers together may take ", have, ": raise --serve_memory_bytes if it is the bound, or use a ",
+                          "larger machine");
+  return base::WithReason(absl::ResourceExhaustedError(base::StrCat(what, " needs ", need.total(), " bytes, ", why)),
+                          "OUT_OF_DEVICE_MEMORY",
+                          {{"need", std::to_string(need.total())},
+                           {"have", std::to_string(have)},
+                           {"plan", base::StrCat("weights ", need.weights, ", kv_cache ", need.kv_cache, ", buffers ", need.buffers,
+                                                 ", data ", need.data)}});
+}
+
+}  // namespace
+
+std::int64_t WorkMemory::total() const {
+  std::int64_t sum = 0;
+  for (const std::int64_t part : {weights, kv_cache, buffers, data}) {
+    if (__builtin_add_overflow(sum, part, &sum)) return std::numeric_limits<std::int64_t>::max();
+  }
+  return sum;
+}
+
+void WorkAdmission::Queue::Leave(std::uint64_t ticket) {
+  base::MutexLock lock(mutex);
+  tickets.erase(ticket);
+  changed.NotifyAll();
+}
+
+absl::StatusOr<WorkAdmission::Turn> WorkAdmission::Await(const std::string& what, const WorkMemory& need, const Cancelled& cancelled,
+                                                         const std::function<void()>& waiting) {
+  if (need.total() > memory_->limit()) return TooLarge(what, need, memory_->limit(), /*ever=*/false);
+  std::uint64_t ticket = 0;
+  {
+    base::MutexLock lock(queue_->mutex);
+    ticket = ++queue_->last;
+    queue_->tickets.insert(ticket);
+  }
+  // From here on the queue goes on, whatever becomes of this piece of work.
+  const std::shared_ptr<const void> place(queue_.get(), [queue = queue_, ticket](const void*) { queue->Leave(ticket); });
+  bool told = false;
+  while (true) {
+    if (cancelled && cancelled()) return absl::CancelledError("cancelled while it waited for other work with models");
+    {
+      base::MutexLock lock(queue_->mutex);
+      const auto first = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(queue_->mutex) { return *queue_->tickets.begin() == ticket; };
+      if (told ? queue_->changed.WaitFor(lock, kAskEvery, first) : first()) break;
+    }
+    if (!told && waiting) waiting();
+    told = true;
+  }
+  auto memory = memory_->TryTake(need.total());
+  if (memory == nullptr) return TooLarge(what, need, memory_->left(), /*ever=*/true);
+  // Members go from the last to the first: the memory is back before the next piece of work asks for its own.
+  struct Held {
+    std::shared_ptr<const void> place, memory;
+  };
+  return Turn(std::make_shared<const Held>(Held{place, std::move(memory)}));
+}
+
+std::size_t WorkAdmission::num_waiting() const {
+  base::MutexLock lock(queue_->mutex);
+  return queue_->tickets.empty() ? 0 : queue_->tickets.size() - 1;
+}
+
+}  // namespace nibble::rpc

@@ -1,0 +1,54 @@
+// Admits work that holds copies of models beside those that are served: verifications, conversions, publications of checkpoints.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/base/memory_budget.h"
+#include "server/base/mutex.h"
+
+namespace nibble::rpc {
+
+// The most memory that a piece of work holds at once. Bytes.
+struct WorkMemory {
+  std::int64_t weights = 0;    // of the largest model that is loaded, or the tensors that are held
+  std::int64_t kv_cache = 0;
+  std::int64_t buffers = 0;    // of a step: activations and logits, or a tensor in the making
+  std::int64_t data = 0;       // tokens of the evaluation data
+  std::int64_t total() const;  // the largest number where the sum is more
+};
+
+// One piece of work at a time, in the order of arrival, inside the memory that served models and trainers share. Thread-safe.
+class WorkAdmission {
+ public:
+  using Cancelled = std::function<bool()>;
+  // Held by the work; the next piece is admitted when it goes, which may be after this object.
+  using Turn = std::shared_ptr<const void>;
+
+  explicit WorkAdmission(std::shared_ptr<base::MemoryBudget> memory)
+      : memory_(std::move(memory)), queue_(std::make_shared<Queue>()) {}
+
+  // Waits for the work before, asking `cancelled` ten times a second, and then takes the memory. It does not wait for models to be
+  // unloaded or for jobs to end. `what` is for the error: "verify of model m". `waiting` is called once where it has to wait.
+  // Errors: ResourceExhausted (OUT_OF_DEVICE_MEMORY; metadata need, have: bytes; plan), at once where it could never fit; Cancelled.
+  absl::StatusOr<Turn> Await(const std::string& what, const WorkMemory& need, const Cancelled& cancelled,
+                             const std::function<void()>& waiting = {});
+  std::size_t num_waiting() const;
+
+ private:
+  struct Queue {
+    base::Mutex mutex;
+    base::Condition changed;
+    std::uint64_t last ABSL_GUARDED_BY(mutex) = 0;
+    std::set<std::uint64_t> tickets ABSL_GUARDED_BY(mutex);  // the smallest has its turn
+    void Leave(std::uint64_t ticket);
+  };
+
+  const std::shared_ptr<base::MemoryBudget> memory_;
+  const std::shared_ptr<Queue> queue_;
+};
+
+}  // namespace nibble::rpc

@@ -1,0 +1,164 @@
+// Operations that a crash of the server cuts off (docs/faults.md, C8). The disk stands still from one operation on, which leaves what a
+// crash there leaves; the next start says what became of the work.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+#include <limits>
+
+#include "absl/strings/escaping.h"
+#include "server/base/hooked_files.h"
+#include "server/base/json.h"
+#include "server/base/strings.h"
+#include "tests/server/rpc/app_fixture.h"
+
+namespace nibble {
+namespace {
+
+using base::StrCat;
+using testing_support::AppTest;
+using testing_support::ReasonOf;
+namespace longrunning = google::longrunning;
+
+constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+
+// Changes of models/ and operations/ that still reach the disk. Thread-safe.
+class Standstill {
+ public:
+  explicit Standstill(std::atomic<std::int64_t>& left) : left_(left) {}
+
+  template <typename Work>
+  auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
+    const bool counts = path.find("/state/models") != std::string::npos || path.find("/state/operations") != std::string::npos;
+    if (operation != "read" && operation != "close" && counts && left_.fetch_sub(1) <= 0) {
+      return absl::InternalError("injected: the disk stands still");
+    }
+    return work();
+  }
+  template <typename Write>
+  absl::Status Append(const std::string& path, std::string_view bytes, Write write) {
+    return Around("append", path, [&] { return write(bytes); });
+  }
+
+ private:
+  std::atomic<std::int64_t>& left_;
+};
+
+class OperationCrashTest : public AppTest {
+ protected:
+  using Begin = std::function<grpc::Status(const std::string& name, longrunning::Operation*)>;
+
+  AppOptions Options() override {
+    AppOptions options = AppTest::Options();
+    options.files = &files_;
+    return options;
+  }
+  // The operation is cut off after each of the last changes of the disk that it makes; counts the starts that found its model.
+  int CutOff(const std::string& prefix, const Begin& begin) {
+    longrunning::Operation operation;
+    left_ = kNever;
+    EXPECT_TRUE(begin(prefix + "-whole", &operation).ok());
+    const longrunning::Operation whole = Wait(operation);
+    EXPECT_TRUE(whole.has_response()) << whole.error().message();
+    const std::int64_t changes = kNever - left_;
+    EXPECT_GT(changes, kLast);
+    int recovered = 0;
+    for (std::int64_t k = changes - kLast; k < changes; ++k) recovered += Crash(StrCat(prefix, "-", k), k, begin);
+    return recovered;
+  }
+
+  // Of the changes that an operation makes, at the end: manifest, rename, and the record of the operation's end are among them.
+  static constexpr std::int64_t kLast = 14;
+
+ private:
+  bool Crash(const std::string& name, std::int64_t changes, const Begin& begin) {
+    SCOPED_TRACE(name);
+    left_ = changes;
+    longrunning::Operation begun;
+    EXPECT_TRUE(begin(name, &begun).ok());
+    const longrunning::Operation cut = Wait(begun);
+    app_.reset();
+    left_ = kNever;
+    StartApp();
+    longrunning::GetOperationRequest get;
+    get.set_name(begun.name());
+    longrunning::Operation after;
+    EXPECT_TRUE(Call(operations_, &longrunning::Operations::Stub::GetOperation, get, &after).ok());
+    EXPECT_TRUE(after.done());
+    v1::GetModelRequest wanted;
+    wanted.set_name(name);
+    v1::Model model;
+    const bool made = Call(models_, &v1::ModelService::Stub::GetModel, wanted, &model).ok();
+    EXPECT_EQ(after.has_response(), made) << after.error().message();
+    if (!made) {
+      EXPECT_EQ(ReasonOf(after.error()), "SERVER_RESTARTED");
+    } else if (cut.has_response()) {
+      EXPECT_EQ(after.response().SerializeAsString(), cut.response().SerializeAsString());
+    }
+    // The same request again makes nothing.
+    longrunning::Operation again;
+    EXPECT_TRUE(begin(name, &again).ok());
+    EXPECT_EQ(again.SerializeAsString(), after.SerializeAsString());
+    return made;
+  }
+
+  std::atomic<std::int64_t> left_{kNever};
+  base::HookedFiles<Standstill> files_{base::RealFileSystem(), left_};
+};
+
+TEST_F(OperationCrashTest, C8AnImportIsDoneWhereItsModelWasPublishedBeforeTheCrash) {
+  const int recovered = CutOff("import", [this](const std::string& name, longrunning::Operation* operation) {
+    v1::ImportModelRequest request;
+    request.set_server_path("hf_tied_bf16");
+    request.set_name(name);
+    request.set_request_id(name);
+    return Call(models_, &v1::ModelService::Stub::ImportModel, request, operation);
+  });
+  EXPECT_GT(recovered, 2);
+  EXPECT_LT(recovered, kLast) << "some were cut off before the rename";
+}
+
+TEST_F(OperationCrashTest, C8AConversionIsDoneWhereItsModelWasPublishedBeforeTheCrash) {
+  Import("base");
+  const int recovered = CutOff("convert", [this](const std::string& name, longrunning::Operation* operation) {
+    v1::ConvertModelRequest request;
+    request.set_model("base");
+    request.set_name(name);
+    request.set_target(v1::MODEL_FORMAT_INT8);
+    request.set_request_id(name);
+    return Call(models_, &v1::ModelService::Stub::ConvertModel, request, operation);
+  });
+  EXPECT_GT(recovered, 2);
+  EXPECT_LT(recovered, kLast) << "some were cut off before the rename";
+}
+
+// A model of the wanted name that another operation made, or that was made of another request, is not taken for the work.
+TEST_F(OperationCrashTest, C8AModelOfAnotherOperationIsNotTakenForTheWorkThatWasCutOff) {
+  v1::ImportModelRequest request;
+  request.set_server_path("hf_tied_bf16");
+  request.set_name("made");
+  longrunning::Operation first;
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, request, &first).ok());
+  ASSERT_TRUE(Wait(first).has_response());
+  // The server dies with a second operation of that name in its queue: the record of its beginning is all that there is.
+  const std::string operations = directory_ + "/state/operations";
+  app_.reset();
+  base::FileSystem& real = base::RealFileSystem();
+  const std::string record = StrCat(operations, "/", first.name().substr(first.name().find('/') + 1), ".json");
+  auto json = base::ParseJson(real.Read(record, 1 << 20).value_or(""));
+  ASSERT_TRUE(json.ok()) << json.status();
+  longrunning::Operation second;
+  second.set_name("operations/op-second");
+  *second.mutable_metadata() = first.metadata();
+  (*json)["operation"] = absl::BytesToHexString(second.SerializeAsString());
+  ASSERT_TRUE(base::WriteFileAtomically(real, operations + "/op-second.json", base::Dump(*json)).ok());
+  StartApp();
+  longrunning::GetOperationRequest get;
+  get.set_name(second.name());
+  longrunning::Operation after;
+  ASSERT_TRUE(Call(operations_, &longrunning::Operations::Stub::GetOperation, get, &after).ok());
+  EXPECT_EQ(ReasonOf(after.error()), "SERVER_RESTARTED");
+}
+
+}  // namespace
+}  // namespace nibble
