@@ -12,6 +12,13 @@ namespace nibble::jobs {
 
 using base::Json;
 
+namespace {
+
+// Until a start that could not be recorded is tried again: a full disk may stay full, and each try hashes the checkpoint.
+constexpr absl::Duration kStartAgain = absl::Seconds(1);
+
+}  // namespace
+
 absl::Status AttemptSupervisor::Start(const JobRecord& job, std::shared_ptr<const void> memory) {
   if (job.attempt == 0) return Begin(job, std::move(memory), Resume{});  // The first one: there is no checkpoint yet.
   auto resume = disk_.Start<Found>([this, job](const store::Cancelled& cancelled) { return FindResume(job, cancelled); });
@@ -59,8 +66,10 @@ void AttemptSupervisor::BeginHashed() {
   }
   for (Starting& one : hashed) {
     if (absl::Status begun = Begin(one.job, std::move(one.memory), one.resume->value()); !begun.ok()) {
-      // It is still QUEUED: the next round tries again.
+      // It is still QUEUED.
       base::LogError("a job is not started", {{"job", one.job.id}, {"why", std::string(begun.message())}});
+      base::MutexLock lock(mutex_);
+      not_before_[one.job.id] = clock_.Monotonic() + kStartAgain;
     }
   }
 }
