@@ -14,6 +14,7 @@
 #include "server/base/error.h"
 #include "server/base/mutex.h"
 #include "server/rpc/call.h"
+#include "server/rpc/request_owner.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -66,8 +67,16 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     base::MutexLock lock(mutex_);
     return taken_;
   }
-  // Ends the stream after what is queued; later calls do nothing.
-  void End(absl::Status status) { Stop(std::move(status), /*drop=*/false); }
+  // Ends the stream after what is queued, which the reader must take at least a message in slow_reader of; later calls do nothing.
+  void End(absl::Status status) {
+    Stop(std::move(status), /*drop=*/false);
+    {
+      base::MutexLock lock(mutex_);
+      if (finished_ || rest_.has_value()) return;
+      rest_.emplace();
+    }
+    WatchRest();
+  }
   // Ends it without what is queued. A client that does not read even the message that is being written within last_read is cut off
   // without the status: it would never come to it.
   void Abort(absl::Status status) {
@@ -100,11 +109,29 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       : call_(edge, context, CallType::kServerStream, method) {}
 
   absl::Status TakePlace(StreamSlots& slots) {
-    auto place = slots.Take();
+    auto place = slots.Take(FairnessKey(call_.principal()));
     if (!place.ok()) return place.status();
     base::MutexLock lock(mutex_);
     place_ = *std::move(place);
     return absl::OkStatus();
+  }
+
+  // Whoever fed the stream has gone: nothing else would notice that the reader takes no more of what is queued.
+  void WatchRest() {
+    std::weak_ptr<StreamReactor> weak;
+    std::uint64_t taken;
+    {
+      base::MutexLock lock(mutex_);
+      if (finished_ || self_ == nullptr) return;
+      weak = self_;
+      taken = taken_;
+    }
+    rest_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().slow_reader), [weak, taken](bool passed) {
+      const auto alive = weak.lock();
+      if (!passed || alive == nullptr) return;
+      if (alive->taken() != taken) return alive->WatchRest();
+      alive->Abort(base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER"));
+    });
   }
 
   void CutOff() {
@@ -117,6 +144,8 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
       base::MutexLock lock(mutex_);
       if (ending_) {
         if (!drop) return;
+        // Never OK for an answer that is cut short.
+        if (status_.ok() && queue_.size() > (writing_ ? 1u : 0u)) status_ = std::move(status);
       } else {
         ending_ = true;
         status_ = std::move(status);
@@ -188,11 +217,12 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   std::uint64_t taken_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::Status status_;             // set once, with ending_
+  absl::Status status_;             // set with ending_
   std::function<void()> on_space_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StreamReactor> self_;
   std::shared_ptr<const void> place_ ABSL_GUARDED_BY(mutex_);
-  std::optional<grpc::Alarm> cut_;  // made once, by Abort()
+  std::optional<grpc::Alarm> cut_;   // made once, by Abort()
+  std::optional<grpc::Alarm> rest_;  // made once, by End()
 };
 
 }  // namespace nibble::rpc

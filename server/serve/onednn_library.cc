@@ -1,5 +1,6 @@
 #include "server/serve/onednn_library.h"
 
+#include <algorithm>
 #include <dnnl.hpp>
 #include <map>
 #include <tuple>
@@ -20,23 +21,62 @@ dnnl::memory::data_type ToDnnl(DType dtype) {
   return dtype == DType::kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
+// Rows of w that are widened to f32 at a time.
+constexpr std::int64_t kWidenedRows = 256;
+
 class OneDnnLibrary : public kernels::DenseLibrary {
  public:
-  OneDnnLibrary() : engine_(dnnl::engine::kind::cpu, 0) {}
+  // oneDNN has no bf16 products below AVX-512.
+  explicit OneDnnLibrary(bool use_bf16)
+      : engine_(dnnl::engine::kind::cpu, 0), bf16_(use_bf16 && dnnl::get_effective_cpu_isa() >= dnnl::cpu_isa::avx512_core) {}
 
   const char* kernel_name() const override { return "onednn:matmul"; }
 
   absl::Status Matmul(const ConstMatrix& x, const ConstMatrix& w, const Matrix& y, bool accumulate,
                       const kernels::Stream&) override {
     if (x.rows == 0 || w.rows == 0) return absl::OkStatus();
-    // oneDNN multiplies like by like: the narrower side is widened to f32 where they differ.
-    std::vector<float> wide_x, wide_w;
-    ConstMatrix a = x;
-    ConstMatrix b = w;
-    if (a.dtype != b.dtype) {
-      a = Widen(a, &wide_x);
-      b = Widen(b, &wide_w);
+    // oneDNN multiplies like by like: what is narrower is widened to f32, w in pieces, of which a head would be too much at once.
+    const bool is_f32 = x.dtype == DType::kF32 && w.dtype == DType::kF32 && (bf16_ || y.dtype == DType::kF32);
+    if (is_f32 || (bf16_ && x.dtype == w.dtype)) return Multiply(x, w, y, accumulate);
+    std::vector<float> wide_x, wide_w, wide_y;
+    const ConstMatrix a = Widen(x, &wide_x);
+    for (std::int64_t begin = 0; begin < w.rows; begin += kWidenedRows) {
+      const std::int64_t count = std::min(kWidenedRows, w.rows - begin);
+      const ConstMatrix b = Widen(Rows(w, begin, count), &wide_w);
+      const Matrix part = Columns(y, begin, count);
+      if (bf16_ || y.dtype == DType::kF32) {
+        if (absl::Status status = Multiply(a, b, part, accumulate); !status.ok()) return status;
+        continue;
+      }
+      wide_y.resize(static_cast<std::size_t>(y.rows * count));
+      const Matrix wide = kernels::MakeMatrix(wide_y.data(), DType::kF32, y.rows, count);
+      if (absl::Status status = Multiply(a, b, wide, /*accumulate=*/false); !status.ok()) return status;
+      for (std::int64_t r = 0; r < y.rows; ++r) {
+        auto* const out = part.Row<kernels::BF16>(r);
+        for (std::int64_t c = 0; c < count; ++c) {
+          const float before = accumulate ? kernels::ToFloat(out[c]) : 0.0f;
+          out[c] = kernels::RoundTo<kernels::BF16>(wide.Row<float>(r)[c] + before);
+        }
+      }
     }
+    return absl::OkStatus();
+  }
+
+ private:
+  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, bool>;
+
+  static ConstMatrix Rows(ConstMatrix m, std::int64_t begin, std::int64_t count) {
+    m.data = static_cast<const char*>(m.data) + begin * m.stride * static_cast<std::int64_t>(SizeOf(m.dtype));
+    m.rows = count;
+    return m;
+  }
+  static Matrix Columns(Matrix m, std::int64_t begin, std::int64_t count) {
+    m.data = static_cast<char*>(m.data) + begin * static_cast<std::int64_t>(SizeOf(m.dtype));
+    m.cols = count;
+    return m;
+  }
+
+  absl::Status Multiply(const ConstMatrix& a, const ConstMatrix& b, const Matrix& y, bool accumulate) {
     try {
       const dnnl::memory::desc a_desc({a.rows, a.cols}, ToDnnl(a.dtype), {a.stride, 1});
       const dnnl::memory::desc b_desc({b.cols, b.rows}, ToDnnl(b.dtype), {1, b.stride});
@@ -52,9 +92,6 @@ class OneDnnLibrary : public kernels::DenseLibrary {
     }
     return absl::OkStatus();
   }
-
- private:
-  using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, int, int, bool>;
 
   static ConstMatrix Widen(const ConstMatrix& m, std::vector<float>* storage) {
     if (m.dtype == DType::kF32) return m;
@@ -88,12 +125,13 @@ class OneDnnLibrary : public kernels::DenseLibrary {
   }
 
   dnnl::engine engine_;
+  const bool bf16_;
   base::Mutex mutex_;
   std::map<Key, dnnl::matmul> products_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
-std::unique_ptr<kernels::DenseLibrary> MakeOneDnnLibrary() { return std::make_unique<OneDnnLibrary>(); }
+std::unique_ptr<kernels::DenseLibrary> MakeOneDnnLibrary(bool use_bf16) { return std::make_unique<OneDnnLibrary>(use_bf16); }
 
 }  // namespace nibble::serve

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+import small_model
 from conftest import TRAIN, trainers, wait_until
 from http2 import GOAWAY, HEADERS, MAX_CONCURRENT_STREAMS, PING, SETTINGS, Connection, call_headers, frame
 from test_message_limits import code_of, field
@@ -231,15 +232,16 @@ def reason_of(error):
     return info.reason
 
 
-def exported(server, model_directory, tmp_path):
-    """The request of a download of some 800 kB."""
-    server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
+def exported(server, tmp_path):
+    """The request of a download of some 4 MB: more than the connection's buffers take of a reader that takes nothing."""
+    model = small_model.write(tmp_path / "model", hidden_size=128, intermediate_size=704, num_attention_heads=8)
+    server.run("models", "import", model, "--name", "small", "--dtype", "f32")
     server.run("models", "export", "small", "--format", "hf", "--out", tmp_path / "out")
     (export,) = [name for name in os.listdir(server.state / "uploads") if name.startswith("export-")]
     return field(1, export.encode())
 
 
-def test_c12_watches_and_downloads_have_a_bound(make_server, model_directory, tmp_path):
+def test_c12_watches_and_downloads_have_a_bound(make_server, tmp_path):
     server = make_server("--max_watches", 2, "--max_downloads", 1)
     api = Api(server.grpc)
     watches = [api.stream("ServerService", "WatchLoad") for _ in range(2)]
@@ -259,7 +261,7 @@ def test_c12_watches_and_downloads_have_a_bound(make_server, model_directory, tm
             return None
     wait_until(another)
 
-    request = exported(server, model_directory, tmp_path)
+    request = exported(server, tmp_path)
     with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:
         download = channel.unary_stream(DOWNLOAD)
         first = download(request)
@@ -267,12 +269,12 @@ def test_c12_watches_and_downloads_have_a_bound(make_server, model_directory, tm
         with pytest.raises(grpc.RpcError) as refused:
             next(download(request))
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and reason_of(refused.value) == "STREAMS_FULL"
-        assert sum(len(message) for message in first) > 700_000
+        assert sum(len(message) for message in first) > 3_000_000
 
 
-def test_c12_download_that_is_not_read_loses_its_place(make_server, model_directory, tmp_path):
+def test_c12_download_that_is_not_read_loses_its_place(make_server, tmp_path):
     server = make_server("--slow_reader_s", 1)
-    request = exported(server, model_directory, tmp_path)
+    request = exported(server, tmp_path)
     with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:
         download = channel.unary_stream(DOWNLOAD)(request)
         next(download)
@@ -281,4 +283,4 @@ def test_c12_download_that_is_not_read_loses_its_place(make_server, model_direct
             for _ in download:
                 pass
         assert slow.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and reason_of(slow.value) == "SLOW_CONSUMER"
-        assert sum(len(message) for message in channel.unary_stream(DOWNLOAD)(request)) > 700_000, "one that is read is whole"
+        assert sum(len(message) for message in channel.unary_stream(DOWNLOAD)(request)) > 3_000_000, "one that is read is whole"

@@ -221,6 +221,30 @@ TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
   EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
+// C12: as above, of an answer that has ended before the client took all of it.
+TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
+  StreamSlots slots("--max_watches", 1);
+  service_.slots = &slots;
+  edge_.slow_reader = edge_.last_read = absl::Milliseconds(100);
+  Start();
+  auto reader = stub_->WatchLoad(&context_, {});
+  auto stream = service_.Take();
+  do {  // until the transport takes no more
+    v1::ServerLoad message = Message(1);
+    while (stream->Push(message)) message = Message(1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  } while (stream->space() > 0);
+  stream->End(absl::OkStatus());
+  stream.reset();
+  while (slots.open() > 0) std::this_thread::yield();
+  while (Handled("RESOURCE_EXHAUSTED") == 0) std::this_thread::yield();
+  EXPECT_EQ(Handled("OK"), 0);
+  v1::ServerLoad load;
+  while (reader->Read(&load)) {
+  }
+  EXPECT_FALSE(reader->Finish().ok());
+}
+
 TEST_F(StreamReactorTest, PlaceIsTakenUntilTheStreamIsDone) {  // C12
   StreamSlots slots("--max_watches", 1);
   service_.slots = &slots;
@@ -239,6 +263,28 @@ TEST_F(StreamReactorTest, PlaceIsTakenUntilTheStreamIsDone) {  // C12
   EXPECT_FALSE(reader->Read(&load));
   EXPECT_TRUE(reader->Finish().ok());
   while (slots.open() > 0) std::this_thread::yield();  // though the test holds the stream
+}
+
+TEST(StreamSlotsTest, OnePrincipalDoesNotTakeAllPlaces) {  // C4
+  StreamSlots slots("--max_watches", 3, "--max_watches_per_principal", 2);
+  const auto first = slots.Take("ann");
+  auto second = slots.Take("ann");
+  ASSERT_TRUE(second.ok());
+  const absl::Status refused = slots.Take("ann").status();
+  EXPECT_EQ(base::Reason(refused), "STREAMS_FULL");
+  EXPECT_EQ(base::ReasonMetadata(refused)["flag"], "--max_watches_per_principal");
+  EXPECT_EQ(base::ReasonMetadata(refused)["max"], "2");
+  {
+    const auto other = slots.Take("bob");
+    EXPECT_TRUE(other.ok());
+    EXPECT_EQ(base::ReasonMetadata(slots.Take("eve").status())["flag"], "--max_watches");
+  }
+  second = absl::CancelledError();
+  EXPECT_TRUE(slots.Take("ann").ok());
+  // Without tokens there are no principals.
+  StreamSlots all("--max_watches", 3, "--max_watches_per_principal", 1);
+  const auto one = all.Take(), two = all.Take();
+  EXPECT_TRUE(one.ok() && two.ok());
 }
 
 // Who feeds a stream may come to it only after its client has gone. What it leaves there holds the stream in turn: kept, neither
