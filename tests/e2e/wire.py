@@ -8,8 +8,7 @@ import google.rpc
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-# Those that need no google/longrunning, which the wheel does not have.
-FILES = ["fine_tune_service", "server_service", "inference_service", "dataset_service", "upload_service"]
+FILES = ["fine_tune_service", "server_service", "inference_service", "dataset_service", "upload_service", "model_service"]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -18,7 +17,11 @@ def pool():
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "set"
         googleapis = pathlib.Path(list(google.rpc.__path__)[0]).parents[1]  # googleapis-common-protos
-        include = ["-I", ROOT / "proto", "-I", googleapis]
+        # The wheel has this file under another name than the one that protos import it by.
+        longrunning = pathlib.Path(folder) / "google/longrunning/operations.proto"
+        longrunning.parent.mkdir(parents=True)
+        longrunning.symlink_to(googleapis / "google/longrunning/operations_proto.proto")
+        include = ["-I", ROOT / "proto", "-I", folder, "-I", googleapis]
         subprocess.run(["protoc", *include, "--include_imports", f"--descriptor_set_out={out}",
                         *(ROOT / "proto/nibble/v1" / f"{name}.proto" for name in FILES)], check=True)
         files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
@@ -34,28 +37,30 @@ def message(kind, /, **fields):
 
 
 class Api:
-    """Api(address).call("FineTuneService", "GetJob", name=id)"""
+    """Api(address).call("FineTuneService", "GetJob", name=id); `token`: what its calls show."""
 
-    def __init__(self, address):
+    def __init__(self, address, token=None):
+        self.metadata = [("authorization", "Bearer " + token)] if token else None
         # A connection of its own: not one that waits to try again a server that is gone.
         self.channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])
 
     @staticmethod
     def bind(kind, service, method):
-        """The method as something to call, and the class of its requests."""
-        described = pool().FindServiceByName(f"nibble.v1.{service}").FindMethodByName(method)
+        """The method as something to call, and the class of its requests. A service of another package has its full name."""
+        service = service if "." in service else f"nibble.v1.{service}"
+        described = pool().FindServiceByName(service).FindMethodByName(method)
         inputs = message_factory.GetMessageClass(described.input_type)
         outputs = message_factory.GetMessageClass(described.output_type)
-        return kind(f"/nibble.v1.{service}/{method}", inputs.SerializeToString, outputs.FromString), inputs
+        return kind(f"/{service}/{method}", inputs.SerializeToString, outputs.FromString), inputs
 
     def call(self, service, method, request=None, /, timeout=30, **fields):
         invoke, inputs = self.bind(self.channel.unary_unary, service, method)
-        return invoke(request if request is not None else inputs(**fields), timeout=timeout)
+        return invoke(request if request is not None else inputs(**fields), timeout=timeout, metadata=self.metadata)
 
     def stream(self, service, method, /, timeout=30, **fields):
         """The answers, as they come."""
         invoke, inputs = self.bind(self.channel.unary_stream, service, method)
-        return invoke(inputs(**fields), timeout=timeout)
+        return invoke(inputs(**fields), timeout=timeout, metadata=self.metadata)
 
     def close(self):
         self.channel.close()
