@@ -77,6 +77,13 @@ absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path
   return principal;
 }
 
+absl::Status CheckPriority(const Principal& caller, const char* field, std::int64_t priority) {
+  if (priority <= 0 || caller.role >= Role::kOperator) return absl::OkStatus();
+  return WithReason(absl::PermissionDeniedError(StrCat(field, ": is ", priority, ", the role ", Name(caller.role),
+                                                       " may set at most 0; above that wants the role ", Name(Role::kOperator))),
+                    "ROLE", {{"needed", Name(Role::kOperator)}, {"principal", caller.name}});
+}
+
 absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(base::FileSystem& files, base::Clock& clock,
                                                            telemetry::Metrics& metrics, AuthorityOptions options) {
   std::unique_ptr<Authority> authority(new Authority(files, clock, metrics, std::move(options)));

@@ -1,6 +1,7 @@
 // Who may do what: one decision for every call, on every transport. Refused unless a line of the token file allows it.
 #pragma once
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,6 +35,10 @@ struct AuthPolicy {
 // Pure. Errors: Unauthenticated (TOKEN_MISSING, TOKEN_INVALID), PermissionDenied (ROLE, with "needed"), Unimplemented (a
 // known caller, an unknown method). No text tells whether a token is unknown, malformed or expired.
 absl::StatusOr<Principal> Decide(const AuthPolicy& policy, std::string_view path, const Caller& caller, absl::Time now);
+
+// Whether this caller may set a priority, in `field`, by which it goes before others. PermissionDenied (ROLE, with "needed"): it is
+// above 0, and the role is below operator.
+absl::Status CheckPriority(const Principal& caller, const char* field, std::int64_t priority);
 
 struct AuthorityOptions {
   std::string token_file;  // "": everybody may

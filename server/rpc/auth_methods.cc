@@ -77,7 +77,7 @@ constexpr MethodRule kRules[] = {
     {"nibble.internal.v1.TrainerReportService/Report", Access::kTrainer, Role::kAdmin},
 };
 
-constexpr const char* kRoleNames[] = {"viewer", "infer", "train", "admin"};
+constexpr const char* kRoleNames[] = {"viewer", "infer", "train", "operator", "admin"};
 
 }  // namespace
 

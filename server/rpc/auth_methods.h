@@ -12,6 +12,7 @@ enum class Role {
   kViewer,  // look at jobs, models, datasets' names and the server
   kInfer,   // generate and score
   kTrain,   // bring data and models in, run jobs, take results out, delete them
+  kOperator,  // go before others: priorities above 0
   kAdmin,   // change the server
 };
 const char* Name(Role role);

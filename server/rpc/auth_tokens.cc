@@ -39,7 +39,7 @@ absl::StatusOr<PrincipalEntry> ParseEntry(std::string_view line, const std::stri
   NIBBLE_RETURN_IF_ERROR(base::CheckName(StrCat(where, ": name"), entry.principal.name));
   NIBBLE_ASSIGN_OR_RETURN(const std::string role, base::GetString(*json, "role", where));
   const auto known = ParseRole(role);
-  if (!known.has_value()) return Wrong(where, "role: wanted viewer, infer, train or admin");
+  if (!known.has_value()) return Wrong(where, "role: wanted viewer, infer, train, operator or admin");
   entry.principal.role = *known;
   NIBBLE_ASSIGN_OR_RETURN(entry.principal.tenant, base::GetString(*json, "tenant", where, ""));
   if (!entry.principal.tenant.empty()) {

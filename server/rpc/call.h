@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <string_view>
@@ -65,11 +66,16 @@ struct Edge {
   static constexpr std::size_t kMaxPageBytes = 2u << 20;  // half of what a gRPC client takes that was not told otherwise
   std::size_t max_page_bytes = kMaxPageBytes;             // of a list's page
   std::size_t max_dataset_line_bytes = 1u << 20;
+  std::size_t max_prompt_bytes = 1u << 20;              // of a text that is encoded for a call
   std::size_t max_send_bytes = 16u << 20;               // of an answer: more is not begun, for gRPC would not send it
-  StreamSlots watches{"--max_watches", 256};            // WatchJob and WatchLoad
-  StreamSlots downloads{"--max_downloads", 16};
-  // For watches alone: however many wake at once, other calls find their workers free. The last member: its tasks use the others.
+  StreamSlots watches{"--max_watches", 256, "--max_watches_per_principal", 64};  // WatchJob and WatchLoad
+  StreamSlots downloads{"--max_downloads", 16, "--max_downloads_per_principal", 8};
+  // PlanJob and CreateJob, waiting ones too; those of all wait in a queue that is bounded by itself.
+  StreamSlots plans{"", std::numeric_limits<int>::max(), "--max_plans_per_principal", 8, "QUEUE_FULL"};
+  // For watches alone: however many wake at once, other calls find their workers free. The last members: their tasks use the others.
   WorkerPool watch_workers{/*num_threads=*/2, /*max_waiting=*/256};
+  // For large texts alone: they are encoded one at a time.
+  WorkerPool text_workers{/*num_threads=*/1, /*max_waiting=*/64};
 };
 
 enum class CallType { kUnary, kClientStream, kServerStream, kBidiStream };

@@ -13,6 +13,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/rpc/auth.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/page.h"
 #include "server/rpc/plan_eta.h"
@@ -102,6 +103,12 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
       warning.set_message(
           base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
     }
+    if (static_cast<std::uint64_t>(planned.plan.disk_bytes) > planned.spare_disk_bytes) {
+      v1::Warning& warning = *response->add_warnings();
+      warning.set_reason("DISK");
+      warning.set_message(base::StrCat("the job writes up to ", planned.plan.disk_bytes, " bytes, ", planned.spare_disk_bytes,
+                                       " may be written on the server's disk"));
+    }
     NIBBLE_ASSIGN_OR_RETURN(const std::optional<PlanEta> eta, EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
     if (!eta.has_value()) return absl::OkStatus();
     *response->mutable_eta() = ToProto(absl::Seconds(eta->seconds));
@@ -112,7 +119,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
                           "another base, scaled by the weights");
     }
     return absl::OkStatus();
-  });
+  }, absl::InfiniteDuration(), &edge_.plans);
 }
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
@@ -120,13 +127,14 @@ grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext
   return UnaryOnSlowWorker(edge_, planners_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
     const Principal& caller = call.principal();
+    NIBBLE_RETURN_IF_ERROR(CheckPriority(caller, "run.priority", spec.run.priority));
     const std::string owner = caller.name == kNobody ? "" : caller.name;  // the quota is of those who say who they are
     const jobs::JobController::Submission submission{
         .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant, .cancel = call.cancel()};
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id(), submission));
     *response = ToProto(job);
     return absl::OkStatus();
-  });
+  }, absl::InfiniteDuration(), &edge_.plans);
 }
 
 grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* context, const v1::GetJobRequest* request,

@@ -126,7 +126,9 @@ absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max
 
 // As training encodes a row: a special token that the text begins with is not added a second time.
 absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens,
-                                                     const model::TextAssets& assets) {
+                                                     const model::TextAssets& assets, text::PromptLimits limits) {
+  limits.field = "text";
+  NIBBLE_RETURN_IF_ERROR(text::CheckPromptLength(*assets.tokenizer, text, limits));
   NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, assets.tokenizer->EncodeWithSpans(text, add_special_tokens));
   std::vector<std::int32_t> ids;
   ids.reserve(encoded.tokens.size());
@@ -136,8 +138,10 @@ absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bo
 
 // `text`, where it is wanted: with or without the special tokens, as an output has them.
 absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const v1::ChatInput& chat, const model::TextAssets& assets,
-                                                     std::string* text, bool include_special_tokens) {
+                                                     text::PromptLimits limits, std::string* text, bool include_special_tokens) {
+  limits.field = "chat";
   NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Render(chat, assets));
+  NIBBLE_RETURN_IF_ERROR(text::CheckPromptLength(*assets.tokenizer, rendered, limits));
   // The template spells out the special tokens itself.
   NIBBLE_ASSIGN_OR_RETURN(auto ids, assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false));
   if (text != nullptr && include_special_tokens) {
@@ -205,12 +209,12 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
 }
 
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, const model::TextAssets& assets,
-                                                   std::string* text) {
+                                                   const text::PromptLimits& limits, std::string* text) {
   const bool include_special_tokens = request.output().include_special_tokens();
   switch (request.input_case()) {
     case v1::GenerateRequest::kText:
       if (text != nullptr) *text = request.text();
-      return EncodeText(request.text(), /*add_special_tokens=*/true, assets);
+      return EncodeText(request.text(), /*add_special_tokens=*/true, assets, limits);
     case v1::GenerateRequest::kTokenIds: {
       std::vector<std::int32_t> ids(request.token_ids().ids().begin(), request.token_ids().ids().end());
       if (text != nullptr) {
@@ -221,17 +225,18 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& re
       }
       return ids;
     }
-    default: return EncodeChat(request.chat(), assets, text, include_special_tokens);
+    default: return EncodeChat(request.chat(), assets, limits, text, include_special_tokens);
   }
 }
 
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets) {
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets,
+                                                   const text::PromptLimits& limits) {
   switch (request.input_case()) {
     case v1::ScoreRequest::kText:
-      return EncodeText(request.text(), !request.has_add_special_tokens() || request.add_special_tokens(), assets);
+      return EncodeText(request.text(), !request.has_add_special_tokens() || request.add_special_tokens(), assets, limits);
     case v1::ScoreRequest::kTokenIds:
       return std::vector<std::int32_t>(request.token_ids().ids().begin(), request.token_ids().ids().end());
-    case v1::ScoreRequest::kChat: return EncodeChat(request.chat(), assets, nullptr, false);
+    case v1::ScoreRequest::kChat: return EncodeChat(request.chat(), assets, limits, nullptr, false);
     default: return FieldError("input", "is not set, wanted text, token_ids or chat");
   }
 }

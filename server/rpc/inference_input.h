@@ -9,6 +9,7 @@
 #include "nibble/v1/inference_service.pb.h"
 #include "server/model/text_assets.h"
 #include "server/serve/request.h"
+#include "server/text/prompt_length.h"
 
 namespace nibble::rpc {
 
@@ -34,10 +35,25 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
 // template chat_template.
 absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text);
 
-// The prompt's token ids. `text` receives the prompt as text, for echo.
+// The prompt's token ids. `text` receives the prompt as text, for echo. A text that `limits` exclude is refused before it is encoded;
+// their field is ignored.
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, const model::TextAssets& assets,
-                                                   std::string* text);
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets);
+                                                   const text::PromptLimits& limits, std::string* text);
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets,
+                                                   const text::PromptLimits& limits);
+
+// Bytes of the text to encode, before a template is applied. Request: one with a `text` and a `chat`.
+template <typename Request>
+std::size_t TextBytes(const Request& request) {
+  if constexpr (requires { request.has_text(); }) {
+    if (request.has_text()) return request.text().size();
+  }
+  std::size_t bytes = 0;
+  if (request.has_chat()) {
+    for (const v1::ChatMessage& message : request.chat().messages()) bytes += message.content().size();
+  }
+  return bytes;
+}
 
 // The member of `input` that was sent. Request: Generate or Score, with one of them.
 template <typename Request>

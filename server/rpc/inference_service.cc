@@ -1,12 +1,15 @@
 #include "server/rpc/inference_service.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
+#include "server/rpc/auth.h"
 #include "server/rpc/model_name.h"
+#include "server/rpc/request_owner.h"
 #include "server/rpc/score.h"
 #include "server/rpc/slow_reader.h"
 #include "server/rpc/stream_reactor.h"
@@ -21,7 +24,8 @@ constexpr std::size_t kMaxRequestIdBytes = 128;
 constexpr int kMaxAborted = 1000;
 
 AnswerBounds BoundsOf(const Call& call) {
-  return {.cancelled = [cancel = call.cancel()] { return cancel.cancelled(); }, .max_bytes = call.edge().max_send_bytes};
+  return {.cancelled = [cancel = call.cancel()] { return cancel.cancelled(); }, .max_bytes = call.edge().max_send_bytes,
+          .max_text_bytes = call.edge().max_prompt_bytes};
 }
 
 // A request that was found good, until the engine has it.
@@ -35,6 +39,7 @@ struct Asked {
 absl::StatusOr<std::shared_ptr<Asked>> Check(Edge& edge, RequestIds& ids, const Call& call, const v1::GenerateRequest& proto, bool chat) {
   auto asked = std::make_shared<Asked>();
   NIBBLE_ASSIGN_OR_RETURN(asked->options, FromProto(proto, chat));
+  NIBBLE_RETURN_IF_ERROR(CheckPriority(call.principal(), "priority", asked->options.request.priority));
   if (proto.request_id().size() > kMaxRequestIdBytes) {
     return base::FieldError("request_id", base::StrCat("has ", proto.request_id().size(), " bytes, wanted at most ", kMaxRequestIdBytes));
   }
@@ -56,10 +61,15 @@ absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& pro
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked.deadline));
   GenerateOptions& options = asked.options;
   std::string echo;
-  NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text, options.echo ? &echo : nullptr));
+  NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text,
+                                                {.max_tokens = resident->engine->max_context(),
+                                                 .max_bytes = edge.max_prompt_bytes,
+                                                 .cancelled = [cancel = call.cancel()] { return cancel.cancelled(); }},
+                                                options.echo ? &echo : nullptr));
   serve::Request request = options.request;
   request.prompt = prompt;
   request.prompt_field = InputField(proto);
+  request.principal = FairnessKey(call.principal());
   request.cancel = call.cancel();
   request.deadline = asked.deadline;
   request.arrived = call.began();
@@ -158,6 +168,30 @@ class StreamSink final : public AnswerSink {
 
 }  // namespace
 
+absl::Status InferenceService::Encode(std::size_t text_bytes, WorkerPool::Task work) {
+  if (text_bytes <= text::kLargeTextBytes) {
+    work();
+    return absl::OkStatus();
+  }
+  const bool taken = edge_.text_workers.TryRun([this, came = edge_.clock.Monotonic(), work = std::move(work)]() mutable {
+    edge_.text_workers.NoteWait(edge_.clock.Monotonic() - came);
+    std::exchange(work, nullptr)();
+    text::ReleaseFreedMemory();
+  });
+  return taken ? absl::OkStatus() : TooManyWait(edge_.text_workers);
+}
+
+grpc::ServerUnaryReactor* InferenceService::OnTextWorker(grpc::CallbackServerContext* context, const char* method,
+                                                         std::size_t text_bytes, std::function<absl::Status(const Call&)> body) {
+  if (text_bytes <= text::kLargeTextBytes) return UnaryOnWorker(edge_, context, method, std::move(body));
+  const auto releasing = [body = std::move(body)](const Call& call) {
+    const absl::Status status = body(call);
+    text::ReleaseFreedMemory();
+    return status;
+  };
+  return UnaryOnSlowWorker(edge_, edge_.text_workers, context, method, releasing, edge_.default_deadline);
+}
+
 grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerContext* context, const char* method,
                                                           const v1::GenerateRequest* request, bool chat,
                                                           v1::GenerateResponse* response) {
@@ -170,11 +204,13 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
       EndOnAbort(*asked->entry, wait);
     };
     WithModel(loads_, request->model(), call->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
-      const absl::Status status =
-          Submit(edge_, call->call(), *request, *asked, std::move(loaded), [&](AnswerContext answer) {
-            return std::make_shared<UnarySink>(std::move(answer), call, response);
-          });
-      if (!status.ok()) call->Done(status);
+      const absl::Status taken = Encode(TextBytes(*request), [=, this] {
+        const absl::Status status = Submit(edge_, call->call(), *request, *asked, loaded, [&](AnswerContext answer) {
+          return std::make_shared<UnarySink>(std::move(answer), call, response);
+        });
+        if (!status.ok()) call->Done(status);
+      });
+      if (!taken.ok()) call->Done(taken);
     });
   };
   return UnaryAsync(edge_, edge_.workers, context, method, start, edge_.generate_deadline);
@@ -198,11 +234,13 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
     };
     WithModel(loads_, copy->model(), stream->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
       stream->OnSpace(nullptr);
-      const absl::Status status =
-          Submit(edge_, stream->call(), *copy, *asked, std::move(loaded), [&](AnswerContext answer) {
-            return std::make_shared<StreamSink>(std::move(answer), stream);
-          });
-      if (!status.ok()) stream->End(status);
+      const absl::Status encoded = Encode(TextBytes(*copy), [=, this] {
+        const absl::Status status = Submit(edge_, stream->call(), *copy, *asked, loaded, [&](AnswerContext answer) {
+          return std::make_shared<StreamSink>(std::move(answer), stream);
+        });
+        if (!status.ok()) stream->End(status);
+      });
+      if (!encoded.ok()) stream->End(encoded);
     });
   });
   if (!taken) stream->End(TooManyWait(edge_.workers));
@@ -234,8 +272,11 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
   const auto start = [this, request, response](UnaryCall* call) {
     if (const absl::Status status = CheckScore(*request); !status.ok()) return call->Done(status);
     WithModel(loads_, request->model(), call, call->call().DeadlineOr(edge_.generate_deadline), [=, this](ModelLoads::Loaded loaded) {
-      const absl::Status status = SubmitScore(edge_, std::move(loaded), *request, call, response);
-      if (!status.ok()) call->Done(status);
+      const absl::Status taken = Encode(TextBytes(*request), [=, this] {
+        const absl::Status status = SubmitScore(edge_, loaded, *request, call, response);
+        if (!status.ok()) call->Done(status);
+      });
+      if (!taken.ok()) call->Done(taken);
     });
   };
   return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.InferenceService/Score", start, edge_.generate_deadline);
@@ -243,7 +284,7 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request, v1::TokenizeResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/Tokenize", [=, this](const Call& call) -> absl::Status {
+  return OnTextWorker(context, "nibble.v1.InferenceService/Tokenize", TextBytes(*request), [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckModelName("TokenizeRequest.model", request->model()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
     return rpc::Tokenize(*request, *model, BoundsOf(call), response);
@@ -263,7 +304,7 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerContext* context,
                                                            const v1::RenderTemplateRequest* request,
                                                            v1::RenderTemplateResponse* response) {
-  return UnaryOnWorker(edge_, context, "nibble.v1.InferenceService/RenderTemplate", [=, this](const Call& call) -> absl::Status {
+  return OnTextWorker(context, "nibble.v1.InferenceService/RenderTemplate", TextBytes(*request), [=, this](const Call& call) -> absl::Status {
     NIBBLE_RETURN_IF_ERROR(CheckModelName("RenderTemplateRequest.model", request->model()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
     return rpc::RenderTemplate(*request, *model, BoundsOf(call), response);

@@ -1,4 +1,7 @@
 #pragma once
+#include <cstddef>
+#include <functional>
+
 #include "nibble/v1/inference_service.grpc.pb.h"
 #include "server/rpc/call.h"
 #include "server/rpc/model_loads.h"
@@ -34,6 +37,13 @@ class InferenceService : public v1::InferenceService::CallbackService {
                                           bool chat, v1::GenerateResponse*);
   grpc::ServerWriteReactor<v1::GenerateReply>* Stream(grpc::CallbackServerContext*, const char* method,
                                                       const v1::GenerateRequest*, bool chat);
+
+  // Runs `work`, which encodes a text of about so many bytes: here where it is small, else on the one thread for large texts, so that
+  // they are encoded one at a time and other calls keep their workers. ResourceExhausted (QUEUE_FULL): it does not run.
+  absl::Status Encode(std::size_t text_bytes, WorkerPool::Task work);
+  // Likewise the body of a call.
+  grpc::ServerUnaryReactor* OnTextWorker(grpc::CallbackServerContext*, const char* method, std::size_t text_bytes,
+                                         std::function<absl::Status(const Call&)> body);
 
   Edge& edge_;
   ModelLoads& loads_;

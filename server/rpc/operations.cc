@@ -216,6 +216,16 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStar
   dropped = TakeOld();
   NIBBLE_ASSIGN_OR_RETURN(const Entry* const known, FindEntry(start));
   if (known != nullptr) return known->operation;
+  const auto open = std::count_if(entries_.begin(), entries_.end(), [&](const auto& one) {
+    return one.second->owner == start.owner && !one.second->operation.done();
+  });
+  if (max_of_owner_ > 0 && start.owner.name != kNobody && open >= max_of_owner_) {
+    return base::WithReason(absl::ResourceExhaustedError(base::StrCat(open, " operations of ", start.owner.name, " have not ended, which is "
+                                                                      "the limit --max_operations_per_principal")),
+                            "QUEUE_FULL", {{"flag", "--max_operations_per_principal"},
+                                           {"max", std::to_string(max_of_owner_)},
+                                           {"retry_ms", std::to_string(absl::ToInt64Milliseconds(UntilNextEnd()))}});
+  }
   entry->operation.set_name(kPrefix + base::NewId("op"));
   entry->owner = start.owner;
   entry->request_id = start.request_id;

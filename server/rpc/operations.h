@@ -71,12 +71,14 @@ class OperationTable {
                                                               const Recover& recover = {});
   // Cancels what runs and waits for it.
   ~OperationTable();
+  // Operations that one principal may have that have not ended; 0: no bound. Before the first Start.
+  void set_max_of_owner(std::int64_t max) { max_of_owner_ = max; }
 
   // The operation that this owner began with this request_id; nothing when there is none. Errors: AlreadyExists
   // (IDEMPOTENCY_CONFLICT) when its digest was another.
   absl::StatusOr<std::optional<google::longrunning::Operation>> Find(const OperationStart& start);
   // Runs `body` after those before it, one at a time; or answers as Find. Errors: InvalidArgument (FIELD_VIOLATION), those of
-  // Find, ResourceExhausted (QUEUE_FULL).
+  // Find, ResourceExhausted (QUEUE_FULL; of the bound of a principal with metadata "flag" and "max").
   absl::StatusOr<google::longrunning::Operation> Start(const OperationStart& start, Body body);
   absl::StatusOr<google::longrunning::Operation> Get(const std::string& name) const;  // NotFound (OPERATION)
   std::vector<google::longrunning::Operation> List() const;                           // by name
@@ -110,6 +112,7 @@ class OperationTable {
   base::Clock& clock_;
   const std::string directory_;
   const absl::Duration deadline_;
+  std::int64_t max_of_owner_ = 0;
   mutable base::Mutex mutex_;
   std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;

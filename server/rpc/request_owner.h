@@ -19,4 +19,11 @@ inline bool SeesAll(const Principal& principal) { return principal.role == Role:
 
 inline RequestOwner OwnerOf(const Principal& principal) { return {principal.tenant, principal.name}; }
 
+// Of whom turns and bounds are: "tenant/name", or the name where there is no tenant. "" without tokens: everyone is one then, and has
+// no bounds but those of the server.
+inline std::string FairnessKey(const Principal& principal) {
+  if (principal.name == kNobody) return "";
+  return principal.tenant.empty() ? principal.name : principal.tenant + "/" + principal.name;
+}
+
 }  // namespace nibble::rpc

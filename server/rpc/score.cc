@@ -10,6 +10,7 @@
 #include "server/rpc/answer_sink.h"
 #include "server/rpc/inference_input.h"
 #include "server/rpc/model_name.h"
+#include "server/rpc/request_owner.h"
 
 namespace nibble::rpc {
 
@@ -90,7 +91,10 @@ absl::Status SubmitScore(Edge& edge, ModelLoads::Loaded loaded, const v1::ScoreR
   const absl::Duration deadline = call->call().DeadlineOr(edge.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call->call().StillWanted(deadline));  // a load may take long
   serve::Request score;
-  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident->text));
+  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident->text,
+                                                 {.max_tokens = resident->engine->max_context(),
+                                                  .max_bytes = edge.max_prompt_bytes,
+                                                  .cancelled = [cancel = call->call().cancel()] { return cancel.cancelled(); }}));
   score.prompt_field = InputField(request);
   if (score.prompt.empty()) return base::FieldError(score.prompt_field, "has no tokens, wanted at least one");
   response->add_tokens()->set_token_id(score.prompt.front());
@@ -98,6 +102,7 @@ absl::Status SubmitScore(Edge& edge, ModelLoads::Loaded loaded, const v1::ScoreR
   score.top_logprobs = request.top_n();
   score.logits_digests = request.logits_digests();
   score.score_chunk = request.chunk_tokens();
+  score.principal = FairnessKey(call->call().principal());
   score.cancel = call->call().cancel();
   score.deadline = deadline;
   serve::Engine& engine = *resident->engine;

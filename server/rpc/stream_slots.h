@@ -1,5 +1,7 @@
 #pragma once
+#include <map>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/base/error.h"
@@ -8,24 +10,30 @@
 
 namespace nibble::rpc {
 
-// How many streams of one kind are open, and may be. Thread-safe.
+// How many streams, or other long calls, of one kind are open, and may be. Thread-safe.
 class StreamSlots {
  public:
-  // `flag` sets the maximum.
-  StreamSlots(const char* flag, int max) : state_(std::make_shared<State>()), flag_(flag), max_(max) {}
+  // `flag` sets the maximum, `flag_each` that of one principal; `reason` is of the refusals.
+  StreamSlots(const char* flag, int max, const char* flag_each = "", int max_each = 0, const char* reason = "STREAMS_FULL")
+      : state_(std::make_shared<State>()), flag_(flag), max_(max), flag_each_(flag_each), max_each_(max_each), reason_(reason) {}
 
-  void set_max(int max) { max_ = max; }  // before the first Take()
-  // A place, given back when the last copy is dropped. ResourceExhausted (STREAMS_FULL, metadata "flag" and "max").
-  absl::StatusOr<std::shared_ptr<const void>> Take() {
+  // Before the first Take(). Of a principal, 0: no bound of its own.
+  void set_max(int max, int max_each = 0) {
+    max_ = max;
+    max_each_ = max_each;
+  }
+  // A place, given back when the last copy is dropped. `principal`: FairnessKey(). ResourceExhausted (STREAMS_FULL, or the
+  // reason that was given; metadata "flag" and "max").
+  absl::StatusOr<std::shared_ptr<const void>> Take(const std::string& principal = "") {
     base::MutexLock lock(state_->mutex);
-    if (state_->open >= max_) {
-      return base::WithReason(absl::ResourceExhaustedError(base::StrCat("as many such streams are open as ", flag_, " allows")),
-                              "STREAMS_FULL", {{"flag", flag_}, {"max", std::to_string(max_)}});
-    }
+    if (state_->open >= max_) return Full(flag_, max_);
+    if (!principal.empty() && max_each_ > 0 && state_->of[principal] >= max_each_) return Full(flag_each_, max_each_);
     ++state_->open;
-    return std::shared_ptr<const void>(state_.get(), [state = state_](const void*) {
+    ++state_->of[principal];
+    return std::shared_ptr<const void>(state_.get(), [state = state_, principal](const void*) {
       base::MutexLock again(state->mutex);
       --state->open;
+      if (--state->of[principal] == 0) state->of.erase(principal);
     });
   }
   int open() const {
@@ -37,10 +45,19 @@ class StreamSlots {
   struct State {
     base::Mutex mutex;
     int open ABSL_GUARDED_BY(mutex) = 0;
+    std::map<std::string, int> of ABSL_GUARDED_BY(mutex);  // by principal
   };
+  absl::Status Full(const char* flag, int max) const {
+    return base::WithReason(absl::ResourceExhaustedError(base::StrCat("as many such calls are open as ", flag, " (", max, ") allows")),
+                            reason_, {{"flag", flag}, {"max", std::to_string(max)}});
+  }
+
   const std::shared_ptr<State> state_;
   const char* const flag_;
   int max_;
+  const char* const flag_each_;
+  int max_each_;
+  const char* const reason_;
 };
 
 }  // namespace nibble::rpc

@@ -28,6 +28,10 @@ absl::Status CheckWanted(const AnswerBounds& bounds) {
   return bounds.cancelled && bounds.cancelled() ? absl::CancelledError("cancelled before the answer was whole") : absl::OkStatus();
 }
 
+text::PromptLimits LimitsOf(const AnswerBounds& bounds) {
+  return {.field = "chat", .max_bytes = bounds.max_text_bytes, .cancelled = bounds.cancelled};
+}
+
 }  // namespace
 
 absl::Status Tokenize(const v1::TokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
@@ -36,7 +40,7 @@ absl::Status Tokenize(const v1::TokenizeRequest& request, const ModelText& model
   if (request.has_text()) input.set_text(request.text());
   if (request.has_chat()) *input.mutable_chat() = request.chat();
   if (request.has_add_special_tokens()) input.set_add_special_tokens(request.add_special_tokens());
-  NIBBLE_ASSIGN_OR_RETURN(const auto ids, PromptOf(input, model.assets));
+  NIBBLE_ASSIGN_OR_RETURN(const auto ids, PromptOf(input, model.assets, LimitsOf(bounds)));
   std::size_t least_bytes = 0;
   for (const std::int32_t id : ids) {
     NIBBLE_RETURN_IF_ERROR(CheckWanted(bounds));
@@ -72,6 +76,7 @@ absl::Status RenderTemplate(const v1::RenderTemplateRequest& request, const Mode
   NIBBLE_ASSIGN_OR_RETURN(*response->mutable_text(), Render(request.chat(), model.assets));
   NIBBLE_RETURN_IF_ERROR(CheckBytes(response->text().size(), bounds));
   NIBBLE_RETURN_IF_ERROR(CheckWanted(bounds));
+  NIBBLE_RETURN_IF_ERROR(text::CheckPromptLength(*model.assets.tokenizer, response->text(), LimitsOf(bounds)));
   NIBBLE_ASSIGN_OR_RETURN(const auto ids, model.assets.tokenizer->Encode(response->text(), /*add_special_tokens=*/false));
   response->mutable_token_ids()->Add(ids.begin(), ids.end());
   return CheckBytes(response->ByteSizeLong(), bounds);

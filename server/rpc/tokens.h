@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <functional>
+#include <limits>
 
 #include "absl/status/status.h"
 #include "nibble/v1/inference_service.pb.h"
@@ -16,6 +17,7 @@ inline constexpr int kMaxDetokenizedIds = 1 << 20;
 struct AnswerBounds {
   std::function<bool()> cancelled;  // asked at every token
   std::size_t max_bytes = 0;        // that may be sent
+  std::size_t max_text_bytes = std::numeric_limits<std::size_t>::max();  // of a text that is encoded
 };
 
 // Errors of all: Cancelled; ResourceExhausted (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit; and those of PromptOf and

@@ -1,11 +1,13 @@
 // Continuous batching: one thread that runs a loaded model over whatever requests are there. Requests join and leave between
-// steps; long prompts are fed in chunks beside the decoding of others.
+// steps; long prompts are fed in chunks beside the decoding of others. A sequence takes pages of the KV cache as it grows. When none
+// is left, the request that began last is preempted: it gives up its pages, and its tokens are fed again later.
 #pragma once
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "server/model/kv_pool.h"
 #include "server/model/loaded_model.h"
 #include "server/serve/request.h"
+#include "server/serve/waiting_queue.h"
 #include "server/text/tokenizer.h"
 
 namespace nibble::serve {
@@ -26,6 +29,15 @@ struct EngineTotals {
   std::atomic<std::uint64_t> requests{0};  // that ended, however they did
   std::atomic<std::uint64_t> prompt_tokens{0};
   std::atomic<std::uint64_t> generated_tokens{0};
+  std::atomic<std::uint64_t> preemptions{0};
+};
+
+// Bounds on one principal's requests to a model; where there are no tokens, there are no principals. 0: three quarters of what
+// EngineOptions has for all, of waiting requests a quarter.
+struct PrincipalOptions {
+  std::int64_t max_waiting = 0;
+  std::int64_t max_running = 0;  // outputs
+  std::int64_t kv_tokens = 0;    // that its running requests may come to; at least max_context
 };
 
 struct EngineOptions {
@@ -36,6 +48,7 @@ struct EngineOptions {
   std::int64_t kv_tokens = 32768;         // capacity of the paged cache
   std::int64_t prefill_chunk = 256;       // prompt tokens a step, over all sequences
   std::int64_t score_chunk = 64;          // the same where every row's logits are wanted
+  PrincipalOptions of_principal = {};
   std::shared_ptr<EngineTotals> totals = std::make_shared<EngineTotals>();  // shared by the engines made of these options
 };
 
@@ -56,7 +69,8 @@ class Engine {
   ~Engine();
 
   // Takes the request or refuses it at once. Errors: InvalidArgument (PROMPT_TOO_LONG; FIELD_VIOLATION by the path
-  // in a GenerateRequest, of the prompt by Request::prompt_field), ResourceExhausted (QUEUE_FULL, KV_FULL). The sink is called
+  // in a GenerateRequest, of the prompt by Request::prompt_field), ResourceExhausted (QUEUE_FULL; of a bound of a principal with metadata
+  // "flag" and "max"; KV_FULL). The sink is called
   // from the engine's thread until OnFinish.
   absl::Status Submit(Request request, std::shared_ptr<ResponseSink> sink);
 
@@ -78,21 +92,38 @@ class Engine {
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
   absl::Status Check(const Request& request) const;
-  // Whether a request of so many outputs and pages begins with the next step, and what of waiting_ does not.
+  // Whether a request begins with the next step, and what of waiting_ does not.
   struct Queue {
     bool at_once = false;
     std::int64_t requests = 0;
+    std::int64_t own = 0;  // of its principal
     std::int64_t tokens = 0;
   };
-  Queue QueueBefore(std::int64_t outputs, std::int64_t pages) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // engine_queue.cc.
+  Queue QueueBefore(const Group& group) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What a principal's running requests come to.
+  struct Held {
+    std::int64_t outputs = 0;
+    std::int64_t pages = 0;  // at their longest
+  };
+  bool WithinBounds(const std::string& principal, const Held& held, const Group& group) const;
+  std::int64_t Headroom() const;
   absl::Duration EstimatedWait(std::int64_t queued) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The engine's thread.
   void Run();
   void Admit();
   void RefreshLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Take(Group& group);
+  void RefreshFreePages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Begin(std::unique_ptr<Group> group, absl::Duration now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropEnded();
+  // engine_pages.cc. Take: pages for the tokens that the group has, of all its outputs; false, and none, where they are not free.
+  bool Take(Group& group);
+  // Pages that its next rows need, of whoever began last. False: it was that itself.
+  bool Grow(Group& group);
+  void Preempt(Group& group);
+  // The preempted requests for which there is room again, oldest first. False: one is left.
+  bool Resume();
   void EndOutput(Group& group, Sequence& output, FinishReason reason);
   void EndGroup(Group& group, absl::Status status, FinishReason reason);
   // engine_step.cc. False when every request waits for its reader.
@@ -111,16 +142,21 @@ class Engine {
   const kernels::Stream stream_;
   base::Clock& clock_;
   std::int64_t max_context_ = 0;
+  PrincipalOptions bounds_;
   std::unique_ptr<model::KvPool> pool_;   // the engine's thread only, but for its constant sizes
   model::Arena arena_;
   std::vector<std::unique_ptr<Group>> running_;
 
   mutable base::Mutex mutex_;
   base::Condition wake_;
-  std::deque<std::unique_ptr<Group>> waiting_ ABSL_GUARDED_BY(mutex_);  // in the order in which they begin
+  WaitingQueue queue_ ABSL_GUARDED_BY(mutex_);                           // the order of waiting_
+  std::map<std::uint64_t, std::unique_ptr<Group>> waiting_ ABSL_GUARDED_BY(mutex_);
+  std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);            // by principals that have requests in running_
   std::int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;             // prompt tokens of waiting_
   std::int64_t running_outputs_ ABSL_GUARDED_BY(mutex_) = 0;            // of running_, and
-  std::int64_t free_pages_ ABSL_GUARDED_BY(mutex_) = 0;                 // of pool_: for threads that may not look at them
+  // Of pool_, none while a request is preempted: for threads that may not look at them.
+  std::int64_t free_pages_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Duration mean_service_ ABSL_GUARDED_BY(mutex_);                 // of the requests that ended lately
 
   EngineLoad load_ ABSL_GUARDED_BY(mutex_);

@@ -1,6 +1,8 @@
 // Engine: one step, from the rows that are due to the tokens that were drawn.
 #include <algorithm>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include "kernels/ops/log_softmax_gather.h"
 #include "kernels/ops/sample.h"
@@ -20,23 +22,46 @@ std::uint64_t Counter(int output, std::int64_t token) {
   return static_cast<std::uint64_t>(output) << 32 | static_cast<std::uint64_t>(token);
 }
 
+// The most rows for one sequence so that `rows` are shared by sequences of these sizes: the small ones are fed whole, the others alike.
+std::int64_t FairShare(std::vector<std::int64_t> sizes, std::int64_t rows) {
+  std::sort(sizes.begin(), sizes.end());
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const std::int64_t share = rows / static_cast<std::int64_t>(sizes.size() - i);
+    if (sizes[i] > share) return std::max<std::int64_t>(1, share);
+    rows -= sizes[i];
+  }
+  return std::numeric_limits<std::int64_t>::max();
+}
+
 }  // namespace
 
 void Engine::Plan(Step* step) {
   std::int64_t prefill_left = options_.prefill_chunk;
+  // A short prompt is not read after the long ones that began before it.
+  std::vector<std::int64_t> to_feed;
+  for (const auto& group : running_) {
+    if (group->preempted) continue;
+    for (const auto& output : group->outputs) {
+      const bool feeding = group->prompt_read ? output->unfed() > 1 : output->index == 0;
+      if (!output->ended && feeding) to_feed.push_back(output->unfed());
+    }
+  }
+  const std::int64_t share = FairShare(std::move(to_feed), prefill_left);
   std::int64_t score_left = options_.score_chunk;
   for (auto& owner : running_) {
     Group& group = *owner;
-    const bool reading = !group.read_prompt();
-    if (!reading && !group.sink->Ready()) continue;
+    const bool reading = !group.prompt_read;
+    if (group.preempted || (!reading && !group.sink->Ready())) continue;
+    if (!Grow(group)) continue;
     const bool score = group.request.prompt_logprobs && reading;
     for (auto& output : group.outputs) {
       if (output->ended || (reading && output->index > 0)) continue;
       std::int64_t rows = output->unfed();
-      if (reading) rows = std::min(rows, score ? std::min(prefill_left, score_left) : prefill_left);
+      const bool feeding = reading || rows > 1;  // the prompt, or all tokens again after a preemption
+      if (feeding) rows = std::min({rows, share, prefill_left, score ? score_left : prefill_left});
       if (score && group.request.score_chunk > 0) rows = std::min(rows, group.request.score_chunk);
       if (rows == 0) continue;
-      if (reading) prefill_left -= rows;
+      if (feeding) prefill_left -= rows;
       if (score) score_left -= rows;
       const bool completes = rows == output->unfed();
       Part part = {&group, output.get(), static_cast<std::int64_t>(step->tokens.size()), rows,
@@ -119,7 +144,10 @@ absl::Status Engine::Score(const Part& part, std::int64_t first_position, const 
     const std::int64_t row = part.first_logit + static_cast<std::int64_t>(i);
     scored[i].logits_digest = model::RowDigest(logits.Row<float>(row), logits.cols);
   }
-  part.group->sink->OnPromptLogprobs(scored);
+  // What was told before a preemption is not told again.
+  const auto told = std::clamp<std::int64_t>(part.group->scored - first_position, 0, static_cast<std::int64_t>(scored.size()));
+  part.group->scored = std::max(part.group->scored, first_position + static_cast<std::int64_t>(scored.size()));
+  part.group->sink->OnPromptLogprobs(std::span(scored).subspan(static_cast<std::size_t>(told)));
   return absl::OkStatus();
 }
 
@@ -127,7 +155,7 @@ absl::Status Engine::Digest(const Part& part, const kernels::Matrix& logits) {
   Group& group = *part.group;
   Sequence& output = *part.output;
   if (group.ended) return absl::OkStatus();  // by another of its outputs
-  const bool reading = !group.read_prompt();
+  const bool reading = !group.prompt_read;
   const std::int64_t first_position = output.fed;
   output.fed += part.num_rows;
   if (reading) options_.totals->prompt_tokens += static_cast<std::uint64_t>(part.num_rows);
@@ -141,6 +169,7 @@ absl::Status Engine::Digest(const Part& part, const kernels::Matrix& logits) {
   }
   const float* last = logits.Row<float>(part.first_logit + part.num_logits - 1);
   if (!reading) return Draw(group, output, last, logits.cols);
+  group.prompt_read = true;
   // The prompt was read once: its K and V, and the row behind it, are every output's beginning.
   for (auto& other : group.outputs) {
     if (other->index == 0) continue;

@@ -40,7 +40,8 @@ struct Request {
   bool prompt_logprobs = false;                 // Score: of prompt[1..] given what is before
   bool logits_digests = false;                  // Score: of the logits behind each of them
   std::int64_t score_chunk = 0;                 // Score: rows a step; 0: the engine's
-  int priority = 0;                             // higher begins first; equals in the order in which they came
+  int priority = 0;                             // higher begins first (waiting_queue.h)
+  std::string principal;                        // whose turn and bounds they are; "": of a server without tokens, which has no bounds
   absl::Duration deadline = absl::InfiniteDuration();        // monotonic clock
   absl::Duration queue_deadline = absl::InfiniteDuration();  // the same; to have begun by
   std::optional<absl::Duration> arrived;        // the same; what Usage counts from. Unset: when it is submitted

@@ -14,7 +14,7 @@
 
 namespace nibble::serve {
 
-// One output. Output 0 reads the prompt; the others begin with a copy of its pages.
+// One output. Output 0 reads the prompt; the others begin with a copy of its pages. After a preemption each reads its own tokens.
 struct Engine::Sequence {
   Sequence(const Request& request, int number, const text::Tokenizer& tokenizer)
       : index(number),
@@ -51,7 +51,10 @@ struct Engine::Group {
   absl::Duration started;
   absl::Duration first_token;
   std::uint64_t launches_before = 0;
+  std::int64_t scored = 0;             // prompt logprobs that the sink has
   bool begun = false;
+  bool prompt_read = false;            // its first tokens were drawn; stays true when it is preempted
+  bool preempted = false;              // begun, and without pages
   bool ended = false;
 
   std::int64_t prompt_size() const { return static_cast<std::int64_t>(request.prompt.size()); }
@@ -63,9 +66,13 @@ struct Engine::Group {
   std::string Shown(Sequence& output, std::string_view text) const {
     return may_end(output) ? output.stops.Push(text) : std::string(text);
   }
-  bool read_prompt() const { return outputs.front()->fed >= prompt_size(); }
-  std::int64_t pages_each() const {
-    return model::KvPool::PagesFor(prompt_size() + request.stopping.max_tokens);
+  // At its longest.
+  std::int64_t most_pages() const {
+    return model::KvPool::PagesFor(prompt_size() + request.stopping.max_tokens) * request.n;
+  }
+  // To begin with: those of the prompt and of the first token behind it.
+  std::int64_t first_pages() const {
+    return model::KvPool::PagesFor(prompt_size() + std::min<std::int64_t>(1, request.stopping.max_tokens)) * request.n;
   }
 };
 

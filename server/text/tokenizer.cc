@@ -119,6 +119,19 @@ std::size_t Tokenizer::vocab_size() const {
   return nibble_tokenizer_vocab_size(handle_);
 }
 
+std::size_t Tokenizer::longest_token_bytes() const {
+  std::call_once(measured_, [this] {
+    for (const AddedToken& token : added_tokens()) {
+      longest_token_bytes_ = std::max(longest_token_bytes_, token.content.size());
+    }
+    const auto end = static_cast<std::int32_t>(vocab_size());
+    for (std::int32_t id = 0; id < end; ++id) {
+      longest_token_bytes_ = std::max(longest_token_bytes_, Token(id).value_or("").size());
+    }
+  });
+  return longest_token_bytes_;
+}
+
 std::vector<AddedToken> Tokenizer::added_tokens() const {
   FfiBytes answer;
   std::vector<AddedToken> tokens;

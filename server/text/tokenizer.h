@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -72,6 +73,9 @@ class Tokenizer {
   bool IsSpecial(std::int32_t id) const;
   // How many tokens there are, added ones included.
   std::size_t vocab_size() const;
+  // Bytes of the longest token as tokenizer.json spells it: no token stands for more
+  // bytes of a text, unless it was normalized or is the unknown token.
+  std::size_t longest_token_bytes() const;
   // Ascending by id.
   std::vector<AddedToken> added_tokens() const;
 
@@ -89,6 +93,8 @@ class Tokenizer {
 
   NibbleTokenizer* const handle_;
   std::optional<Anchor> anchor_;
+  mutable std::once_flag measured_;
+  mutable std::size_t longest_token_bytes_ = 0;  // after measured_
 };
 
 }  // namespace nibble::text

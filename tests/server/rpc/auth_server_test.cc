@@ -38,7 +38,8 @@ class AuthServerTest : public AppTest, public ::testing::WithParamInterface<Over
  protected:
   void Files() {
     std::ofstream(directory_ + "/tokens") << TokenLine("viewer", "viewer") << TokenLine("infer", "infer") << TokenLine("train", "train")
-                                          << TokenLine("admin", "admin") << TokenLine("old", "admin", R"(, "expires": "2020-01-01T00:00:00Z")")
+                                          << TokenLine("operator", "operator") << TokenLine("admin", "admin")
+                                          << TokenLine("old", "admin", R"(, "expires": "2020-01-01T00:00:00Z")")
                                           << R"({"name": "by-certificate", "role": "viewer", "san": "uri:spiffe://tests/viewer"})" << "\n";
     if (GetParam() != Over::kTls) return;
     testing::MakeAuthority(directory_ + "/ca");
@@ -250,12 +251,12 @@ TEST_P(AuthEffectTest, S1WhatIsRefusedHasNoEffect) {
 }
 
 TEST_P(AuthServerTest, S2EveryMethodWithEveryRole) {
-  const char* const names[] = {"viewer", "infer", "train", "admin"};
+  const char* const names[] = {"viewer", "infer", "train", "operator", "admin"};
   std::vector<rpc::MethodRule> rules(rpc::MethodRules().begin(), rpc::MethodRules().end());
   // Drain last: a server that drains answers nothing else.
   std::stable_partition(rules.begin(), rules.end(), [](const rpc::MethodRule& rule) { return !rule.method.ends_with("/Drain"); });
   for (const rpc::MethodRule& rule : rules) {
-    for (int role = 0; role < 4; ++role) {
+    for (int role = 0; role < 5; ++role) {
       const grpc::Status status = AskAs(names[role], std::string(rule.method));
       const bool may = rule.access != rpc::Access::kTrainer && role >= static_cast<int>(rule.role);
       if (!IsServed(rule, GetParam())) {
@@ -322,6 +323,30 @@ TEST_P(AuthServerTest, ACertificatesNameIsARole) {
   EXPECT_EQ(Ask(channel, "nibble.v1.FineTuneService/CreateJob", {}).error_code(), grpc::StatusCode::PERMISSION_DENIED);
   EXPECT_EQ(Ask(channel, "nibble.v1.ModelService/ListModels", {{"authorization", "Bearer wrong"}}).error_code(),
             grpc::StatusCode::UNAUTHENTICATED);
+}
+
+// C4: by any Generate, Chat or stream of one, and by a job.
+TEST_P(AuthEffectTest, C4PrioritiesAboveZeroWantTheRoleOperator) {
+  const auto expect_role = [](const grpc::Status& status, const std::string& field) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << status.error_message();
+    EXPECT_EQ(testing_support::ReasonOf(status), "ROLE");
+    EXPECT_THAT(status.error_message(), HasSubstr(field + ": is 7"));
+  };
+  v1::GenerateRequest generate = Prompt("none", "a", 1);
+  generate.set_priority(7);
+  expect_role(Send("token-infer", "nibble.v1.InferenceService/Generate", generate), "priority");
+  expect_role(Send("token-train", "nibble.v1.InferenceService/Generate", generate), "priority");
+  v1::GenerateStreamRequest stream;
+  *stream.mutable_request() = generate;
+  expect_role(Send("token-infer", "nibble.v1.InferenceService/GenerateStream", stream), "priority");
+  v1::CreateJobRequest job = testing_support::TinyJob();
+  job.mutable_spec()->mutable_run()->set_priority(7);
+  expect_role(Send("token-train", "nibble.v1.FineTuneService/CreateJob", job), "run.priority");
+  // These may: the model and the dataset are what is missing.
+  EXPECT_EQ(Send("token-operator", "nibble.v1.InferenceService/Generate", generate).error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(Send("token-operator", "nibble.v1.FineTuneService/CreateJob", job).error_code(), grpc::StatusCode::NOT_FOUND);
+  generate.set_priority(-7);
+  EXPECT_EQ(Send("token-infer", "nibble.v1.InferenceService/Generate", generate).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
 std::string TransportName(const ::testing::TestParamInfo<Over>& info) {

@@ -51,9 +51,10 @@ std::string Outcome(const absl::StatusOr<Principal>& principal) {
   return principal.ok() ? principal->name : std::string(absl::StatusCodeToString(principal.status().code())) + " " + Reason(principal.status());
 }
 
-const AuthPolicy& FourRoles() {
+const AuthPolicy& AllRoles() {
   static const AuthPolicy policy =
-      Policy(Line("viewer", "viewer", "v") + Line("infer", "infer", "i") + Line("train", "train", "t") + Line("admin", "admin", "a"));
+      Policy(Line("viewer", "viewer", "v") + Line("infer", "infer", "i") + Line("train", "train", "t") +
+             Line("operator", "operator", "o") + Line("admin", "admin", "a"));
   return policy;
 }
 
@@ -114,10 +115,10 @@ TEST(DecideTest, S1NobodyGetsAnywhereWithoutAValidToken) {
 }
 
 TEST(DecideTest, S2EveryRoleOnEveryMethod) {
-  const char* const tokens[] = {"v", "i", "t", "a"};
+  const char* const tokens[] = {"v", "i", "t", "o", "a"};
   for (const MethodRule& rule : MethodRules()) {
-    for (int role = 0; role < 4; ++role) {
-      const auto principal = Decide(FourRoles(), rule.method, With(tokens[role]), now);
+    for (int role = 0; role < 5; ++role) {
+      const auto principal = Decide(AllRoles(), rule.method, With(tokens[role]), now);
       const bool may = rule.access != Access::kTrainer && role >= static_cast<int>(rule.role);
       EXPECT_EQ(Outcome(principal), may ? Name(static_cast<Role>(role)) : "PERMISSION_DENIED ROLE") << rule.method << " " << role;
       if (!may) {
@@ -125,13 +126,13 @@ TEST(DecideTest, S2EveryRoleOnEveryMethod) {
       }
     }
   }
-  EXPECT_EQ(Outcome(Decide(FourRoles(), "/nibble.v1.NoSuch/Method", With("a"), now)), "UNIMPLEMENTED ");
-  EXPECT_EQ(Outcome(Decide(FourRoles(), "", With("a"), now)), "UNIMPLEMENTED ");
+  EXPECT_EQ(Outcome(Decide(AllRoles(), "/nibble.v1.NoSuch/Method", With("a"), now)), "UNIMPLEMENTED ");
+  EXPECT_EQ(Outcome(Decide(AllRoles(), "", With("a"), now)), "UNIMPLEMENTED ");
 }
 
 // What the roles are for, said once more than the table says it.
 TEST(DecideTest, S2RolesAreWhatTheyAreCalled) {
-  const auto may = [](const char* token, const std::string& method) { return Decide(FourRoles(), "nibble.v1." + method, With(token), now).ok(); };
+  const auto may = [](const char* token, const std::string& method) { return Decide(AllRoles(), "nibble.v1." + method, With(token), now).ok(); };
   EXPECT_TRUE(may("v", "FineTuneService/WatchJob"));
   EXPECT_FALSE(may("v", "InferenceService/Generate"));
   EXPECT_FALSE(may("v", "DatasetService/PreviewDataset"));
@@ -143,10 +144,26 @@ TEST(DecideTest, S2RolesAreWhatTheyAreCalled) {
   EXPECT_TRUE(may("a", "ServerService/Drain"));
 }
 
+// C4 (docs/faults.md).
+TEST(DecideTest, PrioritiesAboveZeroWantTheRoleOperator) {
+  for (const Role role : {Role::kViewer, Role::kInfer, Role::kTrain, Role::kOperator, Role::kAdmin}) {
+    const Principal caller{"ann", role, ""};
+    EXPECT_TRUE(CheckPriority(caller, "priority", 0).ok());
+    EXPECT_TRUE(CheckPriority(caller, "priority", -100).ok());
+    const absl::Status above = CheckPriority(caller, "priority", 1);
+    EXPECT_EQ(above.ok(), role >= Role::kOperator);
+    if (above.ok()) continue;
+    EXPECT_TRUE(absl::IsPermissionDenied(above));
+    EXPECT_EQ(base::Reason(above), "ROLE");
+    EXPECT_EQ(base::ReasonMetadata(above)["needed"], "operator");
+    EXPECT_THAT(std::string(above.message()), HasSubstr("priority: is 1, the role "));
+  }
+}
+
 TEST(DecideTest, TheTrainersSocketServesReportsAlone) {
   Caller trainer;
   trainer.trainer_listener = true;
-  for (const AuthPolicy& policy : {AuthPolicy{}, FourRoles()}) {
+  for (const AuthPolicy& policy : {AuthPolicy{}, AllRoles()}) {
     for (const MethodRule& rule : MethodRules()) {
       EXPECT_EQ(Decide(policy, rule.method, trainer, now).ok(), rule.access == Access::kTrainer) << rule.method;
     }
@@ -157,7 +174,7 @@ TEST(DecideTest, TheTrainersSocketServesReportsAlone) {
 }
 
 TEST(DecideTest, HealthAndReflectionAreOpenOnlyWhenSaidSo) {
-  AuthPolicy policy = FourRoles();
+  AuthPolicy policy = AllRoles();
   const auto outcome = [&](const char* method) { return Outcome(Decide(policy, method, Caller{}, now)); };
   policy.health_without_token = true;
   EXPECT_EQ(outcome("grpc.health.v1.Health/Check"), "anyone");

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <filesystem>
@@ -7,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "server/base/files.h"
 #include "server/base/sha256.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
@@ -17,6 +19,7 @@ namespace {
 using testing::HasSubstr;
 using testing_support::AppTest;
 using testing_support::FieldOf;
+using testing_support::kTinyTexts;
 using testing_support::ReasonOf;
 using testing_support::TinyJob;
 
@@ -246,6 +249,71 @@ class PlannedRowsTest : public DatasetServiceTest {
     return options;
   }
 };
+
+// T7 (docs/faults.md)
+class TokenFilesTest : public PlannedRowsTest {
+ protected:
+  void SetUp() override {
+    PlannedRowsTest::SetUp();
+    Import("tiny");
+    AppTest::Upload("texts", kTinyTexts);
+  }
+  AppOptions Options() override {
+    AppOptions options = PlannedRowsTest::Options();
+    options.token_cache_bytes = cache_bytes_;
+    return options;
+  }
+  void Plan(int max_seq_len) {
+    v1::PlanJobRequest plan;
+    *plan.mutable_spec() = TinyJob().spec();
+    plan.mutable_spec()->mutable_data()->set_max_seq_len(max_seq_len);
+    v1::PlanJobResponse planned;
+    const grpc::Status status = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, plan, &planned);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+  std::vector<std::string> Files() {
+    return base::RealFileSystem().List(directory_ + "/state/tokens/texts").value_or(std::vector<std::string>());
+  }
+  std::int64_t cache_bytes_ = 1 << 20;
+};
+
+TEST_F(TokenFilesTest, PlansShareOneThatGoesWithTheDataset) {
+  Plan(8);
+  ASSERT_EQ(Files().size(), 1u);
+  const std::string path = directory_ + "/state/tokens/texts/" + Files()[0];
+  struct stat before, after;
+  ASSERT_EQ(::stat(path.c_str(), &before), 0);
+  Plan(8);
+  ASSERT_EQ(::stat(path.c_str(), &after), 0);
+  EXPECT_EQ(before.st_ino, after.st_ino) << "it was not made again";
+  Plan(9);
+  EXPECT_EQ(Files().size(), 2u);
+  v1::DeleteDatasetRequest request;
+  request.set_name("texts");
+  v1::DeleteDatasetResponse response;
+  ASSERT_TRUE(Call(datasets_, &v1::DatasetService::Stub::DeleteDataset, request, &response).ok());
+  EXPECT_FALSE(std::filesystem::exists(directory_ + "/state/tokens/texts"));
+}
+
+class NoTokenFilesTest : public TokenFilesTest {
+ protected:
+  NoTokenFilesTest() { cache_bytes_ = 0; }
+};
+
+TEST_F(NoTokenFilesTest, OnlyThoseOfOpenJobsAreKept) {
+  Plan(8);
+  EXPECT_TRUE(Files().empty());
+  v1::CreateJobRequest request = TinyJob();
+  request.mutable_spec()->mutable_data()->set_max_seq_len(8);
+  v1::Job job;
+  const grpc::Status created = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, &job);
+  ASSERT_TRUE(created.ok()) << created.error_message();
+  Plan(8);
+  EXPECT_EQ(Files().size(), 1u);
+  const std::vector<std::string> kept = Files();
+  Plan(9);
+  EXPECT_EQ(Files(), kept);
+}
 
 TEST_F(PlannedRowsTest, PreviewNamesTheRowThatNoTrainingWouldTake) {
   Import("tiny");

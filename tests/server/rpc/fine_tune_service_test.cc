@@ -23,6 +23,7 @@ class FineTuneServiceTest : public AppTest {
   AppOptions Options() override {
     AppOptions options = AppTest::Options();
     options.trainer_path = "/bin/false";  // starts, fails, is tried again
+    if (keep_free_bytes_ > 0) options.min_free_bytes = keep_free_bytes_;
     return options;
   }
   void SetUp() override {
@@ -30,6 +31,7 @@ class FineTuneServiceTest : public AppTest {
     Import("tiny");
     Upload("texts", kTinyTexts);
   }
+  std::int64_t keep_free_bytes_ = 0;  // of the next server, where it is set
   grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
     grpc::ClientContext context;
     return jobs_->CreateJob(&context, request, job);
@@ -146,6 +148,24 @@ TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
   request.mutable_spec()->mutable_qlora()->set_r(0);
   grpc::ClientContext context4;
   EXPECT_EQ(ReasonOf(jobs_->PlanJob(&context4, request, &plan)), "FIELD_VIOLATION");
+}
+
+TEST_F(FineTuneServiceTest, PlanWarnsOfAJobThatTheDiskHasNoRoomFor) {  // T10
+  const auto reasons = [&] {
+    v1::PlanJobRequest request;
+    *request.mutable_spec() = TinyJob().spec();
+    v1::PlanJobResponse plan;
+    const auto status = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &plan);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    std::set<std::string> found;
+    for (const v1::Warning& warning : plan.warnings()) found.insert(warning.reason());
+    return found;
+  };
+  EXPECT_FALSE(reasons().contains("DISK"));
+  app_.reset();
+  keep_free_bytes_ = std::int64_t{1} << 60;
+  StartApp();
+  EXPECT_TRUE(reasons().contains("DISK"));
 }
 
 TEST_F(FineTuneServiceTest, BitNetIsResolvedToItsLastField) {

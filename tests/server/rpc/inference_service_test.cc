@@ -525,6 +525,45 @@ TEST_F(InferenceServiceTest, ErrorsNameTheirReason) {
   EXPECT_EQ(FieldOf(Generate(nothing, &response)), "input");
 }
 
+// C2 (docs/faults.md). "bytes" and "max_bytes" are of a text that was not encoded; the model takes 256 tokens.
+TEST_F(InferenceServiceTest, C2LargePromptsAreRefusedBeforeTheyAreEncoded) {
+  const std::string large(3 << 20, 'a');
+  const auto expect_unread = [](const grpc::Status& status, const std::string& field) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_EQ(ReasonOf(status), "PROMPT_TOO_LONG");
+    EXPECT_THAT(status.error_message(), HasSubstr(field + ": has 3145"));
+    EXPECT_THAT(status.error_message(), HasSubstr(" bytes, "));
+  };
+  v1::GenerateResponse response;
+  expect_unread(Generate(Prompt("tiny", large, 1), &response), "text");
+  v1::GenerateStreamRequest stream;
+  *stream.mutable_request() = Prompt("tiny", large, 1);
+  grpc::ClientContext stream_context;
+  expect_unread(inference_->GenerateStream(&stream_context, stream)->Finish(), "text");
+  v1::ScoreRequest score;
+  score.set_model("tiny");
+  score.set_text(large);
+  v1::ScoreResponse scored;
+  grpc::ClientContext score_context;
+  expect_unread(inference_->Score(&score_context, score, &scored), "text");
+  v1::TokenizeRequest tokenize;
+  tokenize.set_model("tiny");
+  tokenize.set_text(large);
+  v1::TokenizeResponse tokens;
+  grpc::ClientContext tokenize_context;
+  expect_unread(inference_->Tokenize(&tokenize_context, tokenize, &tokens), "text");
+  v1::RenderTemplateRequest render;
+  render.set_model("tiny");
+  auto* message = render.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content(large);
+  v1::RenderTemplateResponse rendered;
+  grpc::ClientContext render_context;
+  const grpc::Status refused = inference_->RenderTemplate(&render_context, render, &rendered);
+  EXPECT_EQ(ReasonOf(refused), "PROMPT_TOO_LONG") << refused.error_message();
+  EXPECT_TRUE(Generate(Prompt("tiny", "a b c", 2), &response).ok());
+}
+
 // Neither is a name that a model could have: what is meant is said, and what to ask for instead.
 TEST_F(InferenceServiceTest, AVersionOrAnAdapterInANameIsNotBuilt) {
   using Stub = v1::InferenceService::Stub;

@@ -168,6 +168,26 @@ TEST_F(OperationsTest, OneThatRunsTellsHowFarItIsAndThenWhatCameOfIt) {
   EXPECT_EQ(table_->num_waiting(), 0u);
 }
 
+TEST_F(OperationsTest, C4OnePrincipalHasABoundOnOperationsThatHaveNotEnded) {
+  table_->set_max_of_owner(2);
+  const auto start = [&](const std::string& name, const std::string& tenant) {
+    return table_->Start({.model = "m", .owner = {.tenant = tenant, .name = name}}, gate_.Body()).status();
+  };
+  EXPECT_TRUE(start("ann", "").ok());
+  EXPECT_TRUE(start("ann", "").ok());
+  const absl::Status refused = start("ann", "");
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
+  EXPECT_EQ(base::ReasonMetadata(refused)["flag"], "--max_operations_per_principal");
+  EXPECT_EQ(base::ReasonMetadata(refused)["max"], "2");
+  EXPECT_TRUE(start("ann", "red").ok()) << "another principal";
+  EXPECT_TRUE(start("bob", "").ok());
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(start(kNobody, "").ok()) << "without tokens there are no principals";
+  gate_.Open();
+  for (const auto& operation : table_->List()) Wait(operation.name());
+  EXPECT_TRUE(start("ann", "").ok());
+}
+
 TEST_F(OperationsTest, AWaitAnswersWithWhatThereIsAtItsTimeoutAndBeforeItsDeadline) {
   longrunning::WaitOperationRequest request;
   request.set_name(Start(gate_));
