@@ -5,11 +5,14 @@
 #include "absl/strings/str_join.h"
 #include "server/base/error.h"
 #include "server/base/files.h"
+#include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/artifact.h"
+#include "server/model/artifact_writer.h"
 #include "server/plan/plan_job.h"
 #include "server/rpc/dataset_proto.h"
+#include "server/store/disk_space.h"
 
 namespace nibble {
 
@@ -24,20 +27,50 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, 
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
   inputs.base_format = model::Name(info.format);
   inputs.base_is_masters = info.is_masters();
+  for (const char* name : model::kCompanionFiles) {
+    const auto size = state_.files.Size(base::JoinPath(base_model.directory, name));
+    if (size.ok()) inputs.companion_bytes += static_cast<std::int64_t>(*size);
+  }
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(spec.base_model));
   inputs.config = text->config;
   inputs.text = text->assets;
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(spec.train_dataset));
   inputs.train_path = train.data_path;
+  inputs.train_sha256 = train.sha256;
+  inputs.train_tokens_directory = state_.layout.tokens(spec.train_dataset);
+  inputs.load = [this](const auto& source, const auto& cancelled) { return tokens_.Get(source, cancelled); };
+  inputs.memory = memory_;
   NIBBLE_ASSIGN_OR_RETURN(const data::Format train_format, rpc::FormatOf(train));
   inputs.train_format = data::Name(train_format);
   if (!spec.eval_dataset.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(spec.eval_dataset));
     inputs.eval_path = eval.data_path;
+    inputs.eval_sha256 = eval.sha256;
+    inputs.eval_tokens_directory = state_.layout.tokens(spec.eval_dataset);
     NIBBLE_ASSIGN_OR_RETURN(const data::Format eval_format, rpc::FormatOf(eval));
     inputs.eval_format = data::Name(eval_format);
   }
   return inputs;
+}
+
+absl::StatusOr<plan::JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const {
+  auto plan = plan::PlanJob(spec, inputs);
+  // Tokenising allocates and frees much on many threads.
+  base::ReturnFreeMemory();
+  // A data set that was deleted meanwhile has no token files.
+  for (const std::string& dataset : {spec.train_dataset, spec.eval_dataset}) {
+    if (dataset.empty() || !absl::IsNotFound(state_.datasets->Get(dataset).status())) continue;
+    state_.files.RemoveAll(state_.layout.tokens(dataset)).IgnoreError();
+  }
+  return plan;
+}
+
+absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobSpec& spec) const {
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, {}));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, plan::TokenSourcesOf(spec, inputs));
+  std::vector<std::string> paths;
+  for (const data::TokenSource& source : sources) paths.push_back(data::TokenFilePath(source.tokens_directory, data::TokenKey(source)));
+  return paths;
 }
 
 absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
@@ -46,17 +79,19 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, cons
   rpc::PlannedJob planned;
   planned.spec = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(planned.spec));  // as CreateJob: what was left open may not fit what was said
-  NIBBLE_ASSIGN_OR_RETURN(planned.plan, plan::PlanJob(planned.spec, inputs));
-  planned.available_bytes = MemoryBytes(limits_.train_memory_bytes, base::RealFileSystem());
+  NIBBLE_ASSIGN_OR_RETURN(planned.plan, PlanOf(planned.spec, inputs));
+  planned.available_bytes = MemoryBytes(limits_.train_memory_bytes, OwnMemoryBytes(limits_), base::RealFileSystem());
+  NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes,
+                          store::SpareBytes(state_.files, state_.layout.root(), state_.min_free_bytes));
   return planned;
 }
 
 absl::StatusOr<jobs::PlannedMemory> JobPlanner::Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, cancel));
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, plan::PlanJob(spec, inputs));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, PlanOf(spec, inputs));
   std::vector<std::string> pools;
   for (const plan::MemoryItem& item : plan.memory) pools.push_back(base::StrCat(item.pool, " ", item.bytes));
-  return jobs::PlannedMemory{plan.memory_bytes(), absl::StrJoin(pools, ", ")};
+  return jobs::PlannedMemory{plan.memory_bytes(), absl::StrJoin(pools, ", "), plan.disk_bytes};
 }
 
 }  // namespace nibble

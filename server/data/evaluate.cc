@@ -1,6 +1,7 @@
 #include "server/data/evaluate.h"
 
 #include <algorithm>
+#include <span>
 
 #include "kernels/ops/log_softmax_gather.h"
 #include "server/base/error.h"
@@ -22,15 +23,33 @@ struct Batch {
   std::int64_t pages_per_sequence = 0;
 };
 
-Batch MakeBatch(std::span<const Example* const> examples) {
+// The examples of the next batch, from *next on, which is moved past them. None is chosen after `max_trained` trained tokens.
+std::vector<std::size_t> NextBatch(const ExampleList& examples, std::int64_t max_trained, std::size_t* next) {
+  std::vector<std::size_t> chosen;
+  std::size_t rows = 0;
+  std::int64_t trained = 0;
+  while (*next < examples.size() && trained < max_trained) {
+    const auto size = static_cast<std::size_t>(examples.num_tokens(*next));
+    if (!chosen.empty() && rows + size > kStepRows) break;
+    const std::size_t at = (*next)++;
+    const std::int64_t num_trained = examples.num_trained(at);
+    if (num_trained == 0) continue;
+    chosen.push_back(at);
+    rows += size;
+    trained += num_trained;
+  }
+  return chosen;
+}
+
+Batch MakeBatch(std::span<const Example> examples) {
   Batch batch;
-  for (const Example* example : examples) {
-    const std::size_t size = example->tokens.size();
+  for (const Example& example : examples) {
+    const std::size_t size = example.tokens.size();
     for (std::size_t i = 0; i < size; ++i) {
-      batch.tokens.push_back(example->tokens[i]);
+      batch.tokens.push_back(example.tokens[i]);
       batch.sequence.push_back(static_cast<std::int32_t>(batch.num_sequences));
       batch.position.push_back(static_cast<std::int32_t>(i));
-      batch.target.push_back(i + 1 < size && example->trained[i + 1] != 0 ? example->tokens[i + 1] : -1);
+      batch.target.push_back(i + 1 < size && example.trained[i + 1] != 0 ? example.tokens[i + 1] : -1);
     }
     ++batch.num_sequences;
     batch.pages_per_sequence = std::max(batch.pages_per_sequence, model::KvPool::PagesFor(static_cast<std::int64_t>(size)));
@@ -80,34 +99,46 @@ absl::Status AddRows(const model::ModelConfig& config, const model::DecoderWeigh
 
 }  // namespace
 
+EvaluationSize SizeOfEvaluation(const ExampleList& examples) {
+  EvaluationSize size;
+  for (std::size_t next = 0; next < examples.size();) {
+    std::int64_t rows = 0, longest = 0, sequences = 0;
+    for (const std::size_t at : NextBatch(examples, std::numeric_limits<std::int64_t>::max(), &next)) {
+      const std::int64_t tokens = examples.num_tokens(at);
+      rows += tokens;
+      longest = std::max(longest, tokens);
+      ++sequences;
+    }
+    size.rows = std::max(size.rows, std::min(rows, static_cast<std::int64_t>(kStepRows)));
+    size.pages = std::max(size.pages, sequences * model::KvPool::PagesFor(longest));
+  }
+  return size;
+}
+
 absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const model::DecoderWeights& weights,
-                                    std::span<const Example> examples, const EvaluateOptions& options,
+                                    const ExampleList& examples, const EvaluateOptions& options,
                                     const kernels::Stream& stream, const std::function<bool(std::int64_t)>& progress) {
   Evaluation result;
   const base::Cancelled cancelled = [&] { return !progress(result.tokens); };
   double sum = 0;
   model::Arena arena;
-  std::vector<const Example*> chosen;
   for (std::size_t next = 0; next < examples.size() && result.tokens < options.max_tokens;) {
-    chosen.clear();
+    const std::vector<std::size_t> chosen = NextBatch(examples, options.max_tokens - result.tokens, &next);
+    if (chosen.empty()) break;
     std::size_t rows = 0;
     std::int64_t trained = 0;
-    while (next < examples.size() && result.tokens + trained < options.max_tokens) {
-      const Example& example = examples[next];
-      const std::size_t size = example.tokens.size();
-      if (!chosen.empty() && rows + size > kStepRows) break;
-      ++next;
-      if (example.num_trained() == 0) continue;
-      if (static_cast<std::int64_t>(size) > weights.rope_positions) {
+    std::vector<Example> batched;
+    for (const std::size_t at : chosen) {
+      const std::int64_t size = examples.num_tokens(at);
+      if (size > weights.rope_positions) {
         return absl::InvalidArgumentError(base::StrCat("an example of the evaluation set has ", size, " tokens, the model takes ",
                                                        weights.rope_positions));
       }
-      chosen.push_back(&example);
-      rows += size;
-      trained += example.num_trained();
+      batched.push_back(examples[at]);
+      rows += static_cast<std::size_t>(size);
+      trained += examples.num_trained(at);
     }
-    if (chosen.empty()) break;
-    const Batch batch = MakeBatch(chosen);
+    const Batch batch = MakeBatch(batched);
     NIBBLE_ASSIGN_OR_RETURN(const auto pool,
                             model::KvPool::Create(config, weights.kv_dtype, batch.num_sequences * batch.pages_per_sequence));
     for (std::size_t begin = 0; begin < rows; begin += kStepRows) {

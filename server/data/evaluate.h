@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,10 +25,17 @@ struct EvaluateOptions {
   bool top_tokens = false;
 };
 
+// What an evaluation of all these examples holds beside the model, at its largest.
+struct EvaluationSize {
+  std::int64_t rows = 0;   // of one step
+  std::int64_t pages = 0;  // of one KV cache
+};
+EvaluationSize SizeOfEvaluation(const ExampleList& examples);
+
 // `progress` gets the trained tokens done, before every layer of each step of at most some hundred rows; false ends it with Cancelled.
 // Errors: InvalidArgument (NO_TRAINABLE_TOKENS; an example longer than the rope table), those of the kernels.
 absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const model::DecoderWeights& weights,
-                                    std::span<const Example> examples, const EvaluateOptions& options,
+                                    const ExampleList& examples, const EvaluateOptions& options,
                                     const kernels::Stream& stream, const std::function<bool(std::int64_t)>& progress);
 
 }  // namespace nibble::data

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <numeric>
 #include <span>
 #include <utility>
 
@@ -55,6 +54,8 @@ absl::StatusOr<Example> Mark(std::string_view text, bool add_special_tokens, con
   NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, tokenizer.EncodeWithSpans(text, add_special_tokens));
   Example example;
   example.began_with_added = encoded.began_with_added;
+  example.tokens.reserve(encoded.tokens.size());
+  example.trained.reserve(encoded.tokens.size());
   for (const text::TokenSpan& span : encoded.tokens) {
     const Overlap overlap = OverlapOf(span, text, ranges);
     // A special token may swallow the blanks beside it ("rstrip"): those alone do not make it a part of the completion.
@@ -84,10 +85,6 @@ Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format) 
   if (policy == "error") return Overlong::kError;
   if (policy.empty() || format != chosen_for) return format == Format::kText ? Overlong::kSplit : Overlong::kTruncate;
   return policy == "split" ? Overlong::kSplit : Overlong::kTruncate;
-}
-
-std::int64_t Example::num_trained() const {
-  return trained.empty() ? 0 : std::accumulate(trained.begin() + 1, trained.end(), std::int64_t{0});
 }
 
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
@@ -142,7 +139,40 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
   } else if (overlong == Overlong::kError) {
     return absl::InvalidArgumentError(base::StrCat("has ", whole.tokens.size(), " tokens, max_seq_len is ", limit));
   }
+  // A truncated row would keep the memory of the whole row, and each vector up to twice what it needs.
+  for (Example& piece : pieces) {
+    piece.tokens.shrink_to_fit();
+    piece.trained.shrink_to_fit();
+  }
   return pieces;
+}
+
+absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
+                     const model::ModelConfig& config, const TokeniseOptions& options, const std::function<bool()>& cancelled,
+                     std::vector<Example>* examples, DataSummary* summary) {
+  if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
+  if (line.find_first_not_of(" \t\r") == std::string_view::npos) return absl::OkStatus();
+  const auto record = ParseRecord(line, format);
+  if (!record.ok()) return AtLine(line_number, record.status());
+  auto pieces = Tokenise(*record, format, text, config, options, cancelled);
+  if (!pieces.ok()) return AtLine(line_number, pieces.status());
+  NoteRow(line_number, *pieces, summary);
+  for (Example& example : *pieces) {
+    const std::int64_t num_trained = example.num_trained();
+    // Nothing to learn from it (one token, or a prompt that fills the row): it would only take time.
+    if (num_trained == 0) continue;
+    summary->num_tokens += static_cast<std::int64_t>(example.tokens.size());
+    summary->num_trained += num_trained;
+    examples->push_back(std::move(example));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTrainable(const DataSummary& summary) {
+  if (summary.num_trained > 0) return absl::OkStatus();
+  return base::WithReason(
+      absl::InvalidArgumentError(base::StrCat("the dataset has no trainable tokens in ", summary.num_rows, " rows")),
+      "NO_TRAINABLE_TOKENS");
 }
 
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
@@ -150,48 +180,31 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
                                     const std::function<bool()>& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
   Dataset dataset;
+  std::vector<Example> examples;
   std::string_view rest = file->text();
-  std::int64_t line_number = 0;
-  while (!rest.empty()) {
+  for (std::int64_t line_number = 1; !rest.empty(); ++line_number) {
     const std::size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-    ++line_number;
-    if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    auto record = ParseRecord(line, format);
-    if (!record.ok()) return AtLine(line_number, record.status());
-    auto pieces = Tokenise(*record, format, text, config, options, cancelled);
-    if (!pieces.ok()) return AtLine(line_number, pieces.status());
-    NoteRow(line_number, *pieces, &dataset);
-    for (Example& example : *pieces) {
-      // Nothing to learn from it (one token, or a prompt that fills the row): it would only take time.
-      if (example.num_trained() == 0) continue;
-      dataset.num_tokens += static_cast<std::int64_t>(example.tokens.size());
-      dataset.num_trained += example.num_trained();
-      dataset.examples.push_back(std::move(example));
-    }
+    NIBBLE_RETURN_IF_ERROR(AddLine(line_number, line, format, text, config, options, cancelled, &examples, &dataset));
   }
-  if (dataset.num_trained == 0) {
-    return base::WithReason(
-        absl::InvalidArgumentError(base::StrCat("the dataset has no trainable tokens in ", dataset.num_rows, " rows")),
-        "NO_TRAINABLE_TOKENS");
-  }
+  NIBBLE_RETURN_IF_ERROR(CheckTrainable(dataset));
+  dataset.examples = ExampleList(std::move(examples));
   return dataset;
 }
 
-void NoteRow(std::int64_t line, const std::vector<Example>& pieces, Dataset* dataset) {
-  ++dataset->num_rows;
+void NoteRow(std::int64_t line, const std::vector<Example>& pieces, DataSummary* summary) {
+  ++summary->num_rows;
   if (pieces.empty()) {
-    dataset->dropped.Add(line);
+    summary->dropped.Add(line);
     return;
   }
   const auto is_trained = [](const Example& example) { return example.num_trained() > 0; };
   const auto is_merged = [](const Example& example) { return example.boundary_merged; };
-  if (pieces.front().num_cut_off > 0) dataset->truncated.Add(line);
-  if (std::none_of(pieces.begin(), pieces.end(), is_trained)) dataset->without_loss.Add(line);
-  if (std::any_of(pieces.begin(), pieces.end(), is_merged)) dataset->boundary_merged.Add(line);
-  if (pieces.front().began_with_added) dataset->began_with_added.Add(line);
+  if (pieces.front().num_cut_off > 0) summary->truncated.Add(line);
+  if (std::none_of(pieces.begin(), pieces.end(), is_trained)) summary->without_loss.Add(line);
+  if (std::any_of(pieces.begin(), pieces.end(), is_merged)) summary->boundary_merged.Add(line);
+  if (pieces.front().began_with_added) summary->began_with_added.Add(line);
 }
 
 void RowList::Add(std::int64_t line) {
@@ -199,20 +212,37 @@ void RowList::Add(std::int64_t line) {
   if (lines.size() < static_cast<std::size_t>(kMaxNamedRows)) lines.push_back(line);
 }
 
-std::vector<RowWarning> RowWarnings(const Dataset& dataset, std::int64_t max_seq_len) {
+void RowList::Append(const RowList& later) {
+  count += later.count;
+  const std::size_t room = static_cast<std::size_t>(kMaxNamedRows) - lines.size();
+  lines.insert(lines.end(), later.lines.begin(), later.lines.begin() + static_cast<std::ptrdiff_t>(std::min(room, later.lines.size())));
+}
+
+void DataSummary::Append(const DataSummary& later) {
+  num_rows += later.num_rows;
+  truncated.Append(later.truncated);
+  dropped.Append(later.dropped);
+  without_loss.Append(later.without_loss);
+  boundary_merged.Append(later.boundary_merged);
+  began_with_added.Append(later.began_with_added);
+  num_tokens += later.num_tokens;
+  num_trained += later.num_trained;
+}
+
+std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max_seq_len) {
   std::vector<RowWarning> warnings;
   const auto warn = [&](const char* reason, const RowList& rows, const std::string& what) {
     if (rows.count == 0) return;
-    warnings.push_back({reason, base::StrCat(rows.count, " of ", dataset.num_rows, " rows ", what), rows.lines});
+    warnings.push_back({reason, base::StrCat(rows.count, " of ", summary.num_rows, " rows ", what), rows.lines});
   };
   const std::string longer = base::StrCat("are longer than data.max_seq_len ", max_seq_len);
-  warn("ROWS_TRUNCATED", dataset.truncated, base::StrCat(longer, " and lose their end"));
-  warn("ROWS_DROPPED", dataset.dropped, base::StrCat(longer, " and are left out"));
-  warn("ROWS_WITHOUT_LOSS", dataset.without_loss, "have no token that is trained and are left out");
-  warn("PROMPT_BOUNDARY_MERGED", dataset.boundary_merged,
+  warn("ROWS_TRUNCATED", summary.truncated, base::StrCat(longer, " and lose their end"));
+  warn("ROWS_DROPPED", summary.dropped, base::StrCat(longer, " and are left out"));
+  warn("ROWS_WITHOUT_LOSS", summary.without_loss, "have no token that is trained and are left out");
+  warn("PROMPT_BOUNDARY_MERGED", summary.boundary_merged,
        "have a token that crosses the boundary between prompt and completion: it is trained, but a prompt that ends there has other "
        "tokens; move blanks from the end of the prompt to the start of the completion");
-  warn("BOS_IN_TEXT", dataset.began_with_added,
+  warn("BOS_IN_TEXT", summary.began_with_added,
        "begin with the special token that the tokenizer puts before a text: it is not added a second time");
   return warnings;
 }

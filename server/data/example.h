@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/data/example_list.h"
 #include "server/data/record.h"
 #include "server/model/model_config.h"
 #include "server/model/text_assets.h"
@@ -28,15 +29,6 @@ struct TokeniseOptions {
   std::optional<bool> add_special_tokens = std::nullopt;
 };
 
-struct Example {
-  std::vector<std::int32_t> tokens;
-  std::vector<std::uint8_t> trained;  // 1: the loss of predicting this token counts. The first is never predicted
-  std::int64_t num_cut_off = 0;       // tokens that the record had beyond these (kTruncate)
-  bool boundary_merged = false;       // a trained token also covers text that is not trained
-  bool began_with_added = false;      // the record begins with a special token that would have been added: it is there once
-  std::int64_t num_trained() const;
-};
-
 // text: the tokenizer's own special tokens, none of them twice, and an end token.
 // prompt_completion: prompt and completion as one text and an end token; the loss is on tokens that overlap the completion.
 // chat: messages through the model's template; the loss is on what the assistant wrote (RenderChat). "train" of a message, true or
@@ -54,21 +46,34 @@ struct RowList {
   std::int64_t count = 0;
   std::vector<std::int64_t> lines;  // of the file, from 1; at most kMaxNamedRows
   void Add(std::int64_t line);
+  void Append(const RowList& later);  // of lines behind these
 };
 
-struct Dataset {
-  std::vector<Example> examples;
+struct DataSummary {
   std::int64_t num_rows = 0;  // records read
   RowList truncated;
   RowList dropped;            // too long
   RowList without_loss;       // no token of them is trained: left out too
   RowList boundary_merged;    // Example::boundary_merged
   RowList began_with_added;   // Example::began_with_added
-  std::int64_t num_tokens = 0;
+  std::int64_t num_tokens = 0;   // of all examples
   std::int64_t num_trained = 0;
+  void Append(const DataSummary& later);  // of lines behind these
 };
 
-// A whole validated file. InvalidArgument names the line (AtLine); NO_TRAINABLE_TOKENS when no token of it is trained; Cancelled once
+struct Dataset : DataSummary {
+  ExampleList examples;
+};
+
+// Tokenises one line of a file, notes what became of it, and appends the examples that have a trained token. A blank line is no row.
+// InvalidArgument names the line (AtLine); Cancelled as Tokenise.
+absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
+                     const model::ModelConfig& config, const TokeniseOptions& options, const std::function<bool()>& cancelled,
+                     std::vector<Example>* examples, DataSummary* summary);
+// InvalidArgument (NO_TRAINABLE_TOKENS) when no token of a whole file is trained.
+absl::Status CheckTrainable(const DataSummary& summary);
+
+// A whole validated file, in memory. InvalidArgument names the line (AtLine); NO_TRAINABLE_TOKENS when no token of it is trained; Cancelled once
 // `cancelled`, which is asked at each line and as Tokenise asks it, says so.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
@@ -76,7 +81,7 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
 
 // Counts one record and its examples, and names its line where it was truncated, dropped, has no loss, a merged boundary or a special
 // token of its own. Examples are not taken.
-void NoteRow(std::int64_t line, const std::vector<Example>& pieces, Dataset* dataset);
+void NoteRow(std::int64_t line, const std::vector<Example>& pieces, DataSummary* summary);
 
 // What the user should know about the rows: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, PROMPT_BOUNDARY_MERGED, BOS_IN_TEXT; each
 // at most once, and only where there are such rows.
@@ -85,6 +90,6 @@ struct RowWarning {
   std::string message;
   std::vector<std::int64_t> rows;  // RowList::lines
 };
-std::vector<RowWarning> RowWarnings(const Dataset& dataset, std::int64_t max_seq_len);
+std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max_seq_len);
 
 }  // namespace nibble::data

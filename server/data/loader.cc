@@ -24,9 +24,8 @@ std::vector<std::int64_t> EpochOrder(std::int64_t num_examples, std::optional<st
   return order;
 }
 
-Loader::Loader(const std::vector<Example>& examples, Packing packing, std::int64_t max_seq_len,
-               std::optional<std::uint64_t> seed)
-    : examples_(examples), packing_(packing), max_seq_len_(max_seq_len), seed_(seed) {
+Loader::Loader(ExampleList examples, Packing packing, std::int64_t max_seq_len, std::optional<std::uint64_t> seed)
+    : examples_(std::move(examples)), packing_(packing), max_seq_len_(max_seq_len), seed_(seed) {
   Seek({});
 }
 
@@ -35,13 +34,19 @@ void Loader::Seek(Cursor cursor) {
   order_ = EpochOrder(static_cast<std::int64_t>(examples_.size()), seed_, cursor.epoch);
 }
 
-void Loader::AppendRow(MicroBatch* batch) {
-  std::int64_t row_tokens = 0;
-  while (cursor_.taken < static_cast<std::int64_t>(order_.size())) {
-    const Example& example =
-        examples_[static_cast<std::size_t>(order_[static_cast<std::size_t>(cursor_.taken)])];
-    const auto size = static_cast<std::int64_t>(example.tokens.size());
+std::int64_t Loader::RowEnd() const {
+  std::int64_t row_tokens = 0, end = cursor_.taken;
+  for (; end < num_examples(); ++end) {
+    const std::int64_t size = examples_.num_tokens(At(end));
     if (row_tokens > 0 && (packing_ == Packing::kNone || row_tokens + size > max_seq_len_)) break;
+    row_tokens += size;
+  }
+  return end;
+}
+
+void Loader::AppendRow(MicroBatch* batch) {
+  for (const std::int64_t end = RowEnd(); cursor_.taken < end; ++cursor_.taken) {
+    const Example example = examples_[At(cursor_.taken)];
     for (std::size_t i = 0; i < example.tokens.size(); ++i) {
       batch->tokens.push_back(example.tokens[i]);
       const bool counts = i + 1 < example.tokens.size() && example.trained[i + 1] != 0;
@@ -49,29 +54,44 @@ void Loader::AppendRow(MicroBatch* batch) {
       batch->num_trained += counts ? 1 : 0;
     }
     batch->segments.push_back(static_cast<std::int64_t>(batch->tokens.size()));
-    row_tokens += size;
-    ++cursor_.taken;
   }
   batch->rows.push_back(static_cast<std::int64_t>(batch->tokens.size()));
   ++batch->num_rows;
+}
+
+void Loader::BeginEpochIfDone() {
+  if (cursor_.taken >= num_examples()) Seek({cursor_.epoch + 1, 0});
 }
 
 MicroBatch Loader::Next(std::int64_t rows) {
   MicroBatch batch;
   batch.segments.push_back(0);
   batch.rows.push_back(0);
-  if (cursor_.taken >= static_cast<std::int64_t>(order_.size())) Seek({cursor_.epoch + 1, 0});
-  while (batch.num_rows < rows && cursor_.taken < static_cast<std::int64_t>(order_.size())) AppendRow(&batch);
+  BeginEpochIfDone();
+  while (batch.num_rows < rows && cursor_.taken < num_examples()) AppendRow(&batch);
   return batch;
+}
+
+BatchSizes Loader::NextSizes(std::int64_t rows) {
+  BatchSizes sizes;
+  BeginEpochIfDone();
+  while (static_cast<std::int64_t>(sizes.row_tokens.size()) < rows && cursor_.taken < num_examples()) {
+    sizes.row_tokens.push_back(0);
+    for (const std::int64_t end = RowEnd(); cursor_.taken < end; ++cursor_.taken) {
+      sizes.row_tokens.back() += examples_.num_tokens(At(cursor_.taken));
+      sizes.num_trained += examples_.num_trained(At(cursor_.taken));
+      ++sizes.num_examples;
+    }
+    sizes.num_tokens += sizes.row_tokens.back();
+  }
+  return sizes;
 }
 
 std::int64_t Loader::RowsInEpoch(std::int64_t epoch) const {
   Loader counter(examples_, packing_, max_seq_len_, seed_);
   counter.Seek({epoch, 0});
   std::int64_t rows = 0;
-  while (counter.cursor_.taken < static_cast<std::int64_t>(order_.size())) {
-    rows += counter.Next(1).num_rows;
-  }
+  for (; counter.cursor_.taken < counter.num_examples(); ++rows) counter.cursor_.taken = counter.RowEnd();
   return rows;
 }
 

@@ -26,6 +26,14 @@ struct MicroBatch {
   std::int64_t num_trained = 0;
 };
 
+// What a micro-batch will hold, without its tokens.
+struct BatchSizes {
+  std::vector<std::int64_t> row_tokens;  // of each row
+  std::int64_t num_examples = 0;
+  std::int64_t num_tokens = 0;
+  std::int64_t num_trained = 0;
+};
+
 // Where the loader stands: which epoch, and how many examples of its order are taken.
 struct Cursor {
   std::int64_t epoch = 0;
@@ -35,14 +43,16 @@ struct Cursor {
 // The order of epoch `epoch`: a Fisher-Yates shuffle drawn from Philox(seed, epoch); as it lies without a seed.
 std::vector<std::int64_t> EpochOrder(std::int64_t num_examples, std::optional<std::uint64_t> seed, std::int64_t epoch);
 
-// Runs over the examples for ever. One thread; the examples must outlive it.
+// Runs over the examples for ever. One thread.
 class Loader {
  public:
   // Without a seed the order is that of the file: evaluation.
-  Loader(const std::vector<Example>& examples, Packing packing, std::int64_t max_seq_len, std::optional<std::uint64_t> seed);
+  Loader(ExampleList examples, Packing packing, std::int64_t max_seq_len, std::optional<std::uint64_t> seed);
 
   // `rows` rows; a micro-batch never crosses an epoch's end, so the last one of an epoch may have fewer.
   MicroBatch Next(std::int64_t rows);
+  // The sizes of what Next would return; moves on as Next does, and reads no tokens.
+  BatchSizes NextSizes(std::int64_t rows);
 
   Cursor cursor() const { return cursor_; }
   void Seek(Cursor cursor);  // of the same examples and seed
@@ -52,8 +62,13 @@ class Loader {
 
  private:
   void AppendRow(MicroBatch* batch);
+  void BeginEpochIfDone();
+  // The next row is made of the examples order_[cursor_.taken] to order_[RowEnd() - 1].
+  std::int64_t RowEnd() const;
+  std::size_t At(std::int64_t place) const { return static_cast<std::size_t>(order_[static_cast<std::size_t>(place)]); }
+  std::int64_t num_examples() const { return static_cast<std::int64_t>(order_.size()); }
 
-  const std::vector<Example>& examples_;
+  const ExampleList examples_;
   const Packing packing_;
   const std::int64_t max_seq_len_;
   const std::optional<std::uint64_t> seed_;

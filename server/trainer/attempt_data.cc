@@ -1,15 +1,18 @@
 #include "server/trainer/attempt_data.h"
 
+#include <algorithm>
+
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/data/token_writer.h"
 #include "server/model/text_assets.h"
 #include "server/store/published_directory.h"
 
 namespace nibble::trainer {
 
-absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, const Recipe& recipe, kernels::Isa isa,
-                                            const base::Cancelled& cancelled) {
+absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs::AttemptOrder& order, const Recipe& recipe,
+                                            const kernels::Stream& stream, const base::Cancelled& cancelled) {
   const jobs::DataConfig& cut = order.spec.data;
   if (recipe.max_positions() < cut.max_seq_len) {
     return base::FieldError("data.max_seq_len",
@@ -17,29 +20,43 @@ absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, con
   }
   NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets text, model::LoadTextAssets(recipe.text_directory()));
   const std::string train_format = cut.format.value_or("text");
-  const auto load = [&](const std::string& path, const std::string& format_name) -> absl::StatusOr<data::Dataset> {
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format trained, data::ParseFormat(train_format));
+  std::string data_digest;  // of the file that was loaded last
+  kernels::ThreadPool alone(1);
+  const auto load = [&](const std::string& path, const std::string& tokens_directory,
+                        const std::string& format_name) -> absl::StatusOr<data::Dataset> {
     NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
-    NIBBLE_ASSIGN_OR_RETURN(const data::Format trained, data::ParseFormat(train_format));
-    return data::LoadDataset(path, format, text, recipe.config(),
-                             {.max_seq_len = cut.max_seq_len,
-                              .overlong = data::OverlongFor(cut.overlong.value_or(""), trained, format),
-                              .train_on_prompt = cut.train_on_prompt,
-                              .add_special_tokens = cut.add_special_tokens},
-                             cancelled);
+    NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(path, cancelled));
+    data_digest = data_file.sha256;
+    const data::TokenSource source = {.data_path = path,
+                                      .data_sha256 = data_digest,
+                                      .tokens_directory = tokens_directory,
+                                      .format = format,
+                                      .text = text,
+                                      .config = recipe.config(),
+                                      .options = {.max_seq_len = cut.max_seq_len,
+                                                  .overlong = data::OverlongFor(cut.overlong.value_or(""), trained, format),
+                                                  .train_on_prompt = cut.train_on_prompt,
+                                                  .add_special_tokens = cut.add_special_tokens}};
+    return data::LoadTokens(files, source,
+                            {.pool = stream.pool != nullptr ? *stream.pool : alone,
+                             .min_free_bytes = static_cast<std::uint64_t>(std::max<std::int64_t>(order.min_free_bytes, 0)),
+                             .verify = true,
+                             .cancelled = cancelled});
   };
   AttemptData data;
-  NIBBLE_ASSIGN_OR_RETURN(data.train, load(order.train_data_path, train_format));
-  data.has_eval = !order.eval_data_path.empty();
-  if (data.has_eval) {
-    NIBBLE_ASSIGN_OR_RETURN(data.eval, load(order.eval_data_path, order.eval_format.empty() ? train_format : order.eval_format));
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const store::ManifestEntry data_file, store::HashFile(order.train_data_path, cancelled));
+  NIBBLE_ASSIGN_OR_RETURN(data.train, load(order.train_data_path, order.train_tokens_directory, train_format));
   data.identity = {.spec_digest = jobs::Digest(order.spec),
                    .base_digest = recipe.base_digest(),
-                   .data_digest = data_file.sha256,
-                   .isa = kernels::Name(isa),
+                   .data_digest = data_digest,
+                   .isa = kernels::Name(stream.isa),
                    .threads = order.threads,
                    .version = order.nibble_version};
+  data.has_eval = !order.eval_data_path.empty();
+  if (data.has_eval) {
+    NIBBLE_ASSIGN_OR_RETURN(data.eval, load(order.eval_data_path, order.eval_tokens_directory,
+                                            order.eval_format.empty() ? train_format : order.eval_format));
+  }
   return data;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
 #include "server/base/cancelled.h"
+#include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/data/example.h"
 #include "server/data/loader.h"
@@ -23,8 +24,9 @@ struct AttemptData {
 };
 
 // Errors: InvalidArgument (data.max_seq_len beyond what the model takes; rows), Cancelled, those of files.
-absl::StatusOr<AttemptData> LoadAttemptData(const jobs::AttemptOrder& order, const Recipe& recipe, kernels::Isa isa,
-                                            const base::Cancelled& cancelled);
+// Tokens come from the order's token files, which are verified, and made where they are missing (data::LoadTokens).
+absl::StatusOr<AttemptData> LoadAttemptData(base::FileSystem& files, const jobs::AttemptOrder& order, const Recipe& recipe,
+                                            const kernels::Stream& stream, const base::Cancelled& cancelled);
 
 // Over `data`, which it borrows.
 std::unique_ptr<data::Loader> MakeLoader(const jobs::JobSpec& spec, const AttemptData& data);

@@ -100,10 +100,18 @@ TEST(LogWriterTest, StalledReaderCostsLinesAndHoldsUpNobody) {  // C12
   writer.reset();
   pipe.Restore();
   reader.join();
-  ASSERT_EQ(lines.size(), kLines - dropped + 2);
-  EXPECT_EQ(lines[lines.size() - 2]["message"], "urgent");
-  EXPECT_THAT(lines.back()["message"].get<std::string>(), HasSubstr("dropped"));
-  EXPECT_EQ(lines.back()["lines"], std::to_string(dropped));
+  // Several lines may tell of dropped ones, where the writer took what was queued more than once.
+  std::uint64_t told = 0, notes = 0, urgent = 0;
+  for (const Json& line : lines) {
+    urgent += line["message"] == "urgent" ? 1 : 0;
+    if (!line.contains("lines")) continue;
+    EXPECT_THAT(line["message"].get<std::string>(), HasSubstr("dropped"));
+    told += std::stoull(line["lines"].get<std::string>());
+    ++notes;
+  }
+  EXPECT_EQ(urgent, 1u);
+  EXPECT_EQ(told, dropped);
+  EXPECT_EQ(lines.size(), kLines - dropped + 1 + notes);
 }
 
 TEST(LogWriterDeathTest, FailedCheckIsWrittenBeforeTheEnd) {

@@ -81,6 +81,21 @@ TEST_F(ExampleTest, TextIsSplitAndNoTokenOfItIsLost) {
   }
 }
 
+// T6 (docs/faults.md): a truncated row kept the memory of the whole row.
+TEST_F(ExampleTest, TruncatedRowKeepsNoMemoryOfItsEnd) {
+  const std::string end(20'000, 'x');
+  for (const auto& [format, line] : {std::pair(Format::kText, "{\"text\": \"" + end + "\"}"),
+                                     std::pair(Format::kPromptCompletion, "{\"prompt\": \"who\", \"completion\": \"" + end + "\"}")}) {
+    const auto pieces = Pieces(line, format, {.max_seq_len = 16, .overlong = Overlong::kTruncate});
+    ASSERT_TRUE(pieces.ok()) << pieces.status();
+    const Example& example = pieces->front();
+    EXPECT_GT(example.num_cut_off, 1000);
+    EXPECT_EQ(example.tokens.size(), 16u);
+    EXPECT_EQ(example.tokens.capacity(), 16u);
+    EXPECT_EQ(example.trained.capacity(), 16u);
+  }
+}
+
 TEST_F(ExampleTest, TheLossIsOnTheCompletion) {
   const std::string line = R"({"prompt": "who walks?", "completion": " the keeper"})";
   const Example example = One(line, Format::kPromptCompletion);

@@ -1,0 +1,32 @@
+#include "server/data/example_list.h"
+
+#include <numeric>
+#include <utility>
+
+#include "server/data/token_file.h"
+
+namespace nibble::data {
+
+std::int64_t Example::num_trained() const {
+  return trained.empty() ? 0 : std::accumulate(trained.begin() + 1, trained.end(), std::int64_t{0});
+}
+
+ExampleList::ExampleList(std::vector<Example> examples)
+    : memory_(std::make_shared<const std::vector<Example>>(std::move(examples))) {}
+
+std::size_t ExampleList::size() const {
+  if (file_ != nullptr) return file_->size();
+  return memory_ != nullptr ? memory_->size() : 0;
+}
+
+Example ExampleList::operator[](std::size_t i) const { return file_ != nullptr ? file_->Get(i) : (*memory_)[i]; }
+
+std::int64_t ExampleList::num_tokens(std::size_t i) const {
+  return file_ != nullptr ? file_->num_tokens(i) : static_cast<std::int64_t>((*memory_)[i].tokens.size());
+}
+
+std::int64_t ExampleList::num_trained(std::size_t i) const {
+  return file_ != nullptr ? file_->num_trained(i) : (*memory_)[i].num_trained();
+}
+
+}  // namespace nibble::data

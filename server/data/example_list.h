@@ -1,0 +1,40 @@
+// Examples in memory, or in a token file that is mapped.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace nibble::data {
+
+struct Example {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::uint8_t> trained;  // 1: the loss of predicting this token counts. The first is never predicted
+  std::int64_t num_cut_off = 0;       // tokens that the record had beyond these (kTruncate)
+  bool boundary_merged = false;       // a trained token also covers text that is not trained
+  bool began_with_added = false;      // the record begins with a special token that would have been added: it is there once
+  std::int64_t num_trained() const;
+};
+
+class TokenFile;
+
+// Copies share the examples, which never change. Thread-safe.
+class ExampleList {
+ public:
+  ExampleList() = default;
+  ExampleList(std::vector<Example> examples);  // NOLINT(google-explicit-constructor): a vector is a list in memory
+  explicit ExampleList(std::shared_ptr<const TokenFile> file) : file_(std::move(file)) {}
+
+  std::size_t size() const;
+  Example operator[](std::size_t i) const;  // a copy
+  // Without reading the tokens of a file.
+  std::int64_t num_tokens(std::size_t i) const;
+  std::int64_t num_trained(std::size_t i) const;
+
+ private:
+  std::shared_ptr<const std::vector<Example>> memory_;
+  std::shared_ptr<const TokenFile> file_;
+};
+
+}  // namespace nibble::data

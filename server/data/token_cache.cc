@@ -1,0 +1,104 @@
+#include "server/data/token_cache.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <utility>
+#include <vector>
+
+#include "server/base/ids.h"
+#include "server/base/log.h"
+#include "server/base/status_macros.h"
+#include "server/data/token_writer.h"
+
+namespace nibble::data {
+namespace {
+
+constexpr std::chrono::milliseconds kAskEvery(50);  // whether to stop waiting
+
+// Marks a file as used now; the order survives a restart.
+void Touch(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now(), ignored);
+}
+
+}  // namespace
+
+absl::Status TokenCache::BeginWriting(const std::string& path, const base::Cancelled& cancelled) {
+  base::MutexLock lock(mutex_);
+  const auto is_free = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !writing_.contains(path) && writing_.size() < static_cast<std::size_t>(kMaxWriters);
+  };
+  while (!changed_.WaitFor(lock, kAskEvery, is_free)) NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
+  writing_.insert(path);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Dataset> TokenCache::Get(const TokenSource& source, const base::Cancelled& cancelled) {
+  const std::string key = TokenKey(source);
+  const std::string path = TokenFilePath(source.tokens_directory, key);
+  const auto open = [&]() -> absl::StatusOr<Dataset> {
+    NIBBLE_ASSIGN_OR_RETURN(auto file, TokenFile::Open(path, key));
+    Touch(path);
+    return DatasetOf(std::move(file));
+  };
+  if (auto found = open(); found.ok()) return found;
+  NIBBLE_RETURN_IF_ERROR(BeginWriting(path, cancelled));
+  // Another call may have made it meanwhile: LoadTokens looks first.
+  auto loaded = LoadTokens(files_, source, {.pool = pool_, .min_free_bytes = options_.min_free_bytes, .cancelled = cancelled});
+  {
+    base::MutexLock lock(mutex_);
+    writing_.erase(path);
+    changed_.NotifyAll();
+  }
+  // `loaded` is mapped: it can be read even if its file is removed.
+  if (loaded.ok()) Trim();
+  return loaded;
+}
+
+void TokenCache::Trim(const std::function<bool(const std::string& dataset)>& exists) {
+  struct Found {
+    std::filesystem::file_time_type used;
+    std::string path;
+    std::int64_t bytes = 0;
+  };
+  base::MutexLock lock(trim_mutex_);
+  std::vector<Found> found;
+  std::int64_t bytes = 0;
+  const auto datasets = files_.List(directory_);
+  if (!datasets.ok()) return;  // none was ever made
+  for (const std::string& dataset : *datasets) {
+    const std::string directory = base::JoinPath(directory_, dataset);
+    if (exists && !exists(dataset)) {
+      files_.RemoveAll(directory).IgnoreError();
+      continue;
+    }
+    const auto names = files_.List(directory);
+    if (!names.ok()) continue;
+    for (const std::string& name : *names) {
+      const std::string path = base::JoinPath(directory, name);
+      if (exists && base::IsTemporaryName(name)) files_.RemoveAll(path).IgnoreError();
+      const auto size = files_.Size(path);
+      std::error_code error;
+      const auto used = std::filesystem::last_write_time(path, error);
+      if (!IsTokenFileName(name) || !size.ok() || error) continue;
+      found.push_back({used, path, static_cast<std::int64_t>(*size)});
+      bytes += found.back().bytes;
+    }
+  }
+  if (bytes <= options_.max_bytes) return;
+  absl::StatusOr<std::set<std::string>> needed = std::set<std::string>();
+  if (options_.needed) needed = options_.needed();
+  if (!needed.ok()) {
+    base::LogWarning("token files exceed their limit; cannot determine which of them open jobs need", {{"why", std::string(needed.status().message())}});
+    return;
+  }
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.used < b.used; });
+  for (const Found& file : found) {
+    if (bytes <= options_.max_bytes) return;
+    if (needed->contains(file.path)) continue;
+    if (files_.RemoveAll(file.path).ok()) bytes -= file.bytes;
+  }
+}
+
+}  // namespace nibble::data

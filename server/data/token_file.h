@@ -1,0 +1,77 @@
+// The tokens of a data set as a file, which planner and trainer map (docs/formats.md): made once for each data, tokenizer, template and
+// options.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/base/cancelled.h"
+#include "server/base/files.h"
+#include "server/data/example.h"
+
+namespace nibble::data {
+
+// Raise it whenever the format, or the tokens or marks that Tokenise makes of a record change: older files are made anew then.
+inline constexpr std::uint32_t kTokenFileVersion = 1;
+
+// What a token file is made of.
+struct TokenSource {
+  std::string data_path;
+  std::string data_sha256;
+  std::string tokens_directory;  // where its token files lie, and are made; "": none
+  Format format = Format::kText;
+  model::TextAssets text;
+  model::ModelConfig config;
+  TokeniseOptions options;
+};
+
+// 64 lower-case hex digits: the SHA-256 of everything that the tokens depend on.
+std::string TokenKey(const TokenSource& source);
+// The file of that key in `directory`.
+std::string TokenFilePath(const std::string& directory, const std::string& key);
+bool IsTokenFileName(const std::string& name);
+
+// One example of a file. Fixed width, as it lies in the file.
+struct TokenIndexEntry {
+  std::uint64_t offset = 0;       // of its first token, in tokens
+  std::uint64_t line = 0;         // of the data file, from 1
+  std::uint32_t num_tokens = 0;
+  std::uint32_t num_trained = 0;  // Example::num_trained
+  std::uint32_t flags = 0;
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(TokenIndexEntry) == 32);
+inline constexpr std::uint32_t kTokensTruncated = 1;       // Example::num_cut_off > 0
+inline constexpr std::uint32_t kTokensBoundaryMerged = 2;  // Example::boundary_merged
+inline constexpr std::uint32_t kTokensBeganWithAdded = 4;  // Example::began_with_added
+
+// Thread-safe.
+class TokenFile {
+ public:
+  // Reads index and summary, no tokens. Errors: NotFound; DataLoss where the file is damaged, of another version or another key.
+  static absl::StatusOr<std::shared_ptr<const TokenFile>> Open(const std::string& path, const std::string& key);
+  // Reads all tokens: DataLoss unless they are those that were written; Cancelled.
+  absl::Status VerifyTokens(const base::Cancelled& cancelled) const;
+
+  const DataSummary& summary() const { return summary_; }
+  std::size_t size() const { return index_.size(); }
+  const TokenIndexEntry& entry(std::size_t i) const { return index_[i]; }
+  std::int64_t num_tokens(std::size_t i) const { return index_[i].num_tokens; }
+  std::int64_t num_trained(std::size_t i) const { return index_[i].num_trained; }
+  // num_cut_off is 1 where anything was cut off: how much is not kept.
+  Example Get(std::size_t i) const;
+
+ private:
+  TokenFile() = default;
+  std::shared_ptr<const base::MappedFile> file_;
+  std::span<const std::uint32_t> tokens_;
+  std::span<const TokenIndexEntry> index_;
+  DataSummary summary_;
+  std::string tokens_sha256_;
+};
+
+Dataset DatasetOf(std::shared_ptr<const TokenFile> file);
+
+}  // namespace nibble::data

@@ -1,0 +1,292 @@
+#include "server/data/token_writer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "server/base/error.h"
+#include "server/base/ids.h"
+#include "server/base/log.h"
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/data/token_format.h"
+
+namespace nibble::data {
+namespace {
+
+using base::StrCat;
+
+// More pieces than threads, so that a thread whose lines are slow holds the others up less.
+constexpr std::size_t kPiecesPerThread = 4;
+constexpr std::size_t kMinPieceBytes = 1 << 10;
+constexpr std::size_t kReadBytes = std::size_t{1} << 20;
+constexpr std::size_t kCopyBytes = std::size_t{4} << 20;
+
+// Whole lines of the data file, and what was made of them.
+struct Piece {
+  std::string text;
+  std::int64_t first_line = 1;
+  std::vector<Example> examples;
+  std::vector<std::int64_t> lines;  // of each example
+  DataSummary summary;
+  absl::Status status;
+};
+
+// Reads a file in pieces of whole lines. One thread.
+class PieceReader {
+ public:
+  explicit PieceReader(const std::string& path) : path_(path), in_(path, std::ios::binary) {}
+
+  // At least `min_bytes`, up to the end of a line; empty at the end of the file.
+  absl::StatusOr<Piece> Next(std::size_t min_bytes) {
+    if (!in_.is_open()) return absl::NotFoundError(StrCat("cannot open ", path_));
+    std::size_t searched = 0;  // bytes of the piece in which its end is not
+    std::size_t size = 0;
+    while (true) {
+      const std::size_t end = buffer_.find('\n', begin_ + std::max(searched, min_bytes - 1));
+      size = end == std::string::npos ? 0 : end + 1 - begin_;
+      if (size > 0 || at_end_) break;
+      searched = buffer_.size() - begin_;
+      NIBBLE_RETURN_IF_ERROR(Read());
+    }
+    if (size == 0) size = buffer_.size() - begin_;
+    Piece piece;
+    piece.first_line = next_line_;
+    piece.text = buffer_.substr(begin_, size);
+    begin_ += size;
+    next_line_ += std::count(piece.text.begin(), piece.text.end(), '\n');
+    return piece;
+  }
+
+ private:
+  absl::Status Read() {
+    buffer_.erase(0, begin_);
+    begin_ = 0;
+    const std::size_t before = buffer_.size();
+    buffer_.resize(before + kReadBytes);
+    in_.read(buffer_.data() + before, kReadBytes);
+    if (in_.bad()) return absl::InternalError(StrCat("cannot read ", path_));
+    buffer_.resize(before + static_cast<std::size_t>(in_.gcount()));
+    at_end_ = in_.eof();
+    return absl::OkStatus();
+  }
+
+  const std::string path_;
+  std::ifstream in_;
+  std::string buffer_;      // read and, from begin_ on, not returned yet
+  std::size_t begin_ = 0;
+  bool at_end_ = false;
+  std::int64_t next_line_ = 1;
+};
+
+void TokenisePiece(const TokenSource& source, const base::Cancelled& cancelled, Piece& piece) {
+  std::string_view rest = piece.text;
+  for (std::int64_t line = piece.first_line; !rest.empty() && piece.status.ok(); ++line) {
+    const std::size_t end = rest.find('\n');
+    piece.status = AddLine(line, rest.substr(0, end), source.format, source.text, source.config, source.options, cancelled,
+                           &piece.examples, &piece.summary);
+    piece.lines.resize(piece.examples.size(), line);
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  }
+}
+
+// Removes what it names, unless it is kept.
+class Temporary {
+ public:
+  Temporary(base::FileSystem& files, const std::string& target) : files_(files), path_(base::TemporaryName(target)) {}
+  ~Temporary() {
+    if (!path_.empty()) files_.RemoveAll(path_).IgnoreError();
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  const std::string& path() const { return path_; }
+  void Keep() { path_.clear(); }
+
+ private:
+  base::FileSystem& files_;
+  std::string path_;
+};
+
+class Writer {
+ public:
+  Writer(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options)
+      : files_(files),
+        source_(source),
+        options_(options),
+        key_(TokenKey(source)),
+        path_(TokenFilePath(source.tokens_directory, key_)),
+        temporary_(files, path_),
+        temporary_index_(files, path_) {}
+
+  absl::Status Write() {
+    if (absl::Status made = files_.CreateDirectories(source_.tokens_directory); !made.ok()) {
+      // InvalidArgument is said of the data alone.
+      return absl::IsInvalidArgument(made) ? absl::FailedPreconditionError(made.message()) : made;
+    }
+    NIBBLE_ASSIGN_OR_RETURN(file_, files_.Create(temporary_.path()));
+    NIBBLE_ASSIGN_OR_RETURN(index_file_, files_.Create(temporary_index_.path()));
+    TokenHeader header = {};
+    std::memcpy(header.magic, kTokenMagic, sizeof(header.magic));
+    std::memcpy(header.key, key_.data(), sizeof(header.key));
+    header.version = kTokenFileVersion;
+    NIBBLE_RETURN_IF_ERROR(file_->Append({reinterpret_cast<const char*>(&header), sizeof(header)}));
+    NIBBLE_RETURN_IF_ERROR(WriteTokens());
+    NIBBLE_RETURN_IF_ERROR(CheckTrainable(summary_));
+    NIBBLE_RETURN_IF_ERROR(WriteIndexAndSummary());
+    NIBBLE_RETURN_IF_ERROR(file_->Sync());
+    NIBBLE_RETURN_IF_ERROR(file_->Close());
+    NIBBLE_RETURN_IF_ERROR(files_.Rename(temporary_.path(), path_));
+    temporary_.Keep();
+    return files_.SyncDirectory(source_.tokens_directory);
+  }
+
+ private:
+  absl::Status WriteTokens() {
+    PieceReader reader(source_.data_path);
+    const std::size_t threads = static_cast<std::size_t>(std::max(options_.pool.num_threads(), 1));
+    const std::size_t piece_bytes = std::max(options_.window_bytes / (threads * kPiecesPerThread), kMinPieceBytes);
+    // Not every caller's question may be asked by many threads: it is asked by this one, and the others look at the answer.
+    const auto caller = std::this_thread::get_id();
+    std::atomic<bool> stop{false};
+    const base::Cancelled cancelled = [&] {
+      if (!stop && std::this_thread::get_id() == caller && options_.cancelled && options_.cancelled()) stop = true;
+      return stop.load();
+    };
+    while (true) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
+      NIBBLE_RETURN_IF_ERROR(CheckRoom());
+      std::vector<Piece> pieces;
+      for (std::size_t bytes = 0; bytes < options_.window_bytes;) {
+        NIBBLE_ASSIGN_OR_RETURN(Piece piece, reader.Next(piece_bytes));
+        if (piece.text.empty()) break;
+        bytes += piece.text.size();
+        pieces.push_back(std::move(piece));
+      }
+      if (pieces.empty()) return absl::OkStatus();
+      options_.pool.ParallelFor(static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) TokenisePiece(source_, cancelled, pieces[static_cast<std::size_t>(i)]);
+      });
+      for (Piece& piece : pieces) {
+        NIBBLE_RETURN_IF_ERROR(piece.status);
+        NIBBLE_RETURN_IF_ERROR(Append(piece));
+        piece = {};
+      }
+    }
+  }
+
+  absl::Status Append(const Piece& piece) {
+    std::vector<std::uint32_t> tokens;
+    tokens.reserve(static_cast<std::size_t>(piece.summary.num_tokens));
+    std::vector<TokenIndexEntry> index;
+    index.reserve(piece.examples.size());
+    for (std::size_t i = 0; i < piece.examples.size(); ++i) {
+      const Example& example = piece.examples[i];
+      TokenIndexEntry entry;
+      entry.offset = num_tokens_ + tokens.size();
+      entry.line = static_cast<std::uint64_t>(piece.lines[i]);
+      entry.num_tokens = static_cast<std::uint32_t>(example.tokens.size());
+      entry.num_trained = static_cast<std::uint32_t>(example.num_trained());
+      entry.flags = (example.num_cut_off > 0 ? kTokensTruncated : 0) | (example.boundary_merged ? kTokensBoundaryMerged : 0) |
+                    (example.began_with_added ? kTokensBeganWithAdded : 0);
+      index.push_back(entry);
+      for (std::size_t t = 0; t < example.tokens.size(); ++t) {
+        tokens.push_back(static_cast<std::uint32_t>(example.tokens[t]) | (example.trained[t] != 0 ? kTrainedBit : 0));
+      }
+    }
+    num_tokens_ += tokens.size();
+    num_examples_ += index.size();
+    summary_.Append(piece.summary);
+    const std::string_view token_bytes(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(std::uint32_t));
+    const std::string_view index_bytes(reinterpret_cast<const char*>(index.data()), index.size() * sizeof(TokenIndexEntry));
+    tokens_sha_.Update(token_bytes);
+    index_sha_.Update(index_bytes);
+    NIBBLE_RETURN_IF_ERROR(file_->Append(token_bytes));
+    return index_file_->Append(index_bytes);
+  }
+
+  absl::Status WriteIndexAndSummary() {
+    if (num_tokens_ % 2 != 0) NIBBLE_RETURN_IF_ERROR(file_->Append(std::string(sizeof(std::uint32_t), '\0')));
+    NIBBLE_RETURN_IF_ERROR(index_file_->Close());
+    {
+      NIBBLE_ASSIGN_OR_RETURN(const auto index, base::MappedFile::Open(temporary_index_.path()));
+      for (std::size_t at = 0; at < index->text().size(); at += kCopyBytes) {
+        NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
+        NIBBLE_RETURN_IF_ERROR(CheckRoom());
+        NIBBLE_RETURN_IF_ERROR(file_->Append(index->text().substr(at, kCopyBytes)));
+      }
+    }
+    base::Json json = SummaryJson(summary_);
+    json["num_examples"] = num_examples_;
+    json["tokens_sha256"] = tokens_sha_.HexDigest();
+    json["index_sha256"] = index_sha_.HexDigest();
+    const std::string text = base::Dump(json);
+    TokenTrailer trailer = {};
+    trailer.summary_bytes = text.size();
+    std::memcpy(trailer.summary_sha256, base::Sha256Hex(text).data(), sizeof(trailer.summary_sha256));
+    std::memcpy(trailer.magic, kTokenEndMagic, sizeof(trailer.magic));
+    NIBBLE_RETURN_IF_ERROR(file_->Append(text));
+    return file_->Append({reinterpret_cast<const char*>(&trailer), sizeof(trailer)});
+  }
+
+  // What users keep goes before tokens, which can be made again.
+  absl::Status CheckRoom() {
+    if (options_.min_free_bytes == 0) return absl::OkStatus();
+    NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files_.FreeBytes(source_.tokens_directory));
+    if (free >= options_.min_free_bytes) return absl::OkStatus();
+    return base::WithReason(absl::ResourceExhaustedError(StrCat("the disk has ", free, " bytes free, wanted ", options_.min_free_bytes)),
+                            "DISK_FULL");
+  }
+
+  base::FileSystem& files_;
+  const TokenSource& source_;
+  const WriteTokensOptions& options_;
+  const std::string key_;
+  const std::string path_;
+  Temporary temporary_;
+  Temporary temporary_index_;
+  std::unique_ptr<base::WritableFile> file_;
+  std::unique_ptr<base::WritableFile> index_file_;
+  base::Sha256 tokens_sha_;
+  base::Sha256 index_sha_;
+  std::uint64_t num_tokens_ = 0;
+  std::uint64_t num_examples_ = 0;
+  DataSummary summary_;
+};
+
+absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base::Cancelled& cancelled) {
+  const std::string key = TokenKey(source);
+  NIBBLE_ASSIGN_OR_RETURN(auto file, TokenFile::Open(TokenFilePath(source.tokens_directory, key), key));
+  if (verify) NIBBLE_RETURN_IF_ERROR(file->VerifyTokens(cancelled));
+  return DatasetOf(std::move(file));
+}
+
+}  // namespace
+
+bool IsDataError(const absl::Status& status) { return absl::IsInvalidArgument(status) || absl::IsCancelled(status); }
+
+absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options) {
+  return Writer(files, source, options).Write();
+}
+
+absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options) {
+  if (!source.tokens_directory.empty()) {
+    auto found = Open(source, options.verify, options.cancelled);
+    if (found.ok() || absl::IsCancelled(found.status())) return found;
+    if (!absl::IsNotFound(found.status())) base::LogWarning("token file is made again", {{"why", std::string(found.status().message())}});
+    const absl::Status written = WriteTokenFile(files, source, options);
+    if (IsDataError(written)) return written;
+    found = written.ok() ? Open(source, /*verify=*/false, options.cancelled) : absl::StatusOr<Dataset>(written);
+    if (found.ok()) return found;
+    base::LogWarning("cannot make a token file: the tokens are made in memory", {{"why", std::string(found.status().message())}});
+  }
+  return LoadDataset(source.data_path, source.format, source.text, source.config, source.options, options.cancelled);
+}
+
+}  // namespace nibble::data

@@ -1,0 +1,144 @@
+#include "server/data/token_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <filesystem>
+#include <optional>
+#include <thread>
+
+#include "server/base/hooked_files.h"
+#include "tests/server/data/token_source.h"
+
+namespace nibble::data {
+namespace {
+
+// Counts the files that are made, and lets none be opened as long as `held`.
+struct Counter {
+  Counter(std::atomic<int>* made, std::atomic<bool>* held, std::atomic<bool>* waiting) : made(made), held(held), waiting(waiting) {}
+  template <typename Work>
+  auto Around(const char* operation, const std::string& path, Work work) -> decltype(work()) {
+    if (std::string_view(operation) == "rename" && path.ends_with(".tokens")) ++*made;
+    if (std::string_view(operation) == "open") {
+      while (*held) {
+        *waiting = true;
+        std::this_thread::yield();
+      }
+    }
+    return work();
+  }
+  template <typename Write>
+  absl::Status Append(const std::string&, std::string_view bytes, Write write) {
+    return write(bytes);
+  }
+  std::atomic<int>* const made;
+  std::atomic<bool>* const held;
+  std::atomic<bool>* const waiting;
+};
+
+class TokenCacheTest : public TokenSourceTest {
+ protected:
+  TokenCache Cache(std::int64_t max_bytes) {
+    return TokenCache(files_, temp_ / "tokens", pool_, {.max_bytes = max_bytes, .needed = [this] { return needed_; }});
+  }
+  // Of a data set of its own, used `age` ago.
+  TokenSource Made(TokenCache& cache, const std::string& dataset, std::chrono::minutes age) {
+    TokenSource source = Source(Format::kText, 20);
+    source.tokens_directory = temp_ / ("tokens/" + dataset);
+    const auto made = cache.Get(source, {});
+    EXPECT_TRUE(made.ok()) << made.status();
+    std::error_code ignored;
+    std::filesystem::last_write_time(PathOf(source), std::filesystem::file_time_type::clock::now() - age, ignored);
+    return source;
+  }
+  static bool Exists(const TokenSource& source) { return std::filesystem::exists(PathOf(source)); }
+
+  std::atomic<int> made_{0};
+  std::atomic<bool> held_{false};
+  std::atomic<bool> waiting_{false};
+  base::HookedFiles<Counter> files_{base::RealFileSystem(), &made_, &held_, &waiting_};
+  absl::StatusOr<std::set<std::string>> needed_ = std::set<std::string>();
+};
+
+constexpr std::int64_t kMuch = std::int64_t{1} << 40;
+
+TEST_F(TokenCacheTest, CallsForTheSameFileMakeItOnce) {
+  TokenCache cache = Cache(kMuch);
+  const TokenSource source = Source(Format::kPromptCompletion, 100);
+  const auto want = InMemory(source);
+  ASSERT_TRUE(want.ok());
+  std::vector<std::thread> threads;
+  std::atomic<int> same{0};
+  for (int i = 0; i < 6; ++i) {
+    threads.emplace_back([&] {
+      const auto got = cache.Get(source, {});
+      if (got.ok() && got->num_tokens == want->num_tokens) ++same;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(same, 6);
+  EXPECT_EQ(made_, 1);
+  EXPECT_EQ(FilesOf(source).size(), 1u);
+}
+
+TEST_F(TokenCacheTest, CallThatWaitsForAnotherIsCancelled) {
+  TokenCache cache = Cache(kMuch);
+  const TokenSource source = Source(Format::kText, 20);
+  held_ = true;
+  std::thread first([&] { EXPECT_TRUE(cache.Get(source, {}).ok()); });
+  while (!waiting_) std::this_thread::yield();
+  const auto second = cache.Get(source, [] { return true; });
+  EXPECT_TRUE(absl::IsCancelled(second.status())) << second.status();
+  EXPECT_EQ(made_, 0);
+  held_ = false;
+  first.join();
+  EXPECT_EQ(made_, 1);
+}
+
+TEST_F(TokenCacheTest, RemovesLeastRecentlyUsedFilesThatNoJobNeeds) {
+  TokenCache roomy = Cache(kMuch);
+  const TokenSource oldest = Made(roomy, "a", std::chrono::minutes(40));
+  const TokenSource old = Made(roomy, "b", std::chrono::minutes(30));
+  const TokenSource used = Made(roomy, "c", std::chrono::minutes(50));
+  const TokenSource young = Made(roomy, "d", std::chrono::minutes(10));
+  ASSERT_TRUE(roomy.Get(used, {}).ok());  // it is the youngest now
+  const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(PathOf(old)));
+  needed_ = std::set<std::string>{PathOf(oldest)};
+  Cache(3 * bytes).Trim();
+  EXPECT_TRUE(Exists(oldest));
+  EXPECT_FALSE(Exists(old));
+  EXPECT_TRUE(Exists(used) && Exists(young));
+  needed_ = absl::InternalError("the database cannot be read");
+  Cache(0).Trim();
+  EXPECT_TRUE(Exists(oldest) && Exists(used) && Exists(young)) << "which are needed is unknown";
+  needed_ = std::set<std::string>{PathOf(oldest)};
+  Cache(0).Trim();
+  EXPECT_TRUE(Exists(oldest));
+  EXPECT_FALSE(Exists(used) || Exists(young));
+}
+
+TEST_F(TokenCacheTest, LimitHoldsAfterEachFileAndTheTokensCanStillBeRead) {
+  TokenCache cache = Cache(0);
+  const TokenSource source = Source(Format::kText, 20);
+  const auto got = cache.Get(source, {});
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_FALSE(Exists(source));
+  ExpectSame(*got, *InMemory(source));
+}
+
+TEST_F(TokenCacheTest, StartRemovesFilesOfDeletedDataSetsAndWhatKilledWritersLeft) {
+  TokenCache cache = Cache(kMuch);
+  const TokenSource kept = Made(cache, "kept", {}), gone = Made(cache, "gone", {});
+  const std::string left = PathOf(kept) + ".tmp.w-0123456789abcdef";
+  std::ofstream(left) << "half";
+  cache.Trim();
+  EXPECT_TRUE(Exists(gone));
+  EXPECT_TRUE(std::filesystem::exists(left)) << "another call may be writing it";
+  cache.Trim([](const std::string& dataset) { return dataset == "kept"; });
+  EXPECT_TRUE(Exists(kept));
+  EXPECT_FALSE(std::filesystem::exists(gone.tokens_directory));
+  EXPECT_FALSE(std::filesystem::exists(left));
+}
+
+}  // namespace
+}  // namespace nibble::data

@@ -1,0 +1,267 @@
+#include "server/data/token_file.h"
+
+#include <gtest/gtest.h>
+#include <malloc.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "server/base/error.h"
+#include "server/data/loader.h"
+#include "tests/server/data/token_source.h"
+
+namespace nibble::data {
+namespace {
+
+constexpr std::size_t kWindow = 16 << 10;  // pieces of 1 KiB on four threads
+constexpr Format kFormats[] = {Format::kText, Format::kPromptCompletion, Format::kChat};
+
+class TokenFileTest : public TokenSourceTest {
+ protected:
+  absl::StatusOr<Dataset> Load(const TokenSource& source, const base::Cancelled& cancelled = {}) {
+    return LoadTokens(base::RealFileSystem(), source, {.pool = pool_, .window_bytes = kWindow, .verify = true, .cancelled = cancelled});
+  }
+};
+
+// T7 (docs/faults.md): planner, job and each attempt made the tokens anew.
+TEST_F(TokenFileTest, HoldsExamplesAndRowsThatLoadDatasetMakes) {
+  for (const Format format : kFormats) {
+    for (const Overlong overlong : {Overlong::kTruncate, Overlong::kDrop, Overlong::kSplit}) {
+      if (overlong == Overlong::kSplit && format != Format::kText) continue;
+      SCOPED_TRACE(std::string(Name(format)) + " " + std::to_string(static_cast<int>(overlong)));
+      TokenSource source = Source(format, 60);
+      source.options.overlong = overlong;
+      const auto want = InMemory(source);
+      ASSERT_TRUE(want.ok()) << want.status();
+      const auto made = Load(source);
+      ASSERT_TRUE(made.ok()) << made.status();
+      ExpectSame(*made, *want);
+      EXPECT_TRUE(std::filesystem::exists(PathOf(source)));
+      // The second time nothing is tokenised: there is no tokenizer.
+      source.text.tokenizer = nullptr;
+      const auto read = Load(source);
+      ASSERT_TRUE(read.ok()) << read.status();
+      ExpectSame(*read, *want);
+      for (std::size_t i = 0; i < RowWarnings(*want, 40).size(); ++i) {
+        EXPECT_EQ(RowWarnings(*read, 40)[i].message, RowWarnings(*want, 40)[i].message);
+        EXPECT_EQ(RowWarnings(*read, 40)[i].rows, RowWarnings(*want, 40)[i].rows);
+      }
+    }
+  }
+}
+
+TEST_F(TokenFileTest, NamesTheLineOfEachExample) {
+  const TokenSource source = Source(Format::kPromptCompletion, 3);
+  ASSERT_TRUE(Load(source).ok());
+  const auto file = TokenFile::Open(PathOf(source), TokenKey(source));
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_GE((*file)->size(), 4u);
+  EXPECT_EQ((*file)->entry(0).line, 1u);
+  EXPECT_EQ((*file)->entry(0).flags, kTokensBoundaryMerged);
+  EXPECT_EQ((*file)->entry(1).line, 3u) << "a blank line lies between";
+  EXPECT_EQ((*file)->entry(2).line, 4u);
+}
+
+TEST_F(TokenFileTest, BytesDoNotDependOnTheNumberOfThreads) {
+  // Many windows, and lines longer than one.
+  const std::string long_line = "{\"text\": \"" + std::string(60'000, 'y') + "\"}\n";
+  const TokenSource source = Source(Format::kText, 700, long_line + long_line + "{\"text\": \"no line end\"}");
+  std::string first;
+  for (const int threads : {1, 2, 3, 8}) {
+    kernels::ThreadPool pool(threads);
+    ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.pool = pool, .window_bytes = kWindow}).ok());
+    const std::string bytes = ReadBytes(PathOf(source));
+    EXPECT_GT(bytes.size(), 100'000u);
+    if (first.empty()) first = bytes;
+    EXPECT_TRUE(bytes == first) << threads;
+    EXPECT_EQ(FilesOf(source).size(), 1u) << "no temporary file is left";
+  }
+  const auto want = InMemory(source), got = Load(source);
+  ASSERT_TRUE(want.ok() && got.ok());
+  ExpectSame(*got, *want);
+}
+
+TEST_F(TokenFileTest, BatchesAreThoseOfExamplesInMemory) {
+  const TokenSource source = Source(Format::kPromptCompletion, 50);
+  const auto memory = InMemory(source), file = Load(source);
+  ASSERT_TRUE(memory.ok() && file.ok());
+  for (const Packing packing : {Packing::kNone, Packing::kSegmented}) {
+    Loader a(memory->examples, packing, 40, 7), b(file->examples, packing, 40, 7), sizes(file->examples, packing, 40, 7);
+    EXPECT_EQ(a.RowsInEpoch(0), b.RowsInEpoch(0));
+    EXPECT_EQ(a.RowsInEpoch(1), b.RowsInEpoch(1));
+    while (a.cursor().epoch < 3) {
+      const MicroBatch want = a.Next(3), got = b.Next(3);
+      ASSERT_EQ(got.tokens, want.tokens);
+      ASSERT_EQ(got.targets, want.targets);
+      ASSERT_EQ(got.segments, want.segments);
+      ASSERT_EQ(got.rows, want.rows);
+      ASSERT_EQ(got.num_trained, want.num_trained);
+      const BatchSizes planned = sizes.NextSizes(3);
+      ASSERT_EQ(static_cast<std::int64_t>(planned.row_tokens.size()), want.num_rows);
+      ASSERT_EQ(planned.num_examples, static_cast<std::int64_t>(want.segments.size()) - 1);
+      ASSERT_EQ(planned.num_tokens, static_cast<std::int64_t>(want.tokens.size()));
+      ASSERT_EQ(planned.num_trained, want.num_trained);
+      for (std::size_t r = 0; r < planned.row_tokens.size(); ++r) ASSERT_EQ(planned.row_tokens[r], want.rows[r + 1] - want.rows[r]);
+    }
+  }
+}
+
+TEST_F(TokenFileTest, ErrorsAreThoseOfLoadDatasetAndLeaveNothing) {
+  TokenSource too_long = Source(Format::kPromptCompletion, 500);
+  too_long.options.overlong = Overlong::kError;
+  TokenSource untrained = Source(Format::kText, 0, "{\"text\": \"\"}\n");
+  untrained.config.eos_token_ids.clear();
+  const TokenSource bad_line = Source(Format::kChat, 400, "{\"messages\": 1}\n{\"messages\": 2}\n");
+  for (const TokenSource& source : {too_long, untrained, bad_line}) {
+    const absl::Status want = InMemory(source).status(), got = Load(source).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(want)) << want;
+    EXPECT_EQ(got, want);
+    EXPECT_EQ(base::Reason(got), base::Reason(want));
+    EXPECT_TRUE(FilesOf(source).empty());
+  }
+}
+
+TEST_F(TokenFileTest, CancelIsAskedOnTheCallingThreadAloneAndLeavesNothing) {
+  const TokenSource source = Source(Format::kText, 2000);
+  const auto caller = std::this_thread::get_id();
+  for (const int after : {0, 1, 15}) {
+    int asked = 0;
+    const auto stopped = Load(source, [&] {
+      EXPECT_EQ(std::this_thread::get_id(), caller);
+      return asked++ >= after;
+    });
+    EXPECT_TRUE(absl::IsCancelled(stopped.status())) << stopped.status();
+    EXPECT_EQ(asked, after + 1) << "work stops at that line";
+    EXPECT_TRUE(FilesOf(source).empty());
+  }
+}
+
+TEST_F(TokenFileTest, DamageIsFoundAndTheFileMadeAgain) {
+  const TokenSource source = Source(Format::kPromptCompletion, 20);
+  ASSERT_TRUE(Load(source).ok());
+  const std::string whole = ReadBytes(PathOf(source));
+  const auto want = InMemory(source);
+  ASSERT_TRUE(want.ok());
+  const auto token_bytes = static_cast<std::size_t>(want->num_tokens) * 4;
+  std::vector<std::string> damaged = {"", whole.substr(0, 79), whole.substr(0, whole.size() - 1), whole + "x"};
+  for (std::size_t at = 0; at < whole.size(); at += at < 80 || at + 600 > whole.size() ? 1 : 37) {
+    if (at >= 12 && at < 16) continue;  // reserved
+    damaged.push_back(whole);
+    damaged.back()[at] = static_cast<char>(damaged.back()[at] ^ 0x11);
+  }
+  const std::size_t padding = token_bytes % 8;
+  for (std::size_t i = 0; i < damaged.size(); ++i) {
+    std::ofstream(PathOf(source), std::ios::binary) << damaged[i];
+    const auto file = TokenFile::Open(PathOf(source), TokenKey(source));
+    if (file.ok()) {
+      const absl::Status tokens = (*file)->VerifyTokens({});
+      const auto differs = static_cast<std::size_t>(std::mismatch(whole.begin(), whole.end(), damaged[i].begin()).first - whole.begin());
+      const bool is_padding = differs >= 80 + token_bytes && differs < 80 + token_bytes + padding;
+      EXPECT_EQ(tokens.code(), is_padding ? absl::StatusCode::kOk : absl::StatusCode::kDataLoss) << i << " at " << differs;
+    } else {
+      EXPECT_TRUE(absl::IsDataLoss(file.status()) || damaged[i].empty()) << file.status();
+    }
+  }
+  std::ofstream(PathOf(source), std::ios::binary) << whole.substr(0, 100);
+  const auto again = Load(source);
+  ASSERT_TRUE(again.ok()) << again.status();
+  ExpectSame(*again, *want);
+  EXPECT_TRUE(ReadBytes(PathOf(source)) == whole);
+}
+
+TEST_F(TokenFileTest, KeyChangesWithAllThatTokensDependOn) {
+  std::set<std::string> keys;
+  const auto add = [&](TokenSource source) { EXPECT_TRUE(keys.insert(TokenKey(source)).second) << keys.size(); };
+  const TokenSource source = Source(Format::kPromptCompletion, 1);
+  add(source);
+  TokenSource other = source;
+  other.data_sha256 = base::Sha256Hex("other");
+  add(other);
+  other = source;
+  ASSERT_EQ(other.text.digest.size(), 64u);
+  other.text.digest = base::Sha256Hex("other");
+  add(other);
+  other = source;
+  other.config.eos_token_ids = {2};
+  add(other);
+  other.config.eos_token_ids.clear();
+  add(other);
+  other = source;
+  other.format = Format::kText;
+  add(other);
+  other = source;
+  other.options.max_seq_len = 41;
+  add(other);
+  other = source;
+  other.options.overlong = Overlong::kDrop;
+  add(other);
+  other = source;
+  other.options.train_on_prompt = true;
+  add(other);
+  other = source;
+  other.options.add_special_tokens = false;
+  add(other);
+  // Where the data lies changes nothing, nor does a default that is spelled out.
+  other = source;
+  other.data_path = "/elsewhere";
+  other.options.overlong = Overlong::kTruncate;
+  other.options.add_special_tokens = true;
+  EXPECT_FALSE(keys.insert(TokenKey(other)).second);
+}
+
+// T6 (docs/faults.md)
+TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
+  const std::string rows = ReadBytes(Source(Format::kText, 200).data_path);
+  const auto repeated = [&](int times) {
+    TokenSource source = Source(Format::kText, 0);
+    source.data_path = temp_ / std::to_string(times);
+    source.data_sha256 = std::to_string(times);
+    std::ofstream out(source.data_path, std::ios::binary);
+    for (int i = 0; i < times; ++i) out << rows;
+    return source;
+  };
+  const auto allocated = [] { return static_cast<std::int64_t>(::mallinfo2().uordblks); };
+  kernels::ThreadPool one(1);
+  // The most that is allocated at any line.
+  const auto peak = [&](const TokenSource& source) {
+    const std::int64_t before = allocated();
+    std::int64_t most = 0, asked = 0;
+    const auto look = [&] {
+      if (++asked % 16 == 0) most = std::max(most, allocated() - before);
+      return false;
+    };
+    EXPECT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.pool = one, .window_bytes = kWindow, .cancelled = look}).ok());
+    return most;
+  };
+  const TokenSource large = repeated(40);
+  peak(repeated(2));  // the tokenizer's own cache fills
+  const std::int64_t small_peak = peak(repeated(4)), large_peak = peak(large);
+  const std::int64_t before = allocated();
+  const auto memory = InMemory(large);
+  ASSERT_TRUE(memory.ok());
+  const std::int64_t in_memory = allocated() - before;
+  if (in_memory < 5 * memory->num_tokens) GTEST_SKIP() << "the allocator of this build is not glibc's";
+  EXPECT_LT(large_peak, small_peak + in_memory / 10);
+  // The file that is read again has nothing but its summary in memory.
+  const std::int64_t without = allocated();
+  const auto mapped = Load(large);
+  ASSERT_TRUE(mapped.ok());
+  EXPECT_LT(allocated() - without, in_memory / 10);
+}
+
+TEST_F(TokenFileTest, DiskWithoutRoomLeavesTheTokensInMemory) {
+  const TokenSource source = Source(Format::kText, 20);
+  const WriteTokensOptions options = {.pool = pool_, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()};
+  EXPECT_EQ(base::Reason(WriteTokenFile(base::RealFileSystem(), source, options)), "DISK_FULL");
+  const auto loaded = LoadTokens(base::RealFileSystem(), source, options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ExpectSame(*loaded, *InMemory(source));
+  EXPECT_TRUE(FilesOf(source).empty());
+}
+
+}  // namespace
+}  // namespace nibble::data
