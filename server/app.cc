@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -22,6 +24,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/build_info.h"
+#include "server/data/token_cache.h"
 #include "server/drainer.h"
 #include "server/grpc_server.h"
 #include "server/http/http_server.h"
@@ -46,6 +49,7 @@
 #include "server/rpc/upload_table.h"
 #include "server/serve/model_manager.h"
 #include "server/serve/onednn_library.h"
+#include "server/store/base_cache.h"
 #include "server/store/disk_space.h"
 #include "server/store/state_directory.h"
 #include "server/telemetry/memory_cgroup.h"
@@ -71,6 +75,7 @@ struct App::State {
         metrics({kVersion, BuiltFrom().commit, BuiltFrom().cuda, BuiltFrom().code_digest}, JobLabels()),
         files(given.files != nullptr ? *given.files : base::RealFileSystem(), metrics, base::RealClock()),
         pool(given.threads),
+        token_pool(given.threads),
         library(serve::MakeOneDnnLibrary()),
         job_metrics(metrics, base::RealClock()) {}
 
@@ -83,6 +88,7 @@ struct App::State {
   std::unique_ptr<http::HttpServer> http;
 
   kernels::ThreadPool pool;
+  kernels::ThreadPool token_pool;  // of its own: a decode step must not wait until a piece of a data set is tokenised
   kernels::LaunchCounter serve_launches;
   kernels::LaunchCounter convert_launches;
   std::unique_ptr<kernels::DenseLibrary> library;
@@ -94,6 +100,7 @@ struct App::State {
   std::unique_ptr<jobs::Database> database;
   std::unique_ptr<jobs::Runner> runner;
   std::unique_ptr<rpc::TextCache> texts;
+  std::unique_ptr<data::TokenCache> tokens;
   std::unique_ptr<JobPlanner> planner;
   std::unique_ptr<jobs::JobController> controller;
 
@@ -126,6 +133,7 @@ struct App::State {
   absl::Status StartGrpc();
   absl::Status WriteServerFile();
   std::string GrpcAddress() const;  // with the port that was taken
+  absl::StatusOr<std::set<std::string>> NeededTokenFiles();
   absl::StatusOr<rpc::CheckpointSource> FindCheckpoint(const std::string& name, const std::string& tenant);
   void Collect(telemetry::Metrics& out);
   v1::ServerInfo Describe();
@@ -171,12 +179,14 @@ absl::Status App::State::OpenJobs() {
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
-  const std::int64_t train_bytes = MemoryBytes(options.train_memory_bytes, base::RealFileSystem());
+  const std::int64_t own_bytes = OwnMemoryBytes(options);
+  const std::int64_t train_bytes = MemoryBytes(options.train_memory_bytes, own_bytes, base::RealFileSystem());
   control.queue.memory_bytes = train_bytes;
-  const std::int64_t serve_bytes = MemoryBytes(options.serve_memory_bytes, base::RealFileSystem());
-  // One machine has the memory of both; whoever gave a flag more than it has knows why.
-  const std::int64_t machine_bytes = MemoryBytes(0, base::RealFileSystem());
-  control.memory = base::MemoryBudget::Make(machine_bytes == 0 ? 0 : std::max({machine_bytes, train_bytes, serve_bytes}));
+  const std::int64_t serve_bytes = MemoryBytes(options.serve_memory_bytes, own_bytes, base::RealFileSystem());
+  // One machine has the memory of both and of nibbled itself; whoever gave a flag more than it has knows why.
+  const std::int64_t machine_bytes = MemoryBytes(0, /*own_bytes=*/0, base::RealFileSystem());
+  const std::int64_t shared_bytes = MemoryBytes(0, own_bytes, base::RealFileSystem());
+  control.memory = base::MemoryBudget::Make(shared_bytes == 0 ? 0 : std::max({shared_bytes, train_bytes, serve_bytes}));
   serve_memory = base::MemoryBudget::Make(serve_bytes, control.memory);
   control.memory_limit_bytes = machine_bytes;
   control.oom_count = []() -> std::optional<jobs::OomCount> {
@@ -191,15 +201,43 @@ absl::Status App::State::OpenJobs() {
   control.pause_grace = absl::Seconds(options.pause_grace_s);
   control.retention.final_job_ttl = OrNone(options.final_job_ttl_s);
   control.retention.keep_step_events = options.keep_step_events;
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t disk_bytes, store::TotalBytes(options.state_dir));
+  control.base_cache_bytes = options.base_cache_bytes >= 0 ? options.base_cache_bytes : static_cast<std::int64_t>(disk_bytes / 10);
+  // Under another limit than the last server's. What a trainer still uses stays.
+  store::BaseCache bases(files, state->layout.bases(),
+                         {.max_bytes = static_cast<std::uint64_t>(control.base_cache_bytes), .min_free_bytes = state->min_free_bytes});
+  if (absl::Status trimmed = bases.Trim(); !trimmed.ok()) {
+    base::LogWarning("cached bases cannot be removed", {{"why", std::string(trimmed.message())}});
+  }
   control.trainer_threads = options.threads;
   control.isa = options.isa;
   control.default_device = kDefaultDevice;
   control.nibble_version = kVersion;
   control.code_digest = BuiltFrom().code_digest;
-  planner = std::make_unique<JobPlanner>(options, options.trainer_path, *state, *texts);
+  tokens = std::make_unique<data::TokenCache>(files, state->layout.tokens(), token_pool,
+                                              data::TokenCacheOptions{.max_bytes = options.token_cache_bytes,
+                                                                      .min_free_bytes = state->min_free_bytes,
+                                                                      .needed = [this] { return NeededTokenFiles(); }});
+  planner = std::make_unique<JobPlanner>(options, options.trainer_path, *state, *texts, *tokens, control.memory);
+  tokens->Trim([this](const std::string& dataset) { return !absl::IsNotFound(state->datasets->Get(dataset).status()); });
   control.plan_memory = [this](const auto& spec, const auto& cancel) { return planner->Memory(spec, cancel); };
   NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::set<std::string>> App::State::NeededTokenFiles() {
+  std::vector<jobs::JobState> open;
+  for (int i = 0; i < jobs::kNumJobStates; ++i) {
+    if (const auto job_state = static_cast<jobs::JobState>(i); !jobs::IsFinal(job_state)) open.push_back(job_state);
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<jobs::JobRecord> jobs, database->ListAll(open));
+  std::set<std::string> needed;
+  for (const jobs::JobRecord& job : jobs) {
+    // A job whose model or data cannot be read now has no tokens that could be of use.
+    const auto paths = planner->TokenFiles(job.spec);
+    if (paths.ok()) needed.insert(paths->begin(), paths->end());
+  }
+  return needed;
 }
 
 absl::StatusOr<rpc::CheckpointSource> App::State::FindCheckpoint(const std::string& name, const std::string& tenant) {
@@ -219,11 +257,13 @@ absl::Status App::State::OpenServing() {
   edge->stream_buffer = static_cast<std::size_t>(options.stream_buffer);
   edge->slow_reader = absl::Seconds(options.slow_reader_s);
   edge->min_read_rate = options.min_read_rate;
-  edge->watches.set_max(static_cast<int>(options.max_watches));
-  edge->downloads.set_max(static_cast<int>(options.max_downloads));
+  edge->watches.set_max(static_cast<int>(options.max_watches), static_cast<int>(options.max_watches_per_principal));
+  edge->downloads.set_max(static_cast<int>(options.max_downloads), static_cast<int>(options.max_downloads_per_principal));
+  edge->plans.set_max(std::numeric_limits<int>::max(), static_cast<int>(options.max_plans_per_principal));
   edge->generate_deadline = OrNone(options.generate_deadline_s);
   edge->max_page_bytes = std::min(edge->max_page_bytes, static_cast<std::size_t>(options.max_send_bytes));
   edge->max_dataset_line_bytes = static_cast<std::size_t>(options.max_dataset_line_bytes);
+  edge->max_prompt_bytes = static_cast<std::size_t>(options.max_prompt_bytes);
   edge->max_send_bytes = static_cast<std::size_t>(options.max_send_bytes);
   const SecurityOptions& security = options.security;
   NIBBLE_ASSIGN_OR_RETURN(authority, rpc::Authority::Open(base::RealFileSystem(), base::RealClock(), metrics,
@@ -275,6 +315,7 @@ absl::Status App::State::OpenServing() {
                                                                 [this](const auto& operation, const std::string& model) {
                                                                   return model_library->Recover(operation, model);
                                                                 }));
+  operations->set_max_of_owner(options.max_operations_per_principal);
   sweeper = std::make_unique<rpc::Sweeper>(kSweepEvery, [this] {
     uploads->DropOld();
     operations->DropOld();
@@ -452,6 +493,7 @@ App::~App() {
   s.loads->Stop();       // so does this
   // gRPC has done with a cancelled stream before the worker that serves it has: it may still ask for its model, or its engine.
   s.workers->AwaitIdle();
+  s.edge->text_workers.AwaitIdle();
   s.edge->watch_workers.AwaitIdle();
   for (const auto& resident : s.manager->residents()) s.manager->Unload(resident->name).IgnoreError();
   // Cancelled requests end with their engine's next step; until then they hold on to workers.

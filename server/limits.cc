@@ -11,12 +11,18 @@
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/data/token_cache.h"
+#include "server/data/token_writer.h"
 
 namespace nibble {
 
 namespace {
 
 constexpr std::uint64_t kMaxProcFile = 1 << 16;
+// nibbled idle has 40 MiB; tokenizers that are kept, the database and stacks of threads take the rest.
+constexpr std::int64_t kProcessBytes = 128 << 20;
+// Of one token file that is being made: the text, its tokens with their places, and what tokenizers and templates take meanwhile.
+constexpr std::int64_t kTokenWriterBytes = 12 * static_cast<std::int64_t>(data::kTokeniseBytes);
 
 void SetMs(grpc::ServerBuilder& builder, const char* name, double seconds) {
   builder.AddChannelArgument(name, static_cast<int>(std::min(seconds * 1e3, 2e9)));
@@ -72,8 +78,21 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--min_read_rate", l.min_read_rate,
                  "Messages a second that the reader of an answer must take while it is behind; 0: one in --slow_reader_s")
       ->check(CLI::NonNegativeNumber);
+  cli.add_option("--max_prompt_bytes", l.max_prompt_bytes,
+                 "Of a prompt, or of a text to tokenise; while it is encoded, it may take 256 times as much memory")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   cli.add_option("--max_watches", l.max_watches, "WatchJob and WatchLoad streams; further ones are refused")->check(CLI::Range(1, 100'000));
   cli.add_option("--max_downloads", l.max_downloads, "DownloadArtifact streams; further ones are refused")->check(CLI::Range(1, 1000));
+  cli.add_option("--max_watches_per_principal", l.max_watches_per_principal, "Of one user who has a name; 0: no bound of its own")
+      ->check(CLI::Range(0, 100'000));
+  cli.add_option("--max_downloads_per_principal", l.max_downloads_per_principal, "Of one user who has a name; 0: no bound of its own")
+      ->check(CLI::Range(0, 1000));
+  cli.add_option("--max_plans_per_principal", l.max_plans_per_principal,
+                 "PlanJob and CreateJob calls of one user who has a name, running or waiting; 0: no bound of its own")
+      ->check(CLI::Range(0, 1000));
+  cli.add_option("--max_operations_per_principal", l.max_operations_per_principal,
+                 "Imports, conversions and exports of one user who has a name that have not ended; 0: no bound of its own")
+      ->check(CLI::Range(0, 1000));
   cli.add_option("--max_dataset_bytes", l.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);
   cli.add_option("--max_dataset_line_bytes", l.max_dataset_line_bytes,
                  "Of one line of an uploaded dataset; a plain text, which becomes one row, may have 64 MiB")
@@ -88,16 +107,24 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_tokenizer_bytes", l.max_tokenizer_bytes,
                  "Of the tokenizer.json of a model that is imported; to load one takes about 15 times its bytes")
       ->check(CLI::Range(std::int64_t{1}, Limits().max_tokenizer_bytes));
+  cli.add_option("--token_cache_bytes", l.token_cache_bytes,
+                 "Of the token files of all data sets: plans and trainers share them, the least recently used are removed first; those that "
+                 "open jobs need stay; 0: only those")
+      ->check(CLI::NonNegativeNumber);
   cli.add_option("--min_free_bytes", l.min_free_bytes,
                  "With less free on the disk nothing new is taken in; -1: 5% of it, at least 1 GiB")
+      ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 60));
+  cli.add_option("--base_cache_bytes", l.base_cache_bytes,
+                 "Disk for quantised bases that qlora attempts share, least recently used removed first; -1: a tenth of the disk; "
+                 "0: none are kept")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 60));
   cli.add_option("--max_queued_jobs", l.max_queued_jobs, "Further ones are refused")->check(CLI::PositiveNumber);
   cli.add_option("--max_running_jobs", l.max_running_jobs, "Trainers at a time")->check(CLI::Range(1, 64));
   cli.add_option("--max_jobs_per_principal", l.max_jobs_per_principal, "Not over yet, of one user who has a name; 0: no bound")
       ->check(CLI::NonNegativeNumber);
-  cli.add_option("--train_memory_bytes", l.train_memory_bytes, "Planned memory of all trainers; 0: all that there is beside loaded models")
+  cli.add_option("--train_memory_bytes", l.train_memory_bytes, "Planned memory of all trainers; 0: all that there is beside nibbled itself and loaded models")
       ->check(CLI::NonNegativeNumber);
-  cli.add_option("--serve_memory_bytes", l.serve_memory_bytes, "Planned memory of all loaded models; 0: all that there is beside trainers")
+  cli.add_option("--serve_memory_bytes", l.serve_memory_bytes, "Planned memory of all loaded models; 0: all that there is beside nibbled itself and trainers")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_retries", l.max_retries, "Of a job whose trainer fails")->check(CLI::Range(0, 1000));
   cli.add_option("--retry_backoff_scale", l.retry_backoff_scale, "Of the waits before a job is tried again")
@@ -146,10 +173,14 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
   return bytes;
 }
 
-std::int64_t MemoryBytes(std::int64_t flag, base::FileSystem& files) {
+std::int64_t OwnMemoryBytes(const Limits& limits) {
+  return limits.rpc_memory_bytes + kProcessBytes + data::TokenCache::kMaxWriters * kTokenWriterBytes;
+}
+
+std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files) {
   if (flag > 0) return flag;
   const auto machine = MachineMemoryBytes(files, "/");
-  if (machine.ok()) return *machine;
+  if (machine.ok()) return *machine - std::min(own_bytes, *machine / 4);
   base::LogWarning("the machine's memory is not known: jobs are admitted by number alone, models always",
                    {{"why", std::string(machine.status().message())}});
   return 0;

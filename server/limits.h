@@ -43,8 +43,14 @@ struct Limits {
   int stream_buffer = 256;         // messages that a slow reader may be behind
   double slow_reader_s = 30;       // a reader that is behind is judged by what it takes in so long
   double min_read_rate = 1;        // messages a second that it must take; less: it loses its request
+  std::int64_t max_prompt_bytes = 1 << 20;  // of a text that is encoded for a call, which takes up to 256 times as much memory
   std::int64_t max_watches = 256;  // WatchJob and WatchLoad streams that are open
   std::int64_t max_downloads = 16;
+  // Of one principal; 0: no bound of its own. Where there are no tokens, there are no principals.
+  std::int64_t max_watches_per_principal = 64;
+  std::int64_t max_downloads_per_principal = 8;
+  std::int64_t max_plans_per_principal = 8;        // PlanJob and CreateJob
+  std::int64_t max_operations_per_principal = 16;  // that have not ended
 
   // The disk.
   std::int64_t max_dataset_bytes = std::int64_t{1} << 30;
@@ -54,13 +60,16 @@ struct Limits {
   std::int64_t max_upload_bytes_per_principal = std::int64_t{128} << 30;
   double upload_kept_s = 3600;  // an upload whose stream was lost, or has finished
   std::int64_t max_tokenizer_bytes = 64 << 20;  // of the tokenizer.json of a model that is imported; no more than this default
+  std::int64_t base_cache_bytes = -1;  // of quantised bases that qlora attempts share; -1: a tenth of the file system; 0: none are kept
+  // Of token files (data/token_cache.h); those of open jobs stay beyond it, and with 0 only those.
+  std::int64_t token_cache_bytes = std::int64_t{8} << 30;
   std::int64_t min_free_bytes = -1;  // below, nothing new is taken in; -1: 5% of the file system, at least 1 GiB
 
   // Jobs.
   std::int64_t max_queued_jobs = 1000;
   std::int64_t max_running_jobs = 1;
   std::int64_t max_jobs_per_principal = 10;  // not over yet; 0: no bound
-  // Of all trainers together, as planned; 0: what the machine (or its cgroup) has, less what loaded models take.
+  // Of all trainers together, as planned; 0: what the machine (or its cgroup) has, less OwnMemoryBytes and what loaded models take.
   std::int64_t train_memory_bytes = 0;
   std::int64_t serve_memory_bytes = 0;  // of all models in memory together, as planned; 0: as above, less trainers
   std::int64_t max_retries = 5;         // exits that count, of one job
@@ -76,9 +85,11 @@ struct Limits {
 void AddLimitFlags(CLI::App& cli, Limits& limits);
 // Those that gRPC itself keeps.
 void ApplyLimits(const Limits& limits, grpc::ServerBuilder& builder);
+// What nibbled takes itself: gRPC's buffers, the process, and the token files that are being made.
+std::int64_t OwnMemoryBytes(const Limits& limits);
 // What trainers, and what models in memory may take: the flag, or where that is 0 all that this process may (cgroup v2 or v1, or
-// the machine); 0 where that is not known.
-std::int64_t MemoryBytes(std::int64_t flag, base::FileSystem& files);
+// the machine) less `own_bytes`, of which a small machine reserves no more than a quarter; 0 where that is not known.
+std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files);
 // The smallest bound, in bytes, that /proc/meminfo and the cgroup files below `root` ("/") name.
 absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const std::string& root);
 

@@ -84,6 +84,16 @@ void AddFlags(CLI::App& cli, AppOptions& options, Seconds& seconds) {
       ->check(CLI::PositiveNumber);
   cli.add_option("--max_context", options.engine.max_context, "Tokens of a request, prompt and completion")->check(CLI::PositiveNumber);
   cli.add_option("--kv_tokens", options.engine.kv_tokens, "Capacity of a model's KV cache")->check(CLI::PositiveNumber);
+  nibble::serve::PrincipalOptions& own = options.engine.of_principal;
+  cli.add_option("--max_waiting_requests_per_principal", own.max_waiting,
+                 "A model, of one user who has a name; 0: a quarter of --max_waiting_requests")
+      ->check(CLI::Range(0, 1'000'000));
+  cli.add_option("--max_running_requests_per_principal", own.max_running, "Likewise; 0: three quarters of --max_running_requests")
+      ->check(CLI::Range(0, 4096));
+  cli.add_option("--kv_tokens_per_principal", own.kv_tokens,
+                 "Tokens that the running requests of one user who has a name may come to, a model; 0: three quarters of --kv_tokens; "
+                 "at least --max_context")
+      ->check(CLI::NonNegativeNumber);
   cli.add_option("--prefill_chunk", options.engine.prefill_chunk, "Prompt tokens a step")->check(CLI::PositiveNumber);
   nibble::AddLimitFlags(cli, options);
   cli.add_option("--drain_s", seconds.drain, "At shutdown: for requests that run")->check(CLI::NonNegativeNumber);

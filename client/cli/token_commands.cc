@@ -84,7 +84,7 @@ void AddTokenCommands(CLI::App& app, Session& session) {
   add.add_option("NAME", given->name, "Whose it is, for the server's log")->required();
   add.add_option("--role", given->role, "Each may do what those before it may")
       ->required()
-      ->check(CLI::IsMember({"viewer", "infer", "train", "admin"}));
+      ->check(CLI::IsMember({"viewer", "infer", "train", "operator", "admin"}));
   add.add_option("--out", given->out, "New file for the token, mode 0600");
   add.add_option("--san", given->san, "Instead of a token: uri:, dns:, email: or ip: and a name of the client's certificate");
   add.add_option("--days", given->days, "Validity; 0 for ever")->check(CLI::Range(0.0, 36500.0))->capture_default_str();

@@ -1,5 +1,7 @@
 #include "server/base/process_memory.h"
 
+#include <malloc.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -24,6 +26,11 @@ std::uint64_t StatusBytes(std::string_view key) {
 
 std::uint64_t ResidentBytes() { return StatusBytes("VmRSS"); }
 std::uint64_t PeakResidentBytes() { return StatusBytes("VmHWM"); }
+void ReturnFreeMemory() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
+}
 std::uint64_t VirtualBytes() { return StatusBytes("VmSize"); }
 
 }  // namespace nibble::base

@@ -43,7 +43,7 @@ absl::StatusOr<model::ArtifactInfo> MakeAdapterModel(base::FileSystem& files, co
                                                      const kernels::Stream& stream, const char* made_of) {
   NIBBLE_RETURN_IF_ERROR(CheckAdapterBase(base.info()));
   if (base.info().format == Format::kNf4) return Join(files, base, std::move(adapter), provenance, target, made_of);
-  NIBBLE_RETURN_IF_ERROR(ConvertModel(files, base, scratch, {.to = Format::kNf4}, stream).status());
+  NIBBLE_RETURN_IF_ERROR(ConvertModel(files, base, scratch, {.to = Format::kNf4, .measure_errors = false}, stream).status());
   absl::StatusOr<model::ArtifactInfo> made = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     NIBBLE_ASSIGN_OR_RETURN(const auto nf4, model::Artifact::Open(scratch));
     return Join(files, *nf4, std::move(adapter), provenance, target, made_of);

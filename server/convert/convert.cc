@@ -20,6 +20,7 @@
 #include "server/convert/ternary.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
+#include "server/model/forget_pages.h"
 #include "server/model/layout.h"
 #include "server/model/safetensors.h"
 
@@ -62,11 +63,14 @@ std::int64_t FirstRowNotFinite(const ConstMatrix& m, const kernels::Stream& stre
 // Sums of squares and the largest error, a row at a time and then over rows in order: the same for any split.
 class ErrorMeter {
  public:
-  ErrorMeter(std::string name, const kernels::Stream& stream) : stream_(stream) { error_.name = std::move(name); }
+  ErrorMeter(std::string name, bool measures, const kernels::Stream& stream) : measures_(measures), stream_(stream) {
+    error_.name = std::move(name);
+  }
 
   // decoded(row, col) is the quantised value.
   template <typename Decoded>
   void Add(const ConstMatrix& weight, Decoded decoded) {
+    if (!measures_) return;
     struct Row {
       double difference = 0, weight = 0, max = 0;
     };
@@ -97,6 +101,7 @@ class ErrorMeter {
   }
 
  private:
+  const bool measures_;
   const kernels::Stream& stream_;
   LayerError error_;
   double difference_ = 0;
@@ -134,11 +139,14 @@ class Converter {
     std::map<std::string, LayerError> errors;
     for (const TensorSpec& spec : in_file) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
-      if (!model::IsQuantized(spec.role, source_.config(), info_)) {
+      if (model::IsQuantized(spec.role, source_.config(), info_)) {
+        NIBBLE_ASSIGN_OR_RETURN(LayerError error, Put(spec));
+        if (options_.measure_errors) errors[spec.name] = std::move(error);
+      } else {
         NIBBLE_RETURN_IF_ERROR(PutFloat(spec));
-        continue;
       }
-      NIBBLE_ASSIGN_OR_RETURN(errors[spec.name], Put(spec));
+      NIBBLE_ASSIGN_OR_RETURN(const model::TensorView done, source_.Tensor(spec.name));
+      model::ForgetPages(done.bytes);
     }
     NIBBLE_RETURN_IF_ERROR(writer_->CopyCompanions(source_.directory()));
     ConvertReport report;
@@ -190,6 +198,9 @@ class Converter {
   absl::Status PutFloat(const TensorSpec& spec) {
     NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, source_.Tensor(spec.name));
     NIBBLE_ASSIGN_OR_RETURN(const DType dtype, FloatType(spec.name));
+    if (view.dtype == dtype) {
+      return writer_->tensors().Put(spec.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()});
+    }
     NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, model::ConvertFloats(view.bytes, view.dtype, dtype,
                                                                           model::NumElements(spec.shape).value_or(0)));
     return writer_->tensors().Put(spec.name, bytes);
@@ -207,7 +218,7 @@ class Converter {
     args.out.stride = kernels::Int8PaddedK(cols);
     std::vector<std::int8_t> padded(static_cast<std::size_t>(block * args.out.stride));
     args.out.codes = padded.data();
-    ErrorMeter meter(spec.name, stream_);
+    ErrorMeter meter(spec.name, options_.measure_errors, stream_);
     for (std::int64_t begin = 0; begin < rows; begin += block) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       const std::int64_t end = std::min(rows, begin + block);
@@ -237,7 +248,7 @@ class Converter {
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(made.rows)));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kTernaryScaleSuffix,
                                                   {reinterpret_cast<const char*>(&made.scale), sizeof made.scale}));
-    ErrorMeter meter(spec.name, stream_);
+    ErrorMeter meter(spec.name, options_.measure_errors, stream_);
     const std::int64_t row_bytes = kernels::TernaryRowBytes(weight.cols);
     meter.Add(weight, [&](std::int64_t r, std::int64_t c) {
       const int code = (made.rows[static_cast<std::size_t>(r * row_bytes + c / 4)] >> (2 * (c % 4)) & 3) - 1;
@@ -273,7 +284,10 @@ class Converter {
     twice.factor = factor.data();
     twice.offset = offset.data();
     NIBBLE_RETURN_IF_ERROR(kernels::DoubleQuantize(twice, stream_));
-    NIBBLE_ASSIGN_OR_RETURN(const LayerError error, MeasureNf4(spec.name, weight, codes, absmax_codes, factor, offset[0], block));
+    LayerError error;
+    if (options_.measure_errors) {
+      NIBBLE_ASSIGN_OR_RETURN(error, MeasureNf4(spec.name, weight, codes, absmax_codes, factor, offset[0], block));
+    }
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(codes)));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4AbsmaxSuffix, Bytes(absmax_codes)));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kNf4FactorSuffix, Bytes(factor)));
@@ -294,7 +308,7 @@ class Converter {
     undo.n = static_cast<std::int64_t>(absmax.size());
     undo.absmax = absmax.data();
     NIBBLE_RETURN_IF_ERROR(kernels::DoubleDequantize(undo, stream_));
-    ErrorMeter meter(name, stream_);
+    ErrorMeter meter(name, /*measures=*/true, stream_);
     std::vector<float> decoded(static_cast<std::size_t>(block * cols));
     for (std::int64_t begin = 0; begin < weight.rows(); begin += block) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));

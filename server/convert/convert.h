@@ -26,6 +26,7 @@ struct ConvertOptions {
   std::optional<bool> int8_head = std::nullopt;
   // What serving rounds K and V to. Unset: bf16; to ternary, what the masters of a BitNet model say.
   std::optional<kernels::DType> kv_dtype = std::nullopt;
+  bool measure_errors = true;      // for ConvertReport::layers: reads every weight once more
   base::Cancelled cancelled = {};  // asked before every tensor and every block of its rows
 };
 
@@ -39,7 +40,7 @@ struct LayerError {
 
 struct ConvertReport {
   model::ArtifactInfo info;             // of what was made
-  std::vector<LayerError> layers;       // every quantised weight, in the order of the model
+  std::vector<LayerError> layers;       // every quantised weight, in the order of the model, where they are measured
   std::uint64_t source_weight_bytes = 0;
   std::uint64_t weight_bytes = 0;
   // Filled by who evaluates: mean negative log-likelihood in nats a token.
@@ -71,7 +72,8 @@ absl::StatusOr<model::ArtifactInfo> MakeMasterModel(base::FileSystem& files, con
                                                     const std::string& target, const char* made_of = "job",
                                                     const base::Cancelled& cancelled = {});
 
-// nf4 base + adapter -> lora artifact. values: one f32 vector for each of AdapterTensors, in its order.
+// nf4 base + adapter -> lora artifact, whose tensors are the base's own file where it can be shared (ArtifactWriter::CreateOn).
+// values: one f32 vector for each of AdapterTensors, in its order.
 absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const model::Artifact& nf4_base,
                                                   const model::AdapterConfig& adapter,
                                                   const std::vector<std::vector<float>>& values,

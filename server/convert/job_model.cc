@@ -3,7 +3,7 @@
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
 #include "server/model/artifact_writer.h"
-#include "server/model/layout.h"
+#include "server/model/tensor_table.h"
 
 namespace nibble::convert {
 
@@ -21,19 +21,7 @@ absl::StatusOr<model::ArtifactInfo> MakeLoraModel(base::FileSystem& files, const
     return absl::InvalidArgumentError(
         StrCat("the base of an adapter is ", Name(nf4_base.info().format), ", wanted nf4"));
   }
-  std::vector<model::TensorPlan> plan;
-  NIBBLE_ASSIGN_OR_RETURN(const auto stored, model::StoredTensors(nf4_base.config(), nf4_base.info()));
-  for (const model::StoredTensor& tensor : stored) {
-    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
-    plan.push_back({tensor.name, view.dtype, view.shape});
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::Create(files, target, std::move(plan)));
-  for (const model::TensorPlan& tensor : writer->tensors().order()) {
-    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
-    NIBBLE_ASSIGN_OR_RETURN(const model::TensorView view, nf4_base.Tensor(tensor.name));
-    NIBBLE_RETURN_IF_ERROR(
-        writer->tensors().Put(tensor.name, {reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size()}));
-  }
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer, model::ArtifactWriter::CreateOn(files, target, nf4_base, cancelled));
   NIBBLE_RETURN_IF_ERROR(writer->PutAdapter(nf4_base.config(), adapter, values));
   NIBBLE_RETURN_IF_ERROR(writer->CopyCompanions(nf4_base.directory()));
   model::ArtifactInfo info = nf4_base.info();

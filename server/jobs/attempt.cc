@@ -49,7 +49,12 @@ absl::Status WriteAttemptOrder(base::FileSystem& files, const std::string& direc
   json["base_model_directory"] = order.base_model_directory;
   json["train_data_path"] = order.train_data_path;
   json["eval_data_path"] = order.eval_data_path;
+  json["train_tokens_directory"] = order.train_tokens_directory;
+  json["eval_tokens_directory"] = order.eval_tokens_directory;
   json["eval_format"] = order.eval_format;
+  json["base_cache_directory"] = order.base_cache_directory;
+  json["base_cache_bytes"] = order.base_cache_bytes;
+  json["min_free_bytes"] = order.min_free_bytes;
   json["resume_checkpoint_directory"] = order.resume_checkpoint_directory;
   json["resume_step"] = order.resume_step;
   json["output_directory"] = order.output_directory;
@@ -75,7 +80,12 @@ absl::StatusOr<AttemptOrder> ReadAttemptOrder(base::FileSystem& files, const std
   NIBBLE_ASSIGN_OR_RETURN(order.base_model_directory, base::GetString(json, "base_model_directory", where));
   NIBBLE_ASSIGN_OR_RETURN(order.train_data_path, base::GetString(json, "train_data_path", where));
   NIBBLE_ASSIGN_OR_RETURN(order.eval_data_path, base::GetString(json, "eval_data_path", where, ""));
+  NIBBLE_ASSIGN_OR_RETURN(order.train_tokens_directory, base::GetString(json, "train_tokens_directory", where, ""));
+  NIBBLE_ASSIGN_OR_RETURN(order.eval_tokens_directory, base::GetString(json, "eval_tokens_directory", where, ""));
   NIBBLE_ASSIGN_OR_RETURN(order.eval_format, base::GetString(json, "eval_format", where, ""));
+  NIBBLE_ASSIGN_OR_RETURN(order.base_cache_directory, base::GetString(json, "base_cache_directory", where, ""));
+  NIBBLE_ASSIGN_OR_RETURN(order.base_cache_bytes, base::GetInt(json, "base_cache_bytes", where, 0));
+  NIBBLE_ASSIGN_OR_RETURN(order.min_free_bytes, base::GetInt(json, "min_free_bytes", where, 0));
   NIBBLE_ASSIGN_OR_RETURN(order.resume_checkpoint_directory,
                           base::GetString(json, "resume_checkpoint_directory", where, ""));
   NIBBLE_ASSIGN_OR_RETURN(order.resume_step, base::GetInt(json, "resume_step", where, 0));

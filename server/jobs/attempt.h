@@ -27,7 +27,12 @@ struct AttemptOrder {
   std::string base_model_directory;
   std::string train_data_path;
   std::string eval_data_path;               // "": none
+  std::string train_tokens_directory;       // of the data set's token files; "": none
+  std::string eval_tokens_directory;
   std::string eval_format;                  // of that file, which may be another than spec.data.format; "": the same
+  std::string base_cache_directory;         // store::BaseCache; "": none
+  std::int64_t base_cache_bytes = 0;
+  std::int64_t min_free_bytes = 0;          // with less free on the disk neither a base nor a token file is kept
   std::string resume_checkpoint_directory;  // "": from the start
   std::int64_t resume_step = 0;
   std::string output_directory;  // publish the trained model here (store::PendingDirectory)

@@ -79,11 +79,18 @@ absl::Status AttemptSupervisor::Launch(const JobRecord& job, const Resume& resum
   order.spec = job.spec;
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, state_.models->Get(job.spec.base_model));
   order.base_model_directory = base_model.directory;
+  if (options_.base_cache_bytes > 0) {
+    order.base_cache_directory = state_.layout.bases();
+    order.base_cache_bytes = options_.base_cache_bytes;
+  }
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(job.spec.train_dataset));
   order.train_data_path = train.data_path;
+  order.train_tokens_directory = state_.layout.tokens(job.spec.train_dataset);
+  order.min_free_bytes = static_cast<std::int64_t>(state_.min_free_bytes);
   if (!job.spec.eval_dataset.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(job.spec.eval_dataset));
     order.eval_data_path = eval.data_path;
+    order.eval_tokens_directory = state_.layout.tokens(job.spec.eval_dataset);
     NIBBLE_ASSIGN_OR_RETURN(order.eval_format, base::GetString(eval.meta, "format", "the dataset's meta.json", ""));
   }
   if (resume.checkpoint.has_value()) {

@@ -11,6 +11,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/journal.h"
+#include "server/store/base_cache.h"
 #include "server/store/disk_space.h"
 
 namespace nibble::jobs {
@@ -76,6 +77,14 @@ absl::Status JobController::CheckCapacity(const std::string& owner, const std::s
 absl::StatusOr<std::int64_t> JobController::PlanMemory(const JobSpec& spec, const base::CancelToken& cancel) {
   if (!options_.plan_memory) return 0;
   NIBBLE_ASSIGN_OR_RETURN(const PlannedMemory need, options_.plan_memory(spec, cancel));
+  const auto has_room = [&] {
+    return store::CheckPlannedSpace(state_.files, state_.layout.root(), state_.min_free_bytes, need.disk_bytes);
+  };
+  if (!has_room().ok()) {
+    // A cached base is worth less than a job.
+    NIBBLE_RETURN_IF_ERROR(store::BaseCache(state_.files, state_.layout.bases(), {}).Trim());
+    NIBBLE_RETURN_IF_ERROR(has_room());
+  }
   if (!NeedsMoreThanThereIs(need.bytes, options_.queue)) return need.bytes;
   const std::int64_t have = options_.queue.memory_bytes;
   return base::WithReason(

@@ -18,10 +18,11 @@
 
 namespace nibble::jobs {
 
-// The peak memory of a job's trainer.
+// The peak memory of a job's trainer, and its files.
 struct PlannedMemory {
   std::int64_t bytes = 0;
-  std::string pools;  // for people: what it consists of
+  std::string pools;            // for people: what it consists of
+  std::int64_t disk_bytes = 0;  // that the job writes, at their most
 };
 
 struct ControllerOptions {
@@ -36,6 +37,7 @@ struct ControllerOptions {
   RetryOptions retry;
   RetentionOptions retention;
   std::int64_t trainer_threads = 1;
+  std::int64_t base_cache_bytes = 0;  // of quantised bases that attempts share; 0: none are kept
   std::string isa = "auto";
   std::string default_device = "cpu";  // what "auto" becomes
   std::string nibble_version = "0.1.0";

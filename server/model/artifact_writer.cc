@@ -1,26 +1,68 @@
 #include "server/model/artifact_writer.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "server/base/log.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/float_convert.h"
+#include "server/model/forget_pages.h"
+#include "server/model/share_file.h"
 
 namespace nibble::model {
 
+namespace {
+
 using base::StrCat;
 
-absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::Create(base::FileSystem& files,
-                                                                       const std::string& directory,
-                                                                       std::vector<TensorPlan> plan) {
+constexpr char kTensorsFile[] = "model.safetensors";
+
+absl::Status MakeEmpty(base::FileSystem& files, const std::string& directory) {
   if (files.Exists(directory)) {
     NIBBLE_ASSIGN_OR_RETURN(const auto names, files.List(directory));
     if (!names.empty()) return absl::AlreadyExistsError(StrCat(directory, " is there and not empty"));
   }
-  NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(directory));
+  return files.CreateDirectories(directory);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::Create(base::FileSystem& files,
+                                                                       const std::string& directory,
+                                                                       std::vector<TensorPlan> plan) {
+  NIBBLE_RETURN_IF_ERROR(MakeEmpty(files, directory));
   std::unique_ptr<ArtifactWriter> writer(new ArtifactWriter(files, directory));
-  NIBBLE_ASSIGN_OR_RETURN(writer->tensors_, SafetensorsWriter::Create(files, base::JoinPath(directory, "model.safetensors"),
-                                                                      std::move(plan)));
+  NIBBLE_ASSIGN_OR_RETURN(writer->tensors_,
+                          SafetensorsWriter::Create(files, base::JoinPath(directory, kTensorsFile), std::move(plan)));
+  return writer;
+}
+
+absl::StatusOr<std::unique_ptr<ArtifactWriter>> ArtifactWriter::CreateOn(base::FileSystem& files, const std::string& directory,
+                                                                         const Artifact& base, const base::Cancelled& cancelled) {
+  NIBBLE_RETURN_IF_ERROR(MakeEmpty(files, directory));
+  std::unique_ptr<ArtifactWriter> writer(new ArtifactWriter(files, directory));
+  const std::string path = base::JoinPath(directory, kTensorsFile);
+  std::vector<std::pair<std::string, TensorView>> tensors(base.tensors().begin(), base.tensors().end());
+  // As they lie in the file: a copy is of the same bytes.
+  std::sort(tensors.begin(), tensors.end(),
+            [](const auto& a, const auto& b) { return a.second.bytes.data() < b.second.bytes.data(); });
+  if (!ShareFile(base::JoinPath(base.directory(), kTensorsFile), path)) {
+    std::vector<TensorPlan> plan;
+    for (const auto& [name, view] : tensors) plan.push_back({name, view.dtype, view.shape});
+    NIBBLE_ASSIGN_OR_RETURN(writer->tensors_, SafetensorsWriter::Create(files, path, std::move(plan)));
+  }
+  for (const auto& [name, view] : tensors) {
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
+    const std::string_view bytes(reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size());
+    if (writer->tensors_ != nullptr) {
+      NIBBLE_RETURN_IF_ERROR(writer->tensors_->Put(name, bytes));
+    } else {
+      writer->shared_digests_.push_back({name, view.dtype, view.shape, base::Sha256Hex(bytes)});
+    }
+    ForgetPages(view.bytes);
+  }
   return writer;
 }
 
@@ -65,8 +107,11 @@ absl::Status ArtifactWriter::PutAdapter(const ModelConfig& model, const AdapterC
 }
 
 absl::StatusOr<ArtifactInfo> ArtifactWriter::Finish(const ModelConfig& config, ArtifactInfo info) {
-  NIBBLE_RETURN_IF_ERROR(tensors_->Finish());
-  std::vector<TensorDigest> digests = tensors_->digests();
+  std::vector<TensorDigest> digests = shared_digests_;
+  if (tensors_ != nullptr) {
+    NIBBLE_RETURN_IF_ERROR(tensors_->Finish());
+    digests = tensors_->digests();
+  }
   digests.insert(digests.end(), adapter_digests_.begin(), adapter_digests_.end());
   info.weights_digest = WeightsDigest(std::move(digests));
   NIBBLE_RETURN_IF_ERROR(PutFile("config.json", base::Dump(ToHfConfig(config), 2) + "\n"));

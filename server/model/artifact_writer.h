@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/model/artifact.h"
 #include "server/model/safetensors_writer.h"
@@ -20,6 +21,10 @@ class ArtifactWriter {
   // fit what StoredTensors wants of config and info when Finish is called.
   static absl::StatusOr<std::unique_ptr<ArtifactWriter>> Create(base::FileSystem& files, const std::string& directory,
                                                                 std::vector<TensorPlan> plan);
+  // The tensors are those of `base`, which has one file of them, its own (no adapter): the file is shared (ShareFile) where the file
+  // system can, else copied. tensors() may not be called. `cancelled` is asked before every tensor.
+  static absl::StatusOr<std::unique_ptr<ArtifactWriter>> CreateOn(base::FileSystem& files, const std::string& directory,
+                                                                  const Artifact& base, const base::Cancelled& cancelled);
   // Without Finish: removes the directory.
   ~ArtifactWriter();
   ArtifactWriter(const ArtifactWriter&) = delete;
@@ -42,7 +47,8 @@ class ArtifactWriter {
 
   base::FileSystem& files_;
   const std::string directory_;
-  std::unique_ptr<SafetensorsWriter> tensors_;
+  std::unique_ptr<SafetensorsWriter> tensors_;  // null where the file is shared
+  std::vector<TensorDigest> shared_digests_;
   std::vector<TensorDigest> adapter_digests_;
   base::Json file_digests_ = base::Json::object();
   bool finished_ = false;

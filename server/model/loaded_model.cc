@@ -8,6 +8,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/forget_pages.h"
 #include "server/model/layout.h"
 
 namespace nibble::model {
@@ -117,6 +118,7 @@ class LoadedModelBuilder {
     std::fill_n(scales, kernels::RoundUp(rows, kernels::kInt8TileRows), 0.0f);
     std::memcpy(scales, scale.bytes.data(), scale.bytes.size());
     kernels::PackInt8Weight(reinterpret_cast<const std::int8_t*>(codes.bytes.data()), rows, cols, tiles, row_sum);
+    ForgetPages(codes.bytes);
     return kernels::PackedInt8Weight{tiles, scales, row_sum, rows, cols, kernels::Int8PaddedK(cols)};
   }
 
@@ -144,6 +146,9 @@ class LoadedModelBuilder {
     const std::int64_t elements = kernels::PackedDenseElements(matrix.rows, matrix.cols);
     NIBBLE_ASSIGN_OR_RETURN(auto* panels, Allocate<std::byte>(elements * kernels::SizeOf(matrix.dtype)));
     kernels::PackDenseWeight(matrix.data, matrix.dtype, matrix.rows, matrix.cols, panels);
+    // Of a tied embedding the rows that are looked up come back.
+    const std::int64_t bytes = matrix.rows * matrix.cols * kernels::SizeOf(matrix.dtype);
+    ForgetPages({static_cast<const std::byte*>(matrix.data), static_cast<std::size_t>(bytes)});
     return kernels::PackedDenseWeight{panels, matrix.dtype, matrix.rows, matrix.cols};
   }
 
@@ -156,6 +161,7 @@ class LoadedModelBuilder {
     if (!kernels::TernaryRowsToTiles(reinterpret_cast<const std::uint8_t*>(codes.bytes.data()), rows, cols, tiles)) {
       return absl::DataLossError(base::StrCat(name, ": holds a code that is none of -1, 0, 1"));
     }
+    ForgetPages(codes.bytes);
     return kernels::PackedTernaryWeight{tiles, scales, rows, cols, kernels::TernaryPaddedK(cols)};
   }
 

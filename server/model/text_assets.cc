@@ -4,6 +4,7 @@
 
 #include "server/base/files.h"
 #include "server/base/json.h"
+#include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -57,6 +58,7 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
   auto tokenizer = text::Tokenizer::FromJson(tokenizer_json);
   if (!tokenizer.ok()) return Annotate(tokenizer.status(), "tokenizer.json");
   assets.tokenizer = *std::move(tokenizer);
+  std::string digests = base::Sha256Hex(tokenizer_json);
 
   base::Json config = base::Json::object();
   const std::string config_path = base::JoinPath(directory, "tokenizer_config.json");
@@ -65,6 +67,7 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
     auto parsed = base::ParseJson(text);
     if (!parsed.ok()) return Annotate(parsed.status(), "tokenizer_config.json");
     if (!parsed->is_object()) return absl::InvalidArgumentError("tokenizer_config.json: wanted an object");
+    digests += base::StrCat(" config ", base::Sha256Hex(text));
     config = *std::move(parsed);
   }
   // chat_template.jinja, where there is one, is the newer place and wins, as in transformers.
@@ -72,12 +75,14 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
   const std::string jinja_path = base::JoinPath(directory, "chat_template.jinja");
   if (files.Exists(jinja_path)) {
     NIBBLE_ASSIGN_OR_RETURN(source, files.Read(jinja_path, kMaxConfigBytes));
+    digests += base::StrCat(" template ", base::Sha256Hex(source));
   }
   if (!source.empty()) {
     auto compiled = text::ChatTemplate::Compile(source, SpecialTokens(config));
     if (!compiled.ok()) return Annotate(compiled.status(), "chat template");
     assets.chat_template = *std::move(compiled);
   }
+  assets.digest = base::Sha256Hex(digests);
   return assets;
 }
 

@@ -14,6 +14,7 @@ namespace nibble::model {
 struct TextAssets {
   std::shared_ptr<const text::Tokenizer> tokenizer;
   std::shared_ptr<const text::ChatTemplate> chat_template;
+  std::string digest;  // SHA-256 of the files that they were read from: the same tokens for the same text
 };
 
 // Of a tokenizer.json. The Rust library's own bound (server/text/rust/src/tokenizer.rs): it lets a load take 256 times as much.

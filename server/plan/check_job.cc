@@ -1,6 +1,7 @@
 #include "server/plan/check_job.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
@@ -34,11 +35,10 @@ absl::Status CheckServedForm(const jobs::JobSpec& spec, const JobInputs& inputs)
   return fits.ok() ? fits : FieldError("base_model", base::ToStd(fits.message()));
 }
 
-absl::StatusOr<data::Dataset> CheckData(const char* field, const std::string& path, const std::string& format_name,
-                                        const jobs::JobSpec& spec, const JobInputs& inputs) {
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
-  auto loaded = data::LoadDataset(path, format, inputs.text, inputs.config, OptionsOf(spec, format),
-                                  [&inputs] { return inputs.cancel.cancelled(); });
+absl::StatusOr<data::Dataset> CheckData(const char* field, const data::TokenSource& source, const JobInputs& inputs) {
+  const base::Cancelled cancelled = [&inputs] { return inputs.cancel.cancelled(); };
+  auto loaded = inputs.load ? inputs.load(source, cancelled)
+                            : data::LoadDataset(source.data_path, source.format, source.text, source.config, source.options, cancelled);
   if (loaded.ok() || absl::IsCancelled(loaded.status())) return loaded;
   absl::Status named(loaded.status().code(), StrCat(field, ": ", base::ToStd(loaded.status().message())));
   const std::string reason = base::Reason(loaded.status());
@@ -53,6 +53,28 @@ data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::Format format) 
           .overlong = data::OverlongFor(spec.data.overlong.value_or(""), trained, format),
           .train_on_prompt = spec.data.train_on_prompt,
           .add_special_tokens = spec.data.add_special_tokens};
+}
+
+absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpec& spec, const JobInputs& inputs) {
+  const auto source_of = [&](const std::string& path, const std::string& format_name, const std::string& sha256,
+                             const std::string& directory) -> absl::StatusOr<data::TokenSource> {
+    NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
+    return data::TokenSource{.data_path = path,
+                             .data_sha256 = sha256,
+                             .tokens_directory = directory,
+                             .format = format,
+                             .text = inputs.text,
+                             .config = inputs.config,
+                             .options = OptionsOf(spec, format)};
+  };
+  std::vector<data::TokenSource> sources(1);
+  NIBBLE_ASSIGN_OR_RETURN(sources[0], source_of(inputs.train_path, spec.data.format.value_or(inputs.train_format), inputs.train_sha256,
+                                                inputs.train_tokens_directory));
+  if (!inputs.eval_path.has_value()) return sources;
+  NIBBLE_ASSIGN_OR_RETURN(data::TokenSource eval, source_of(*inputs.eval_path, inputs.eval_format.value_or(inputs.train_format),
+                                                            inputs.eval_sha256, inputs.eval_tokens_directory));
+  sources.push_back(std::move(eval));
+  return sources;
 }
 
 model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelConfig& base) {
@@ -76,11 +98,10 @@ absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs&
   }
   NIBBLE_RETURN_IF_ERROR(CheckServedForm(spec, inputs));
   CheckedData data;
-  NIBBLE_ASSIGN_OR_RETURN(data.train,
-                          CheckData("train_dataset", inputs.train_path, spec.data.format.value_or(inputs.train_format), spec, inputs));
-  if (inputs.eval_path.has_value()) {
-    NIBBLE_ASSIGN_OR_RETURN(data.eval,
-                            CheckData("eval_dataset", *inputs.eval_path, inputs.eval_format.value_or(inputs.train_format), spec, inputs));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, TokenSourcesOf(spec, inputs));
+  NIBBLE_ASSIGN_OR_RETURN(data.train, CheckData("train_dataset", sources.front(), inputs));
+  if (sources.size() > 1) {
+    NIBBLE_ASSIGN_OR_RETURN(data.eval, CheckData("eval_dataset", sources.back(), inputs));
   }
   return data;
 }

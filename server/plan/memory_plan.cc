@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "kernels/formats/dense.h"
+#include "kernels/formats/int8.h"
+#include "kernels/formats/ternary.h"
+#include "server/model/kv_pool.h"
 #include "server/model/tensor_table.h"
 #include "server/model/working_rows.h"
 
@@ -22,6 +26,11 @@ constexpr std::int64_t kProcessBytes = std::int64_t{150} << 20;
 constexpr double kSlack = 1.08;
 constexpr std::int64_t kRowQuantum = 64;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 50;  // of an item: see PlanMemory
+
+// A conversion's buffers: rows of a weight as they are dequantised, merged and quantised (convert.cc, kBlockElements).
+constexpr std::int64_t kConvertBytes = (std::int64_t{4} << 20) * 9;
+// Of the sequences that a job's record holds.
+constexpr std::int64_t kRecordRows = 64;
 
 std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -48,6 +57,10 @@ struct Sizes {
   std::int64_t all = 0;        // parameters
 };
 
+bool NormsEachLinear(const ModelConfig& c) {
+  return c.norms == NormPlacement::kLinear || c.norms == NormPlacement::kBlockAndLinear;
+}
+
 std::int64_t AdapterParameters(const jobs::JobSpec& spec, const ModelConfig& config) {
   std::int64_t parameters = 0;
   for (int k = 0; k < model::kNumLinearKinds; ++k) {
@@ -69,7 +82,7 @@ std::int64_t QLoraTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c, st
 }
 std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
   const std::int64_t code = spec.bitnet_qat.act_bits == 16 ? 2 : 1;
-  const bool each = c.norms == NormPlacement::kLinear || c.norms == NormPlacement::kBlockAndLinear;  // linear has a norm of its own
+  const bool each = NormsEachLinear(c);
   // f32: norms' inputs, q, gate and up; bf16: k and v; codes that linears read, of one norm the same.
   std::int64_t inputs = 2 * c.hidden_size;
   if (c.norms != NormPlacement::kBlock) inputs += c.q_size() + c.ffn_size;
@@ -78,7 +91,62 @@ std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
          code * ((each ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size);
 }
 
+// The trainer's peak from its last step to its end. `training_weights` stay until the served form is made; an adapter's values and
+// its optimiser's moments stay to the end, because an attempt that is interrupted saves them.
+std::int64_t PublishingBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes, const BatchShape& batch,
+                             std::int64_t training_weights, std::int64_t process) {
+  const Sizes sizes(config);
+  const bool qlora = spec.method == jobs::kMethodQLora;
+  const std::int64_t trained = TrainedParameters(spec, config);
+  // As it is converted the embedding is mapped, widened and rounded, unless it stays as it is.
+  const std::int64_t stored = qlora ? std::max<std::int64_t>(base_bytes, 2) : 4;
+  const std::int64_t embedding = sizes.embedding * (stored == 2 ? 2 : 10);
+  const std::int64_t convert = std::max(embedding, sizes.largest * (stored + 1) + kConvertBytes);
+  const std::int64_t converting = training_weights + trained * (qlora ? 24 : 8) + convert;
+  const std::int64_t rows = std::max(batch.evaluation.rows, kRecordRows);
+  const std::int64_t pages = std::max(batch.evaluation.pages, model::KvPool::PagesFor(kRecordRows));
+  const std::int64_t serving = ServedModelBytes(spec, config, base_bytes) + (qlora ? trained * 12 : training_weights + trained * 8) +
+                               ServedPassBytes(spec, config, rows) + pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+  return std::max(converting, serving) + process;
+}
+
 }  // namespace
+
+std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes) {
+  const bool qlora = spec.method == jobs::kMethodQLora;
+  std::int64_t bytes = 0;
+  for (const model::TensorSpec& tensor : model::RequiredTensors(config)) {
+    const std::int64_t rows = tensor.shape[0];
+    switch (tensor.role) {
+      case model::TensorRole::kLinear:
+        // Codes in tiles and f32 scales; int8 has the sums of its rows beside.
+        bytes += qlora ? kernels::PackedInt8Bytes(rows, tensor.shape[1]) + RoundUp(rows, kernels::kInt8TileRows) * 8
+                       : kernels::PackedTernaryBytes(rows, tensor.shape[1]) + RoundUp(rows, kernels::kTernaryTileRows) * 4;
+        break;
+      case model::TensorRole::kNorm:
+      case model::TensorRole::kBias: bytes += rows * 4; break;
+      // The embedding as it is stored (bf16 where it is the head too), the head in panels of bf16.
+      case model::TensorRole::kEmbedding:
+        bytes += rows * tensor.shape[1] * (qlora && !config.tied_embeddings ? std::max<std::int64_t>(base_bytes, 2) : 2);
+        break;
+      case model::TensorRole::kHead: break;
+    }
+  }
+  const std::int64_t positions = std::min(config.context_limit(), spec.data.max_seq_len);
+  return bytes + kernels::PackedDenseElements(config.vocab_size, config.hidden_size) * 2 + positions * config.head_dim * 4;
+}
+
+std::int64_t ServedPassBytes(const jobs::JobSpec& spec, const ModelConfig& c, std::int64_t rows) {
+  const std::int64_t code = spec.method == jobs::kMethodBitNetQat && spec.bitnet_qat.act_bits == 16 ? 2 : 1;
+  // Codes of one input, its scale and its outliers.
+  const auto quantized = [&](std::int64_t cols) {
+    return kernels::Int8PaddedK(cols) * code + std::int64_t{8} + std::int64_t{kernels::kMaxOutliers} * 8;
+  };
+  // In f32: residual stream, q, k, v, attention, o, gate, up and down; then the rows that the head reads, and their logits.
+  std::int64_t values = 4 * c.hidden_size + 2 * c.q_size() + 2 * c.kv_size() + 2 * c.ffn_size + c.vocab_size;
+  if (c.norms == NormPlacement::kBlockAndLinear) values += 2 * c.hidden_size;
+  return rows * (values * 4 + (NormsEachLinear(c) ? 5 : 2) * quantized(c.hidden_size) + quantized(c.q_size()) + quantized(c.ffn_size));
+}
 
 std::int64_t TrainedParameters(const jobs::JobSpec& spec, const ModelConfig& config) {
   return spec.method == jobs::kMethodQLora ? AdapterParameters(spec, config) : Sizes(config).all;
@@ -116,7 +184,8 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
     workspace += 3 * sizes.embedding * 4 + sizes.embedding * element + sizes.largest * (element + 8) + logits * (4 + element) +
                  4 * tokens * config.ffn_size * 4;
   }
-  workspace += batch.dataset_tokens * 5 + batch.examples * 64;
+  const std::int64_t data = batch.dataset_tokens * 5 + batch.examples * 64;
+  workspace += data;
   const auto with_slack = [](double bytes) {
     return static_cast<std::int64_t>(std::min(bytes * kSlack, static_cast<double>(kMostBytes)));
   };
@@ -125,7 +194,14 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   items.push_back({"optimizer", trained * 8});
   items.push_back({"activation", with_slack(activation)});
   items.push_back({"workspace", with_slack(static_cast<double>(workspace))});
-  for (MemoryItem& item : items) item.bytes = std::min(item.bytes, kMostBytes);
+  std::int64_t training = 0;
+  for (MemoryItem& item : items) {
+    item.bytes = std::min(item.bytes, kMostBytes);
+    training += item.bytes;
+  }
+  const std::int64_t process = with_slack(static_cast<double>(kProcessBytes + data));
+  const std::int64_t publishing = PublishingBytes(spec, config, base_bytes, batch, weights, process);
+  if (publishing > training) items.push_back({"publishing", std::min(publishing - training, kMostBytes)});
   return items;
 }
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/data/loader.h"
+#include "server/plan/disk_plan.h"
 #include "server/plan/memory_plan.h"
 
 namespace nibble::plan {
@@ -23,28 +25,37 @@ struct Epoch {
   BatchShape batch;
 };
 
+// No micro-batch of any epoch has more tokens: the shuffle may bring the longest rows together.
+std::int64_t MostTokens(const jobs::JobSpec& spec, const data::Dataset& train) {
+  std::vector<std::int64_t> lengths;
+  for (std::size_t i = 0; i < train.examples.size(); ++i) lengths.push_back(train.examples.num_tokens(i));
+  std::sort(lengths.begin(), lengths.end());
+  const auto count = static_cast<std::int64_t>(lengths.size());
+  const bool packed = spec.data.packing != "none" && count > 1 && lengths[0] + lengths[1] <= spec.data.max_seq_len;
+  if (packed) return std::min(spec.run.micro_batch * spec.data.max_seq_len, train.num_tokens);
+  return std::accumulate(lengths.end() - std::min(spec.run.micro_batch, count), lengths.end(), std::int64_t{0});
+}
+
 Epoch WalkEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
   Epoch epoch;
+  const auto num_examples = static_cast<std::int64_t>(train.examples.size());
   data::Loader loader(train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
                       spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
-  epoch.rows = loader.RowsInEpoch(0);
-  loader.Seek({});
-  for (std::int64_t rows = 0; rows < epoch.rows;) {
-    const data::MicroBatch micro = loader.Next(spec.run.micro_batch);
-    rows += micro.num_rows;
+  while (loader.cursor().taken < num_examples) {
+    const data::BatchSizes micro = loader.NextSizes(spec.run.micro_batch);
+    const auto rows = static_cast<std::int64_t>(micro.row_tokens.size());
+    const std::int64_t longest = *std::max_element(micro.row_tokens.begin(), micro.row_tokens.end());
+    epoch.rows += rows;
     ++epoch.micro_batches;
-    const auto tokens = static_cast<std::int64_t>(micro.tokens.size());
-    epoch.tokens += tokens;
+    epoch.tokens += micro.num_tokens;
     epoch.trained += micro.num_trained;
-    epoch.batch.tokens = std::max(epoch.batch.tokens, tokens);
-    epoch.batch.rows = std::max(epoch.batch.rows, micro.num_rows);
-    std::int64_t longest = 0;
-    for (std::size_t r = 0; r + 1 < micro.rows.size(); ++r) longest = std::max(longest, micro.rows[r + 1] - micro.rows[r]);
+    epoch.batch.rows = std::max(epoch.batch.rows, rows);
     epoch.batch.row_tokens = std::max(epoch.batch.row_tokens, longest);
-    if (micro.segments.size() != micro.rows.size() || longest * micro.num_rows != tokens) epoch.batch.ragged = true;
+    if (micro.num_examples != rows || longest * rows != micro.num_tokens) epoch.batch.ragged = true;
   }
+  epoch.batch.tokens = MostTokens(spec, train);
   epoch.batch.dataset_tokens = train.num_tokens;
-  epoch.batch.examples = static_cast<std::int64_t>(train.examples.size());
+  epoch.batch.examples = num_examples;
   return epoch;
 }
 
@@ -88,6 +99,9 @@ std::int64_t JobPlan::memory_bytes() const {
 
 absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_ASSIGN_OR_RETURN(const CheckedData data, CheckJob(spec, inputs));
+  // The order of an epoch and the rows' lengths: the only things here that grow with the data.
+  const auto order_bytes = static_cast<std::int64_t>(2 * data.train.examples.size() * sizeof(std::int64_t));
+  const auto order = inputs.memory != nullptr ? inputs.memory->TakeAnyway(order_bytes) : nullptr;
   const Epoch epoch = WalkEpoch(spec, data.train);
   JobPlan plan;
   plan.max_steps = jobs::NumSteps(spec.run, epoch.rows);
@@ -101,7 +115,9 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   BatchShape batch = epoch.batch;
   batch.dataset_tokens += data.eval.num_tokens;
   batch.examples += static_cast<std::int64_t>(data.eval.examples.size());
+  batch.evaluation = data::SizeOfEvaluation(data.eval.examples);
   plan.memory = PlanMemory(spec, config, base_bytes, batch);
+  plan.disk_bytes = PlanDisk(spec, config, base_bytes, inputs.companion_bytes, plan.max_steps);
   AddWarnings(spec, data.train, epoch, plan);
   return plan;
 }

@@ -10,7 +10,7 @@
 namespace nibble::plan {
 
 struct MemoryItem {
-  const char* pool;  // "weights", "adapter", "optimizer", "activation", "workspace"
+  const char* pool;  // "weights", "adapter", "optimizer", "activation", "workspace", "publishing"
   std::int64_t bytes = 0;
 };
 
@@ -22,6 +22,7 @@ struct PlanWarning {
 
 struct JobPlan {
   std::vector<MemoryItem> memory;  // of the trainer at its peak; what VmHWM will show is their sum
+  std::int64_t disk_bytes = 0;     // files that the job writes, at their most
   std::int64_t max_steps = 0;
   std::int64_t tokens = 0;            // through the model in all steps; the largest int64 where there are more
   std::int64_t trained_tokens = 0;    // of these, with a loss; likewise
@@ -31,7 +32,7 @@ struct JobPlan {
   std::int64_t memory_bytes() const;
 };
 
-// Of a resolved spec. Checks as CheckJob does, with its errors; reads and tokenises all data.
+// Of a resolved spec. Checks as CheckJob does, with its errors; reads and tokenises all data, or has JobInputs::load get it.
 absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 }  // namespace nibble::plan

@@ -128,6 +128,8 @@ absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std
   absl::Status removed = RemovePublished(files_, layout_.dataset(name));
   if (!removed.ok() && !absl::IsNotFound(removed)) return removed;  // as ModelStore::Delete
   datasets_.erase(it);
+  // What stays for now is removed at the next start.
+  files_.RemoveAll(layout_.tokens(name)).IgnoreError();
   return absl::OkStatus();
 }
 

@@ -50,7 +50,7 @@ class DatasetStore {
   std::vector<StoredDataset> List() const;
   absl::StatusOr<StoredDataset> Get(std::string_view name) const;  // NotFound (DATASET); as ModelStore::Get DataLoss (ARTIFACT_CORRUPT)
   absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user, const JobTenant& tenant = {});
-  // As ModelStore::Delete: NotFound; FailedPrecondition (DATASET_IN_USE); Aborted (ETAG_MISMATCH).
+  // As ModelStore::Delete: NotFound; FailedPrecondition (DATASET_IN_USE); Aborted (ETAG_MISMATCH). Its token files go too.
   absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {}, const std::string& tenant = "");
 
   // A stream of chunks that becomes a dataset, whole, or leaves nothing. One thread.

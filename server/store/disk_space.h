@@ -18,4 +18,10 @@ absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path);
 // ResourceExhausted (DISK_FULL) when less than `min_free_bytes` is free where `path` lies.
 absl::Status CheckSpace(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
 
+// What may be written where `path` lies until no more than `min_free_bytes` is free; 0 where less is.
+absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
+
+// ResourceExhausted (DISK_FULL) when a job that is planned to write `bytes` would leave less than `min_free_bytes`.
+absl::Status CheckPlannedSpace(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes, std::int64_t bytes);
+
 }  // namespace nibble::store

@@ -19,6 +19,9 @@ std::string Layout::models() const { return JoinPath(root_, "models"); }
 std::string Layout::model(std::string_view name) const { return JoinPath(models(), name); }
 std::string Layout::datasets() const { return JoinPath(root_, "datasets"); }
 std::string Layout::dataset(std::string_view name) const { return JoinPath(datasets(), name); }
+std::string Layout::bases() const { return JoinPath(root_, "bases"); }
+std::string Layout::tokens() const { return JoinPath(root_, "tokens"); }
+std::string Layout::tokens(std::string_view dataset) const { return JoinPath(tokens(), dataset); }
 std::string Layout::uploads() const { return JoinPath(root_, "uploads"); }
 std::string Layout::jobs() const { return JoinPath(root_, "jobs"); }
 std::string Layout::job(std::string_view id) const { return JoinPath(jobs(), id); }

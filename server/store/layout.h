@@ -4,6 +4,9 @@
 //   reserve                                       room for cancels, ends and a start on a full disk (disk_reserve.h)
 //   models/NAME/                                  one artifact (server/model/artifact.h) and manifest.json
 //   datasets/NAME/                                data.jsonl, meta.json, manifest.json
+//   bases/KEY/                                    a quantised base that qlora attempts share (base_cache.h) and manifest.json
+//   tokens/NAME/KEY.tokens                        data of a data set as tokens (data/token_file.h): nibbled and trainers write and read
+//                                                 them; any of them may be removed at any time
 //   uploads/ID/                                   what a client is sending; emptied at every start
 //   jobs/ID/attempts/N/                           what `nibble-trainer --job_dir` is given; only that attempt writes here
 //     attempt.json                                the order: jobs/attempt.h, written by the server before the start
@@ -38,6 +41,9 @@ class Layout {
   std::string model(std::string_view name) const;
   std::string datasets() const;
   std::string dataset(std::string_view name) const;
+  std::string bases() const;
+  std::string tokens() const;
+  std::string tokens(std::string_view dataset) const;
   std::string uploads() const;
   std::string jobs() const;
   std::string job(std::string_view id) const;

@@ -29,6 +29,7 @@ absl::StatusOr<std::unique_ptr<StateDirectory>> StateDirectory::Open(base::FileS
   reserve->MakeRoom(kStartBytes);
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.uploads()));
   NIBBLE_RETURN_IF_ERROR(files.CreateDirectories(layout.jobs()));
+  NIBBLE_RETURN_IF_ERROR(RemoveTemporaries(files, layout.bases()));
   NIBBLE_ASSIGN_OR_RETURN(auto models, ModelStore::Open(files, layout, limits.min_free_bytes));
   NIBBLE_ASSIGN_OR_RETURN(auto datasets, DatasetStore::Open(files, layout, limits));
   return std::unique_ptr<StateDirectory>(new StateDirectory{files, layout, std::move(lock), std::move(reserve), std::move(models),

@@ -128,7 +128,7 @@ class AttemptRun {
   }
 
   absl::Status LoadInputs() {
-    NIBBLE_ASSIGN_OR_RETURN(inputs_, LoadAttemptData(context_.order, *recipe_, context_.stream.isa, stopping_));
+    NIBBLE_ASSIGN_OR_RETURN(inputs_, LoadAttemptData(context_.files, context_.order, *recipe_, context_.stream, stopping_));
     NIBBLE_RETURN_IF_ERROR(Log(base::StrCat("training set: ", inputs_.train.num_rows, " rows, ", inputs_.train.examples.size(),
                                             " examples, ", inputs_.train.num_tokens, " tokens of which ",
                                             inputs_.train.num_trained, " are trained; ", inputs_.train.truncated.count,
@@ -352,10 +352,18 @@ class AttemptRun {
     const std::string name = model::Name(recipe_->served_format());  // "int8"
     const std::string directory = base::TemporaryName(base::JoinPath(context_.directory, name));
     NIBBLE_ASSIGN_OR_RETURN(auto trained, model::Artifact::Open(trained_directory));
+    const convert::ConvertOptions options = {.to = recipe_->served_format(), .measure_errors = false, .cancelled = stopping_};
     NIBBLE_ASSIGN_OR_RETURN(const convert::ConvertReport report,
-                            convert::ConvertModel(context_.files, *trained, directory,
-                                                  {.to = recipe_->served_format(), .cancelled = stopping_}, context_.stream));
+                            convert::ConvertModel(context_.files, *trained, directory, options, context_.stream));
     trained.reset();  // its files would stay in memory beside what is served
+    const data::ExampleList& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
+    std::vector<std::vector<std::int32_t>> sequences;
+    for (std::size_t i = 0; i < examples.size() && i < 2; ++i) {
+      const auto& tokens = examples[i].tokens;
+      sequences.emplace_back(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(tokens.size(), 64)));
+    }
+    NIBBLE_RETURN_IF_ERROR(recipe_->WriteLogprobs(sequences, trained_directory));
+    recipe_->Release();
     NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory,
                                                                         {.max_positions = spec_.data.max_seq_len, .cancelled = stopping_},
                                                                         context_.stream));
@@ -367,13 +375,6 @@ class AttemptRun {
     may_stop_ = saved_step_ == progress_.step;
     moments_.clear();
     final[base::StrCat(name, "_digest")] = report.info.weights_digest;
-    const std::vector<data::Example>& examples = inputs_.has_eval ? inputs_.eval.examples : inputs_.train.examples;
-    std::vector<std::vector<std::int32_t>> sequences;
-    for (std::size_t i = 0; i < examples.size() && i < 2; ++i) {
-      const auto& tokens = examples[i].tokens;
-      sequences.emplace_back(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(tokens.size(), 64)));
-    }
-    NIBBLE_RETURN_IF_ERROR(recipe_->WriteLogprobs(sequences, trained_directory));
     if (recipe_->foretells()) {
       NIBBLE_ASSIGN_OR_RETURN(const model::Record record, recipe_->MakeRecord(*served, sequences));
       NIBBLE_RETURN_IF_ERROR(base::WriteFileAtomically(

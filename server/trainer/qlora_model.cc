@@ -183,6 +183,18 @@ class TorchQLoraModel : public QLoraModel {
 
   const model::DecoderWeights& ServingWeights() const override { return serving_; }
 
+  void Release() override {
+    state_ = {};
+    head_ = Tensor();
+    served_.clear();
+    serving_ = {};
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      tensors_[i].mutable_grad().reset();
+      parameters_[i].grad = {};
+    }
+    base_.reset();
+  }
+
  private:
   static Pass PassOf(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
                      std::optional<std::uint64_t> draw) {
@@ -259,7 +271,7 @@ class TorchQLoraModel : public QLoraModel {
     return tensor;
   }
 
-  const std::shared_ptr<const model::LoadedModel> base_;
+  std::shared_ptr<const model::LoadedModel> base_;
   model::DecoderWeights serving_;
   std::vector<ServedAdapter> served_;
   TrainingState state_;

@@ -28,6 +28,9 @@ class QLoraModel : public TrainingModel {
   static absl::StatusOr<std::unique_ptr<QLoraModel>> Create(std::shared_ptr<const model::LoadedModel> base,
                                                             const QLoraOptions& options, const kernels::Stream& stream);
 
+  // Frees all but the values of the parameters: the base (when the caller lets go of it too), gradients and scratch memory. Afterwards
+  // only parameters() may be called.
+  virtual void Release() = 0;
   // Logprobs of tokens[1..] by the instantiation that trains, nothing dropped out. Errors: as ForwardBackward.
   virtual absl::StatusOr<std::vector<float>> TrainingLogprobs(const std::vector<std::int32_t>& tokens) = 0;
 };

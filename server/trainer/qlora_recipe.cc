@@ -1,4 +1,6 @@
 // QLoRA: an adapter on an nf4 base, served merged as int8.
+#include <malloc.h>
+
 #include "server/base/clock.h"
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
@@ -6,11 +8,15 @@
 #include "server/convert/convert.h"
 #include "server/model/replay.h"
 #include "server/model/trainer_logprobs.h"
+#include "server/store/base_cache.h"
 #include "server/trainer/qlora_model.h"
 #include "server/trainer/recipe.h"
 
 namespace nibble::trainer {
 namespace {
+
+// Of keys in the cache. Another number when a conversion makes other bytes of the same model.
+constexpr char kNf4Key[] = "-nf4-1";
 
 class QLoraRecipe : public Recipe {
  public:
@@ -18,18 +24,7 @@ class QLoraRecipe : public Recipe {
 
   absl::Status Prepare() {
     NIBBLE_ASSIGN_OR_RETURN(const auto source, model::Artifact::Open(context_.order.base_model_directory));
-    std::string directory = context_.order.base_model_directory;
-    if (source->info().format != model::Format::kNf4) {
-      // A name that the server collects: it is made again by every attempt, the same bytes each time.
-      directory = scratch_ = base::TemporaryName(base::JoinPath(context_.directory, "base.nf4"));
-      const absl::Duration began = base::RealClock().Monotonic();
-      NIBBLE_RETURN_IF_ERROR(
-          convert::ConvertModel(context_.files, *source, directory, {.to = model::Format::kNf4, .cancelled = context_.cancelled},
-                                context_.stream)
-              .status());
-      NIBBLE_RETURN_IF_ERROR(context_.log(
-          base::StrCat("base quantised to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s")));
-    }
+    NIBBLE_ASSIGN_OR_RETURN(const std::string directory, Nf4Base(*source));
     NIBBLE_ASSIGN_OR_RETURN(base_, model::LoadedModel::Load(directory, {.max_positions = spec_.data.max_seq_len, .cancelled = context_.cancelled},
                                                       context_.stream));
     QLoraOptions options;
@@ -49,21 +44,25 @@ class QLoraRecipe : public Recipe {
     options.bf16_compute = spec_.qlora.compute_dtype == "bf16";
     options.activation_checkpointing = spec_.run.activation_checkpointing;
     options.cancelled = context_.cancelled;
+    config_ = base_->config();
+    max_positions_ = base_->max_positions();
+    text_directory_ = base_->directory();
+    base_digest_ = base_->info().weights_digest;
     adapter_ = options.adapter;
     NIBBLE_ASSIGN_OR_RETURN(model_, QLoraModel::Create(base_, options, context_.stream));
     return absl::OkStatus();
   }
 
   TrainingModel& model() override { return *model_; }
-  const model::ModelConfig& config() const override { return base_->config(); }
-  std::int64_t max_positions() const override { return base_->max_positions(); }
-  const std::string& text_directory() const override { return base_->directory(); }
-  const std::string& base_digest() const override { return base_->info().weights_digest; }
+  const model::ModelConfig& config() const override { return config_; }
+  std::int64_t max_positions() const override { return max_positions_; }
+  const std::string& text_directory() const override { return text_directory_; }
+  const std::string& base_digest() const override { return base_digest_; }
 
   const model::AdapterConfig* adapter() const override { return &adapter_; }
 
   absl::StatusOr<model::ArtifactInfo> Write(const base::Json& provenance, const std::string& directory) override {
-    NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(base_->directory()));
+    NIBBLE_ASSIGN_OR_RETURN(const auto base, model::Artifact::Open(text_directory_));
     std::vector<std::vector<float>> values;
     for (const Parameter& parameter : model_->parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
     return convert::MakeLoraModel(context_.files, *base, adapter_, values, provenance, directory, "job", context_.cancelled);
@@ -86,13 +85,76 @@ class QLoraRecipe : public Recipe {
     return model::WriteTrainerLogprobs(context_.files, directory, trained);
   }
 
-  absl::Status Clean() override { return scratch_.empty() ? absl::OkStatus() : context_.files.RemoveAll(scratch_); }
+  void Release() override {
+    model_->Release();
+    base_.reset();
+    ::malloc_trim(0);  // small pieces that training has freed
+  }
+
+  absl::Status Clean() override {
+    if (cached_ != nullptr) {
+      cached_.reset();
+      // The job is done: what cannot be removed now is removed by the next.
+      Cache().Trim().IgnoreError();
+    }
+    return scratch_.empty() ? absl::OkStatus() : context_.files.RemoveAll(scratch_);
+  }
 
  private:
+  store::BaseCache Cache() const {
+    return {context_.files, context_.order.base_cache_directory,
+            {.max_bytes = static_cast<std::uint64_t>(context_.order.base_cache_bytes),
+             .min_free_bytes = static_cast<std::uint64_t>(context_.order.min_free_bytes)}};
+  }
+
+  absl::Status Quantise(const model::Artifact& source, const std::string& directory) {
+    const absl::Duration began = base::RealClock().Monotonic();
+    NIBBLE_RETURN_IF_ERROR(convert::ConvertModel(context_.files, source, directory,
+                                                 {.to = model::Format::kNf4, .measure_errors = false, .cancelled = context_.cancelled},
+                                                 context_.stream)
+                               .status());
+    return context_.log(
+        base::StrCat("base quantised to nf4 in ", absl::ToDoubleSeconds(base::RealClock().Monotonic() - began), " s"));
+  }
+
+  // The source itself, a cached form of it, or one that is made now: the same bytes each time.
+  absl::StatusOr<std::string> Nf4Base(const model::Artifact& source) {
+    if (source.info().format == model::Format::kNf4) return source.directory();
+    // A name that the server collects.
+    const std::string temporary = base::TemporaryName(base::JoinPath(context_.directory, "base.nf4"));
+    if (!context_.order.base_cache_directory.empty()) {
+      store::BaseCache cache = Cache();
+      // The manifest's digest stands for the tokenizer too, which the nf4 form has a copy of.
+      NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, store::ReadManifest(context_.files, source.directory()));
+      const std::string key = base::StrCat(manifest.digest, kNf4Key);
+      NIBBLE_ASSIGN_OR_RETURN(cached_, cache.Find(key, context_.cancelled));
+      if (cached_ != nullptr) {
+        NIBBLE_RETURN_IF_ERROR(context_.log("base taken from the cache of quantised bases"));
+        return cached_->path();
+      }
+      auto pending = store::PendingDirectory::Create(context_.files, cache.Path(key), temporary);
+      if (pending.ok()) {
+        NIBBLE_RETURN_IF_ERROR(Quantise(source, pending->path()));
+        NIBBLE_ASSIGN_OR_RETURN(cached_, cache.Add(key, *std::move(pending), context_.cancelled));
+        return cached_->path();
+      }
+      // A damaged entry that another attempt still uses: this attempt has a base of its own.
+      if (!absl::IsAlreadyExists(pending.status())) return pending.status();
+    }
+    scratch_ = temporary;
+    NIBBLE_RETURN_IF_ERROR(Quantise(source, scratch_));
+    return scratch_;
+  }
+
   const RecipeContext context_;
   const jobs::JobSpec& spec_;
-  std::string scratch_;
+  std::string scratch_;                                // the nf4 base, where it is not cached
+  std::unique_ptr<store::BaseCache::Entry> cached_;  // the nf4 base, where it is
   std::shared_ptr<const model::LoadedModel> base_;
+  model::ModelConfig config_;
+  std::int64_t max_positions_ = 0;
+  std::string text_directory_;
+  std::string base_digest_;
   model::AdapterConfig adapter_;
   std::unique_ptr<QLoraModel> model_;
 };

@@ -49,11 +49,14 @@ class Recipe {
   virtual absl::StatusOr<model::Record> MakeRecord(const model::LoadedModel& served,
                                                    const std::vector<std::vector<std::int32_t>>& sequences) = 0;
   // Of methods whose model is served by library products: what the instantiation that trains answers, beside the model in
-  // `directory`.
+  // `directory`. Called before Release.
   virtual absl::Status WriteLogprobs(const std::vector<std::vector<std::int32_t>>& /*sequences*/,
                                      const std::string& /*directory*/) {
     return absl::OkStatus();
   }
+  // Called before the served form is loaded: frees what no call but config(), adapter(), MakeRecord, Clean and the values of
+  // model().parameters() needs, which an interrupted attempt still saves.
+  virtual void Release() {}
   // Scratch files of the recipe.
   virtual absl::Status Clean() { return absl::OkStatus(); }
 };

@@ -22,7 +22,7 @@ import os, sys, threading
 os.nice(19)
 from wire import Api, message
 def attack():
-    api = Api(sys.argv[1])
+    api = Api(sys.argv[1], *sys.argv[3:])
     while True:
         {body}
 threads = [threading.Thread(target=attack, daemon=True) for _ in range(int(sys.argv[2]))]
@@ -33,10 +33,10 @@ for thread in threads: thread.join()
 
 
 @contextlib.contextmanager
-def attackers(server, count, body):
-    """`count` callers, each of whom runs `body` (which has `api`) again and again."""
+def attackers(server, count, body, *token):
+    """`count` callers, each of whom runs `body` (which has `api`) again and again, with this token where there is one."""
     script = ATTACKER.format(body=body)
-    with subprocess.Popen([sys.executable, "-c", script, server.grpc, str(count)], cwd=os.path.dirname(__file__), stdout=subprocess.PIPE,
+    with subprocess.Popen([sys.executable, "-c", script, server.grpc, str(count), *token], cwd=os.path.dirname(__file__), stdout=subprocess.PIPE,
                           text=True) as process:
         try:
             assert process.stdout.readline() == "attacking\n"
@@ -60,11 +60,12 @@ def p99_of(calls):
     return worst
 
 
-def check_beside(quiet, attacked):
+def check_beside(quiet, attacked, slack=1):
+    """`slack`: how much more than three times the quiet p99 is an error, where other work on the machine decides; it is printed."""
     for name, seconds in quiet.items():
         print(f"{name}: p99 {seconds * 1e3:.1f} ms quiet, {attacked[name] * 1e3:.1f} ms under attack")
     for name, seconds in quiet.items():
-        assert attacked[name] <= 3 * max(seconds, SCHEDULING_S), f"{name}: {attacked[name]} s under attack, {seconds} s without"
+        assert attacked[name] <= slack * 3 * max(seconds, SCHEDULING_S), f"{name}: {attacked[name]} s under attack, {seconds} s without"
 
 
 def test_C1_lists_of_one_row_beside_a_long_queue(make_server, model_directory, text_file):

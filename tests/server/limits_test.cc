@@ -12,6 +12,8 @@
 
 #include "server/base/json.h"
 #include "server/data/record.h"
+#include "server/data/token_cache.h"
+#include "server/data/token_writer.h"
 #include "server/http/http_server.h"
 #include "server/model/model_config.h"
 #include "server/model/safetensors.h"
@@ -48,8 +50,13 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(l.max_stream_messages, 10'000);
   EXPECT_EQ(l.slow_reader_s, 30);
   EXPECT_EQ(l.min_read_rate, 1);
+  EXPECT_EQ(l.max_prompt_bytes, 1 << 20);
   EXPECT_EQ(l.max_watches, 256);
   EXPECT_EQ(l.max_downloads, 16);
+  EXPECT_EQ(l.max_watches_per_principal, 64);
+  EXPECT_EQ(l.max_downloads_per_principal, 8);
+  EXPECT_EQ(l.max_plans_per_principal, 8);
+  EXPECT_EQ(l.max_operations_per_principal, 16);
   EXPECT_EQ(l.max_dataset_bytes, 1 << 30);
   EXPECT_EQ(l.generate_deadline_s, 0) << "none";
   EXPECT_EQ(l.operation_deadline_s, 0) << "none";
@@ -58,6 +65,7 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(l.max_jobs_per_principal, 10);
   EXPECT_EQ(l.max_upload_bytes_per_principal, 2 * l.max_model_bytes) << "one on its way, and one to be imported";
   EXPECT_EQ(l.upload_kept_s, 3600);
+  EXPECT_EQ(l.token_cache_bytes, std::int64_t{8} << 30);
   EXPECT_EQ(l.max_dataset_line_bytes, 1 << 20);
   EXPECT_EQ(static_cast<std::size_t>(l.max_dataset_line_bytes), data::kDefaultMaxLineBytes);
   EXPECT_EQ(l.max_tokenizer_bytes, 64 << 20);
@@ -73,6 +81,8 @@ TEST(LimitsTest, ConstantsOfTheTableThatAreNoFlags) {
   EXPECT_EQ(model::kMaxTensorName, 512u);
   EXPECT_EQ(model::kMaxConfigJsonBytes, 1u << 20);
   EXPECT_EQ(data::kMaxMessages, 1024u);
+  EXPECT_EQ(data::kTokeniseBytes, 8u << 20);
+  EXPECT_EQ(data::TokenCache::kMaxWriters, 2);
   EXPECT_EQ(rpc::UploadTableOptions().max_uploads, 1000);
   EXPECT_EQ(rpc::kMaxDetokenizedIds, 1'048'576);
   EXPECT_EQ(rpc::PreviewBounds().max_looked_rows, 10'000);
@@ -121,14 +131,21 @@ const std::map<std::string, double (*)(const Limits&)>& Fields() {
       {"stream_buffer", [](const Limits& l) { return static_cast<double>(l.stream_buffer); }},
       {"slow_reader_s", [](const Limits& l) { return static_cast<double>(l.slow_reader_s); }},
       {"min_read_rate", [](const Limits& l) { return static_cast<double>(l.min_read_rate); }},
+      {"max_prompt_bytes", [](const Limits& l) { return static_cast<double>(l.max_prompt_bytes); }},
       {"max_watches", [](const Limits& l) { return static_cast<double>(l.max_watches); }},
       {"max_downloads", [](const Limits& l) { return static_cast<double>(l.max_downloads); }},
+      {"max_watches_per_principal", [](const Limits& l) { return static_cast<double>(l.max_watches_per_principal); }},
+      {"max_downloads_per_principal", [](const Limits& l) { return static_cast<double>(l.max_downloads_per_principal); }},
+      {"max_plans_per_principal", [](const Limits& l) { return static_cast<double>(l.max_plans_per_principal); }},
+      {"max_operations_per_principal", [](const Limits& l) { return static_cast<double>(l.max_operations_per_principal); }},
       {"max_dataset_bytes", [](const Limits& l) { return static_cast<double>(l.max_dataset_bytes); }},
       {"max_dataset_line_bytes", [](const Limits& l) { return static_cast<double>(l.max_dataset_line_bytes); }},
       {"max_tokenizer_bytes", [](const Limits& l) { return static_cast<double>(l.max_tokenizer_bytes); }},
       {"max_upload_bytes_per_principal", [](const Limits& l) { return static_cast<double>(l.max_upload_bytes_per_principal); }},
       {"upload_kept_s", [](const Limits& l) { return static_cast<double>(l.upload_kept_s); }},
       {"max_model_bytes", [](const Limits& l) { return static_cast<double>(l.max_model_bytes); }},
+      {"base_cache_bytes", [](const Limits& l) { return static_cast<double>(l.base_cache_bytes); }},
+      {"token_cache_bytes", [](const Limits& l) { return static_cast<double>(l.token_cache_bytes); }},
       {"min_free_bytes", [](const Limits& l) { return static_cast<double>(l.min_free_bytes); }},
       {"max_queued_jobs", [](const Limits& l) { return static_cast<double>(l.max_queued_jobs); }},
       {"max_running_jobs", [](const Limits& l) { return static_cast<double>(l.max_running_jobs); }},
@@ -168,9 +185,11 @@ TEST(LimitsTest, EveryFlagSetsTheFieldOfItsNameAndNoOther) {
 
 TEST(LimitsTest, ValuesOutOfRangeAreRefused) {
   for (const char* wrong : {"--max_receive_bytes=0", "--workers=65", "--stream_buffer=127", "--handshake_timeout_s=-1",
-                            "--min_free_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1", "--max_retries=x",
+                            "--min_free_bytes=-2", "--base_cache_bytes=-2", "--max_running_jobs=0", "--retry_backoff_scale=-1",
+                            "--max_retries=x",
                             "--max_dataset_line_bytes=0", "--upload_kept_s=-1", "--max_upload_bytes_per_principal=-1", "--max_tokenizer_bytes=67108865",
-                            "--generate_deadline_s=-1", "--final_job_ttl_s=-1", "--keep_step_events=-1"}) {
+                            "--generate_deadline_s=-1", "--final_job_ttl_s=-1", "--token_cache_bytes=-1", "--max_prompt_bytes=0",
+                            "--max_plans_per_principal=-1", "--keep_step_events=-1"}) {
     Limits l;
     CLI::App cli;
     AddLimitFlags(cli, l);
@@ -209,8 +228,21 @@ TEST_F(MemoryTest, SmallestBoundOfMachineAndCgroupCounts) {
 }
 
 TEST(LimitsMemoryTest, FlagWinsOverTheMachine) {
-  EXPECT_GT(MemoryBytes(0, base::RealFileSystem()), 1 << 28);
-  EXPECT_EQ(MemoryBytes(12345, base::RealFileSystem()), 12345);
+  EXPECT_GT(MemoryBytes(0, 0, base::RealFileSystem()), 1 << 28);
+  EXPECT_EQ(MemoryBytes(12345, 100, base::RealFileSystem()), 12345);
+}
+
+// T6 (docs/faults.md): trainers and models were given all that the machine has, and nothing was left for nibbled.
+TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
+  const std::int64_t all = MemoryBytes(0, 0, base::RealFileSystem());
+  EXPECT_EQ(MemoryBytes(0, 1 << 20, base::RealFileSystem()), all - (1 << 20));
+  EXPECT_EQ(MemoryBytes(0, all, base::RealFileSystem()), all - all / 4) << "no more than a quarter of a small machine";
+  Limits limits;
+  const std::int64_t own = OwnMemoryBytes(limits);
+  EXPECT_GT(own, limits.rpc_memory_bytes);
+  EXPECT_LT(own, std::int64_t{1} << 30);
+  limits.rpc_memory_bytes += 100;
+  EXPECT_EQ(OwnMemoryBytes(limits), own + 100);
 }
 
 }  // namespace

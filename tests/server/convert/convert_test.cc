@@ -377,6 +377,43 @@ TEST_F(ConvertTest, WhatIsNoConversionIsRefusedAndLeavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(directory_.Path("again")));
 }
 
+TEST_F(ConvertTest, UnmeasuredConversionIsTheSameModel) {  // T11
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "bf16");
+  for (const Format to : {Format::kNf4, Format::kInt8, Format::kTernary}) {
+    SCOPED_TRACE(Name(to));
+    const auto measured = Convert(*source, std::string("measured_") + Name(to), {.to = to});
+    const auto unmeasured = Convert(*source, std::string("unmeasured_") + Name(to), {.to = to, .measure_errors = false});
+    ASSERT_TRUE(measured.ok() && unmeasured.ok()) << measured.status() << unmeasured.status();
+    EXPECT_FALSE(measured->layers.empty());
+    EXPECT_TRUE(unmeasured->layers.empty());
+    EXPECT_EQ(unmeasured->info.weights_digest, measured->info.weights_digest);
+  }
+}
+
+TEST_F(ConvertTest, AdapterSharesTheFileOfItsBase) {  // T10
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "bf16");
+  ASSERT_TRUE(Convert(*source, "nf4", {.to = Format::kNf4}).ok());
+  const auto nf4 = Open("nf4");
+  const auto lora = Lora(*nf4, "lora");
+  const std::string own = directory_.Path("nf4/model.safetensors"), shared = directory_.Path("lora/model.safetensors");
+  const bool linked = std::filesystem::equivalent(own, shared);
+  EXPECT_EQ(model::ReadBytes(own), model::ReadBytes(shared));
+  std::filesystem::remove_all(directory_.Path("nf4"));
+  EXPECT_TRUE(lora->VerifyBytes().ok()) << "the base may be deleted, the adapter stays whole";
+  if (!linked) GTEST_SKIP() << "this file system clones files: they have inodes of their own";
+}
+
+TEST_F(ConvertTest, AdapterCopiesTheFileOfABaseThatCannotBeShared) {
+  const auto source = Import("hf_tied_bf16", DType::kBF16, "bf16");
+  ASSERT_TRUE(Convert(*source, "nf4", {.to = Format::kNf4}).ok());
+  const auto nf4 = Open("nf4");
+  const auto shared = Lora(*nf4, "shared");
+  std::filesystem::remove(directory_.Path("nf4/model.safetensors"));  // still mapped, and no file to link
+  const auto copied = Lora(*nf4, "copied");
+  EXPECT_EQ(copied->info().weights_digest, shared->info().weights_digest);
+  EXPECT_EQ(model::ReadBytes(directory_.Path("copied/model.safetensors")), model::ReadBytes(directory_.Path("shared/model.safetensors")));
+}
+
 // Asked before anything is made, and answered as the conversion would.
 TEST_F(ConvertTest, WhetherAConversionCanBeIsKnownFromTheSourceAlone) {
   model::ArtifactInfo info;

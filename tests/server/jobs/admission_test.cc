@@ -332,6 +332,23 @@ TEST_F(AdmissionTest, LowDiskIsRefusedBeforeItIsFullAndReadsGoOn) {  // R9
   EXPECT_TRUE(controller_->Delete(id).ok());
 }
 
+TEST_F(AdmissionTest, JobThatWritesMoreThanIsFreeIsRefused) {  // T10
+  Kill();
+  std::int64_t bytes = 1;
+  options_.plan_memory = [&](const JobSpec&, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> {
+    return PlannedMemory{100, "", bytes};
+  };
+  Open();
+  EXPECT_TRUE(controller_->Submit(Spec("fits"), "").ok());
+  bytes = std::int64_t{1} << 60;
+  const auto refused = controller_->Submit(Spec("large"), "").status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(base::Reason(refused), "DISK_FULL");
+  EXPECT_EQ(base::ReasonMetadata(refused).at("need"), std::to_string(bytes));
+  EXPECT_GT(std::stoll(base::ReasonMetadata(refused).at("have")), 0);
+  EXPECT_TRUE(state_->models->CheckFree("large").ok());
+}
+
 TEST_F(AdmissionTest, ReserveOfAFullDiskIsFilledUpByTheNextRound) {  // R8
   ASSERT_TRUE(state_->reserve->Release());
   ASSERT_LT(state_->reserve->bytes(), store::kReserveBytes);

@@ -32,8 +32,13 @@ TEST(AttemptTest, OrderThereAndBackIsTheSame) {
   order.train_data_path = "/s/datasets/t/data.jsonl";
   order.eval_data_path = "/s/datasets/e/data.jsonl";
   order.eval_format = "chat";
+  order.train_tokens_directory = "/s/tokens/t";
+  order.eval_tokens_directory = "/s/tokens/e";
+  order.min_free_bytes = 1'000;
   order.resume_checkpoint_directory = "/s/jobs/job-1/attempts/1/checkpoints/step-00000010";
   order.resume_step = 10;
+  order.base_cache_directory = "/state/bases";
+  order.base_cache_bytes = 1000;
   order.output_directory = "/s/jobs/job-1/attempts/2/output";
   order.report_address = "127.0.0.1:50051";
   order.token = "token-1";
@@ -51,8 +56,13 @@ TEST(AttemptTest, OrderThereAndBackIsTheSame) {
   EXPECT_EQ(back->train_data_path, order.train_data_path);
   EXPECT_EQ(back->eval_data_path, order.eval_data_path);
   EXPECT_EQ(back->eval_format, order.eval_format);
+  EXPECT_EQ(back->train_tokens_directory, order.train_tokens_directory);
+  EXPECT_EQ(back->eval_tokens_directory, order.eval_tokens_directory);
+  EXPECT_EQ(back->min_free_bytes, 1'000);
   EXPECT_EQ(back->resume_checkpoint_directory, order.resume_checkpoint_directory);
   EXPECT_EQ(back->resume_step, 10);
+  EXPECT_EQ(back->base_cache_directory, order.base_cache_directory);
+  EXPECT_EQ(back->base_cache_bytes, 1000);
   EXPECT_EQ(back->output_directory, order.output_directory);
   EXPECT_EQ(back->report_address, order.report_address);
   EXPECT_EQ(back->token, "token-1");

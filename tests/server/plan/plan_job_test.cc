@@ -8,6 +8,7 @@
 
 #include "kernels/formats/ternary.h"
 #include "server/base/error.h"
+#include "server/data/token_writer.h"
 #include "server/model/adapter.h"
 #include "server/model/import.h"
 #include "server/plan/memory_plan.h"
@@ -139,6 +140,23 @@ TEST_F(PlanJobTest, MemoryFollowsWhatDrivesIt) {
   EXPECT_EQ(Pools(Plan()).at("adapter"), 2 * before.at("adapter"));
 }
 
+// faults.md T11. Eight long rows of 400 lie apart in the first epoch, and may lie together in another.
+TEST_F(PlanJobTest, MicroBatchOfTheLongestRowsIsPlannedWhateverTheFirstEpochHas) {
+  spec_.run.micro_batch = 8;
+  const std::string few = Data("few.jsonl", 8, 31);
+  const std::string many = Data("many.jsonl", 392, 2);
+  const auto read = [](const std::string& path) { return *base::RealFileSystem().Read(path, 1 << 20); };
+  model::WriteBytes(directory_.Path("mixed.jsonl"), read(few) + read(many));
+  for (const char* packing : {"none", "segmented"}) {
+    SCOPED_TRACE(packing);
+    spec_.data.packing = packing;
+    inputs_.train_path = directory_.Path("mixed.jsonl");
+    const JobPlan mixed = Plan();
+    inputs_.train_path = few;
+    EXPECT_EQ(Pools(mixed).at("activation"), Pools(Plan()).at("activation"));
+  }
+}
+
 // Each of these numbers is permitted; together they are more than 2^63 tokens, and were a negative number of them.
 TEST_F(PlanJobTest, MoreTokensThanInt64HoldsAreItsLargest) {
   inputs_.config.max_positions = 4096;
@@ -213,6 +231,48 @@ TEST_F(PlanJobTest, WarnsOfWhatTheUserMayNotWant) {
   spec_.method = jobs::kMethodBitNetQat;
   spec_.bitnet_qat.act_scale = "per_tensor";
   EXPECT_TRUE(Warns(Plan(), "PER_TENSOR_ACTIVATIONS"));
+}
+
+// T7 (docs/faults.md): the second plan of the same data has no tokenizer, and reads no tokens.
+TEST_F(PlanJobTest, PlanFromTokenFilesIsThatFromTheText) {
+  model::WriteBytes(directory_.Path("eval.jsonl"), model::ReadBytes(Data("a.jsonl", 5, 60)) + model::ReadBytes(Data("b.jsonl", 4, 15)));
+  inputs_.eval_path = directory_.Path("eval.jsonl");
+  spec_.eval_dataset = "eval";
+  spec_.run.micro_batch = 3;
+  model::WriteBytes(directory_.Path("more.jsonl"), model::ReadBytes(Data("c.jsonl", 30, 90)) + model::ReadBytes(Data("d.jsonl", 30, 20)));
+  inputs_.train_path = directory_.Path("more.jsonl");
+  kernels::ThreadPool pool(3);
+  for (const char* packing : {"none", "segmented"}) {
+    for (const char* overlong : {"truncate", "drop", "split"}) {
+      SCOPED_TRACE(std::string(packing) + " " + overlong);
+      spec_.data.packing = packing;
+      spec_.data.overlong = overlong;
+      inputs_.load = nullptr;
+      const JobPlan want = Plan();
+      inputs_.train_sha256 = "train";
+      inputs_.eval_sha256 = "eval";
+      inputs_.train_tokens_directory = directory_.Path("tokens/train");
+      inputs_.eval_tokens_directory = directory_.Path("tokens/eval");
+      inputs_.load = [&](const data::TokenSource& source, const base::Cancelled& cancelled) {
+        return data::LoadTokens(base::RealFileSystem(), source, {.pool = pool, .cancelled = cancelled});
+      };
+      const auto text = inputs_.text;
+      for (const bool is_made : {false, true}) {
+        if (is_made) inputs_.text.tokenizer = nullptr;
+        const JobPlan got = Plan();
+        EXPECT_EQ(Pools(got), Pools(want));
+        EXPECT_EQ(got.max_steps, want.max_steps);
+        EXPECT_EQ(got.tokens, want.tokens);
+        EXPECT_EQ(got.trained_tokens, want.trained_tokens);
+        ASSERT_EQ(got.warnings.size(), want.warnings.size());
+        for (std::size_t i = 0; i < want.warnings.size(); ++i) {
+          EXPECT_EQ(got.warnings[i].message, want.warnings[i].message);
+          EXPECT_EQ(got.warnings[i].rows, want.warnings[i].rows);
+        }
+      }
+      inputs_.text = text;
+    }
+  }
 }
 
 TEST_F(PlanJobTest, RefusesWhatTheJobWouldBeRefusedFor) {

@@ -183,6 +183,17 @@ TEST_F(StoresTest, ADatasetThatWasDamagedWhileNoServerRanKeepsItsName) {
   }
 }
 
+TEST_F(StoresTest, TokenFilesAreDeletedWithTheirDataset) {
+  for (const std::string name : {"d", "e"}) {
+    AddDataset(name);
+    ASSERT_TRUE(Files().CreateDirectories(state_->layout.tokens(name)).ok());
+    WriteFile(state_->layout.tokens(name) + "/some.tokens", "tokens");
+  }
+  ASSERT_TRUE(state_->datasets->Delete("d").ok());
+  EXPECT_FALSE(Files().Exists(state_->layout.tokens("d")));
+  EXPECT_TRUE(Files().Exists(state_->layout.tokens("e") + "/some.tokens"));
+}
+
 TEST_F(StoresTest, WhatWasTakenAwayByHandCanBeDeleted) {
   AddModel("m");
   AddDataset("d");

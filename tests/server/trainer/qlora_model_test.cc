@@ -152,6 +152,24 @@ TEST_F(QLoraModelTest, PassThatIsStoppedAnywhereLeavesNothingBehind) {
   }
 }
 
+// faults.md T3.
+TEST_F(QLoraModelTest, ReleaseLetsGoOfTheBaseAndKeepsTheValues) {
+  const auto model = Make(/*bf16=*/true, 0);
+  ASSERT_TRUE(model->ForwardBackward(Batch(), 1.0, 0).ok());
+  std::vector<std::vector<float>> values;
+  for (const Parameter& parameter : model->parameters()) values.emplace_back(parameter.value.begin(), parameter.value.end());
+  const std::weak_ptr<const model::LoadedModel> base = base_;
+  model->Release();
+  base_.reset();
+  EXPECT_TRUE(base.expired());
+  ASSERT_EQ(model->parameters().size(), values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const Parameter& parameter = model->parameters()[i];
+    EXPECT_EQ(std::vector<float>(parameter.value.begin(), parameter.value.end()), values[i]) << parameter.name;
+    EXPECT_TRUE(parameter.grad.empty());
+  }
+}
+
 TEST_F(QLoraModelTest, StopWhileItIsMadeIsCancelled) {
   QLoraOptions options;
   options.adapter = Adapter(0);

@@ -1,0 +1,68 @@
+// The plan's sizes against the files that the code writes.
+#include "server/plan/disk_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/server/model/small_models.h"
+
+namespace nibble::plan {
+namespace {
+
+TEST(DiskPlanTest, PlannedBytesAreThoseOfTheFiles) {
+  model::SmallModels models;
+  for (const std::string& path : {models.bf16(), models.nf4(), models.int8(), models.ternary()}) {
+    SCOPED_TRACE(path);
+    const auto artifact = model::Artifact::Open(path);
+    ASSERT_TRUE(artifact.ok()) << artifact.status();
+    std::int64_t bytes = 0;
+    for (const auto& [name, view] : (*artifact)->tensors()) bytes += static_cast<std::int64_t>(view.bytes.size());
+    EXPECT_EQ(WeightFileBytes((*artifact)->config(), (*artifact)->info(), /*float_bytes=*/2), bytes);
+  }
+}
+
+jobs::JobSpec Spec(const char* method) {
+  jobs::JobSpec spec;
+  spec.method = method;
+  return jobs::Resolve(spec, "job-1", "text", "cpu");
+}
+
+model::ModelConfig Llama3Of8B() {
+  model::ModelConfig config;
+  config.architecture = "llama";
+  config.hidden_size = 4096;
+  config.num_layers = 32;
+  config.num_heads = 32;
+  config.num_kv_heads = 8;
+  config.head_dim = 128;
+  config.ffn_size = 14'336;
+  config.vocab_size = 128'256;
+  config.max_positions = 8192;
+  config.tied_embeddings = false;
+  return config;
+}
+
+TEST(DiskPlanTest, QLoraOfEightBillionParametersWritesTensOfGigabytes) {
+  const model::ModelConfig config = Llama3Of8B();
+  const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
+  const std::int64_t of_bf16 = PlanDisk(spec, config, /*base_bytes=*/2, 0, 100);
+  EXPECT_GT(of_bf16, std::int64_t{14'000'000'000});
+  EXPECT_LT(of_bf16, std::int64_t{18'000'000'000});
+  EXPECT_LT(PlanDisk(spec, config, /*base_bytes=*/0, 0, 100), of_bf16) << "an nf4 base is not made again";
+}
+
+TEST(DiskPlanTest, CheckpointsThatAreKeptAreCounted) {
+  const model::ModelConfig config = Llama3Of8B();
+  jobs::JobSpec spec = Spec(jobs::kMethodBitNetQat);
+  spec.run.save_every = 10;
+  spec.run.keep_last = 2;
+  const std::int64_t three = PlanDisk(spec, config, 2, 0, /*max_steps=*/100);
+  EXPECT_GT(three, std::int64_t{3} * 12 * 8'000'000'000) << "two that are kept and the one that is written";
+  EXPECT_LT(PlanDisk(spec, config, 2, 0, /*max_steps=*/5), three / 2) << "there is one, after the last step";
+  spec.run.save_every = 0;
+  EXPECT_LT(PlanDisk(spec, config, 2, 0, 100), three / 2);
+}
+
+}  // namespace
+}  // namespace nibble::plan

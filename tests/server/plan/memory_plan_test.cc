@@ -1,0 +1,116 @@
+// The plan's formulas against what the code allocates.
+#include "server/plan/memory_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "server/model/forward.h"
+#include "tests/server/model/small_models.h"
+
+namespace nibble::plan {
+namespace {
+
+jobs::JobSpec Spec(const char* method) {
+  jobs::JobSpec spec;
+  spec.method = method;
+  spec.data.max_seq_len = 64;
+  return jobs::Resolve(spec, "job-1", "text", "cpu");
+}
+
+// The form that a job serves: int8 with a float head, or ternary.
+std::shared_ptr<const model::LoadedModel> Served(model::SmallModels& models, const jobs::JobSpec& spec) {
+  std::string path = models.ternary();
+  if (spec.method == jobs::kMethodQLora) {
+    path = models.Path("served");
+    const auto source = model::Artifact::Open(models.nf4());
+    EXPECT_TRUE(source.ok()) << source.status();
+    EXPECT_TRUE(convert::ConvertModel(base::RealFileSystem(), **source, path, {.int8_head = false}, models.stream()).ok());
+  }
+  auto loaded = model::LoadedModel::Load(path, {.max_positions = spec.data.max_seq_len}, models.stream());
+  EXPECT_TRUE(loaded.ok()) << loaded.status();
+  return *std::move(loaded);
+}
+
+class ServedFormTest : public testing::TestWithParam<const char*> {};
+
+TEST_P(ServedFormTest, PlannedBytesAreThoseOfTheLoadedModel) {
+  model::SmallModels models;
+  const jobs::JobSpec spec = Spec(GetParam());
+  const auto served = Served(models, spec);
+  const auto got = static_cast<double>(served->resident_bytes());
+  EXPECT_NEAR(static_cast<double>(ServedModelBytes(spec, served->config(), /*base_bytes=*/2)), got, 0.01 * got);
+}
+
+TEST_P(ServedFormTest, PlannedPassTakesWhatTheArenaHandsOut) {
+  model::SmallModels models;
+  const jobs::JobSpec spec = Spec(GetParam());
+  const auto served = Served(models, spec);
+  constexpr std::int64_t kRows = 40;
+  const std::vector<std::int32_t> tokens(kRows, 1), sequence(kRows, 0), table = {0, 1};
+  std::vector<std::int32_t> position(kRows);
+  std::iota(position.begin(), position.end(), 0);
+  const auto pool = model::KvPool::Create(served->config(), served->weights().kv_dtype, 2);
+  ASSERT_TRUE(pool.ok()) << pool.status();
+  const model::StepRows rows = {.tokens = tokens,
+                                .kv = {.num_rows = kRows,
+                                       .sequence = sequence.data(),
+                                       .position = position.data(),
+                                       .page_tables = table.data(),
+                                       .num_sequences = 1,
+                                       .pages_per_sequence = 2},
+                                .logit_rows = position};
+  model::Arena arena;
+  ASSERT_TRUE(model::RunStep(served->config(), served->weights(), (*pool)->view(), rows, arena, models.stream()).ok());
+  ASSERT_EQ(arena.mark().block, 0u) << "all of it lies in one block, so that the mark counts it";
+  const auto got = static_cast<double>(arena.mark().used);
+  EXPECT_NEAR(static_cast<double>(ServedPassBytes(spec, served->config(), kRows)), got, 0.05 * got);
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, ServedFormTest, testing::Values(jobs::kMethodQLora, jobs::kMethodBitNetQat),
+                         [](const auto& info) { return std::string(info.param); });
+
+model::ModelConfig Qwen3Of600M() {
+  model::ModelConfig config;
+  config.architecture = "qwen3";
+  config.hidden_size = 1024;
+  config.num_layers = 28;
+  config.num_heads = 16;
+  config.num_kv_heads = 8;
+  config.head_dim = 128;
+  config.ffn_size = 3072;
+  config.vocab_size = 151'936;
+  config.max_positions = 40'960;
+  config.qk_norm = true;
+  config.tied_embeddings = true;
+  return config;
+}
+
+std::int64_t Total(const std::vector<MemoryItem>& items) {
+  std::int64_t sum = 0;
+  for (const MemoryItem& item : items) sum += item.bytes;
+  return sum;
+}
+
+TEST(MemoryPlanTest, CountsTheServedFormThatIsLoadedAtTheEnd) {
+  const model::ModelConfig config = Qwen3Of600M();
+  const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
+  BatchShape batch = {.tokens = 64, .row_tokens = 64, .rows = 1, .examples = 10};
+  batch.evaluation = {.rows = 256, .pages = 8};
+  const std::vector<MemoryItem> items = PlanMemory(spec, config, /*base_bytes=*/2, batch);
+  const std::int64_t served = ServedModelBytes(spec, config, 2);
+  EXPECT_GT(served, std::int64_t{1000} << 20) << "440 M int8 weights, the embedding and the head in bf16";
+  EXPECT_GT(Total(items), served + ServedPassBytes(spec, config, 256));
+  EXPECT_LT(Total(items), served + (std::int64_t{700} << 20)) << "the base is not counted beside it: it is freed first";
+  EXPECT_STREQ(items.back().pool, "publishing");
+}
+
+TEST(MemoryPlanTest, TrainingThatNeedsMoreThanPublishingIsThePlan) {
+  const model::ModelConfig config = Qwen3Of600M();
+  const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
+  const BatchShape batch = {.tokens = 65'536, .row_tokens = 1024, .rows = 64, .examples = 64};
+  for (const MemoryItem& item : PlanMemory(spec, config, /*base_bytes=*/2, batch)) EXPECT_STRNE(item.pool, "publishing");
+}
+
+}  // namespace
+}  // namespace nibble::plan
