@@ -35,16 +35,18 @@ class OneDnnLibrary : public kernels::DenseLibrary {
   absl::Status Matmul(const ConstMatrix& x, const ConstMatrix& w, const Matrix& y, bool accumulate,
                       const kernels::Stream&) override {
     if (x.rows == 0 || w.rows == 0) return absl::OkStatus();
-    // oneDNN multiplies like by like: what is narrower is widened to f32, w in pieces, of which a head would be too much at once.
-    const bool is_f32 = x.dtype == DType::kF32 && w.dtype == DType::kF32 && (bf16_ || y.dtype == DType::kF32);
-    if (is_f32 || (bf16_ && x.dtype == w.dtype)) return Multiply(x, w, y, accumulate);
+    // oneDNN multiplies operands of one type, and those of f32 into f32 alone. Other mixes are widened to f32: w in pieces, because the
+    // whole head would take too much memory.
+    const bool is_f32 = x.dtype == DType::kF32 && w.dtype == DType::kF32 && y.dtype == DType::kF32;
+    const bool is_bf16 = x.dtype == DType::kBF16 && w.dtype == DType::kBF16;
+    if (is_f32 || (bf16_ && is_bf16)) return Multiply(x, w, y, accumulate);
     std::vector<float> wide_x, wide_w, wide_y;
     const ConstMatrix a = Widen(x, &wide_x);
     for (std::int64_t begin = 0; begin < w.rows; begin += kWidenedRows) {
       const std::int64_t count = std::min(kWidenedRows, w.rows - begin);
       const ConstMatrix b = Widen(Rows(w, begin, count), &wide_w);
       const Matrix part = Columns(y, begin, count);
-      if (bf16_ || y.dtype == DType::kF32) {
+      if (y.dtype == DType::kF32) {
         if (absl::Status status = Multiply(a, b, part, accumulate); !status.ok()) return status;
         continue;
       }
