@@ -30,22 +30,26 @@ void ConnectionTable::Place::Release() {
 }
 
 void ConnectionTable::Place::Renew() {
-  if (table_ != nullptr) table_->entries_.splice(table_->entries_.end(), table_->entries_, entry_);
+  if (table_ == nullptr) return;
+  entry_->since = std::chrono::steady_clock::now();
+  table_->entries_.splice(table_->entries_.end(), table_->entries_, entry_);
 }
 
 ConnectionTable::Place ConnectionTable::Add(Connection& connection, const ip::address& peer) {
-  entries_.push_back({&connection, PeerOf(peer)});
+  entries_.push_back({&connection, PeerOf(peer), std::chrono::steady_clock::now()});
   ++per_peer_[entries_.back().peer];
   return Place(this, std::prev(entries_.end()));
 }
 
-bool ConnectionTable::CloseOne() {
-  if (entries_.empty()) return false;
+ConnectionTable::Entries::const_iterator ConnectionTable::Victim() const {
   std::size_t most = 0;
   for (const auto& [peer, count] : per_peer_) most = std::max(most, count);
-  const auto victim =
-      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return per_peer_.at(entry.peer) == most; });
-  victim->connection->Close();
+  return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return per_peer_.at(entry.peer) == most; });
+}
+
+bool ConnectionTable::CloseOne() {
+  if (entries_.empty()) return false;
+  Victim()->connection->Close();
   return true;
 }
 

@@ -1,6 +1,7 @@
 // The open connections of a listener, and which of them makes room for a new one.
 #pragma once
 #include <boost/asio/ip/address.hpp>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <list>
@@ -23,6 +24,7 @@ class ConnectionTable {
   struct Entry {
     Connection* connection;
     boost::asio::ip::address peer;
+    std::chrono::steady_clock::time_point since;  // begin of the exchange
   };
   using Entries = std::list<Entry>;  // longest exchange first
 
@@ -61,8 +63,12 @@ class ConnectionTable {
   Place Add(Connection& connection, const boost::asio::ip::address& peer);
   // Closes, of the peer with the most connections, the one whose exchange has lasted longest. False where there is none.
   bool CloseOne();
+  // When the exchange of the connection that CloseOne() would close began. The table has one at least.
+  std::chrono::steady_clock::time_point ExchangeToCloseBegan() const { return Victim()->since; }
 
  private:
+  Entries::const_iterator Victim() const;
+
   const std::size_t max_;
   const std::function<void()> on_free_;
   Entries entries_;

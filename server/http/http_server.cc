@@ -14,6 +14,7 @@
 #include "server/http/http_session.h"
 #include "server/http/listener.h"
 #include "server/http/metrics_renderer.h"
+#include "server/http/paced_queue.h"
 #include "server/http/spare_files.h"
 
 namespace nibble::http {
@@ -66,6 +67,7 @@ struct HttpServer::State {
   ConnectionTable table;
   const HttpRoute route;
   boost::asio::io_context io{1};
+  PacedQueue scrapes{io};
   MetricsRenderer renderer;
   Listener listener;
   int port = 0;
@@ -77,9 +79,12 @@ void HttpServer::State::Route(std::string_view path, std::function<void(HttpAnsw
   if (path == "/readyz") return answer(Probe(handlers.ready));
   if (path == "/startupz") return answer(Probe(handlers.started));
   if (path != "/metrics") return answer({.status = 404, .body = Text("no such page\n")});
-  const bool asked = renderer.Ask([answer](std::shared_ptr<const std::string> text) {
-    if (text == nullptr) return answer(ErrorAnswer());
-    answer({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = std::move(text)});
+  // A text of 100 KB and more is copied to each socket: all at once would hold up the probes.
+  const bool asked = renderer.Ask([this, answer](const std::shared_ptr<const std::string>& text) {
+    scrapes.Add([answer, text] {
+      if (text == nullptr) return answer(ErrorAnswer());
+      answer({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = text});
+    });
   });
   if (!asked) answer({.status = 503, .body = Text("too many scrapes\n")});
 }

@@ -17,6 +17,9 @@ using asio::ip::tcp;
 
 constexpr std::chrono::milliseconds kPause(100);  // without file descriptors or memory: they must come from elsewhere
 constexpr std::chrono::minutes kWarnEvery(1);
+// What a client needs at most to send its request once its connection is accepted, on a busy machine. A burst of connections waits in
+// the kernel's queue meanwhile, and is taken at max_connections each kGrace.
+constexpr std::chrono::milliseconds kGrace(5);
 
 // Whether the next accept() would fail in the same way. Other errors are those of the connection that was to be accepted.
 bool IsShortage(const boost::system::error_code& error) {
@@ -63,18 +66,25 @@ int Listener::port() const {
 void Listener::Accept() {
   acceptor_.async_wait(tcp::acceptor::wait_read, [this](Error error) {
     if (error) return;  // the listener ends
+    if (table_.full()) {
+      const auto left = table_.ExchangeToCloseBegan() + kGrace - std::chrono::steady_clock::now();
+      if (left > left.zero()) return AcceptAfter(left);
+    }
     tcp::socket socket = acceptor_.accept(error);
     OnAccept(error, std::move(socket));
   });
 }
 
+void Listener::AcceptAfter(std::chrono::steady_clock::duration pause) {
+  pause_.expires_after(pause);
+  pause_.async_wait([this](Error cancelled) {
+    if (!cancelled) Accept();
+  });
+}
+
 void Listener::OnAccept(Error error, tcp::socket socket) {
   if (IsShortage(error) && !spare_.Release() && !table_.CloseOne()) {
-    pause_.expires_after(kPause);
-    pause_.async_wait([this](Error cancelled) {
-      if (!cancelled) Accept();
-    });
-    return;
+    return AcceptAfter(kPause);
   }
   if (!error) {
     try {

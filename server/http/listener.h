@@ -14,7 +14,9 @@
 namespace nibble::http {
 
 // Accepts connections without end. Where the table is full, or the process has no file descriptor left, an old connection is closed for
-// the new one; where there is none to close, accepting pauses. One thread: the one that runs the io_context.
+// the new one; where there is none to close, accepting pauses. No exchange is closed for a new connection before it has had kGrace: a
+// client that sends its request at once is answered, however many connections are opened beside it. One thread: the one that runs the
+// io_context.
 class Listener {
  public:
   // Takes over an accepted connection and adds it to the table.
@@ -31,6 +33,8 @@ class Listener {
  private:
   using Error = boost::system::error_code;
 
+  // Waits `pause`, then accepts.
+  void AcceptAfter(std::chrono::steady_clock::duration pause);
   Error Bind(const boost::asio::ip::tcp::endpoint& endpoint);
   void OnAccept(Error error, boost::asio::ip::tcp::socket socket);
   void WarnFull();

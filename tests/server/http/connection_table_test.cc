@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -49,6 +50,17 @@ TEST_F(ConnectionTableTest, LongestExchangeGoesFirst) {
   EXPECT_THAT(closed_, ElementsAre("second", "third", "first"));
   EXPECT_EQ(table_.size(), 0u);
   EXPECT_EQ(freed_, 3);
+}
+
+TEST_F(ConnectionTableTest, TellsWhenTheExchangeThatIsClosedNextBegan) {
+  const auto before = std::chrono::steady_clock::now();
+  Named& first = Add("first", "10.0.0.1");
+  const auto between = std::chrono::steady_clock::now();
+  Add("second", "10.0.0.1");
+  EXPECT_GE(table_.ExchangeToCloseBegan(), before);
+  EXPECT_LE(table_.ExchangeToCloseBegan(), between);
+  first.place.Renew();
+  EXPECT_GE(table_.ExchangeToCloseBegan(), between) << "the second's is the longest now";
 }
 
 TEST_F(ConnectionTableTest, PeerWithTheMostConnectionsLosesOne) {

@@ -1,0 +1,31 @@
+#include "server/http/paced_queue.h"
+
+#include <boost/asio/post.hpp>
+#include <utility>
+
+namespace nibble::http {
+
+void PacedQueue::Add(std::function<void()> task) {
+  {
+    base::MutexLock lock(mutex_);
+    tasks_.push_back(std::move(task));
+    if (std::exchange(posted_, true)) return;
+  }
+  boost::asio::post(io_, [this] { RunOne(); });
+}
+
+void PacedQueue::RunOne() {
+  std::function<void()> task;
+  bool more = false;
+  {
+    base::MutexLock lock(mutex_);
+    task = std::move(tasks_.front());
+    tasks_.pop_front();
+    more = posted_ = !tasks_.empty();
+  }
+  // Before the task, which may throw. The handlers of what has come run first: they stand in the io_context's queue already.
+  if (more) boost::asio::post(io_, [this] { RunOne(); });
+  task();
+}
+
+}  // namespace nibble::http
