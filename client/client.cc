@@ -115,6 +115,8 @@ absl::Status Client::GenerateStream(const v1::GenerateRequest& request, bool cha
       switch (reply.event_case()) {
         case v1::GenerateReply::kStart:
           return !std::exchange(started, true);
+        case v1::GenerateReply::kPromptLogprobs:
+          return started && !ended;
         case v1::GenerateReply::kDelta:
           return open(reply.delta().index());
         case v1::GenerateReply::kFinish:
@@ -152,6 +154,39 @@ absl::Status Client::GenerateStream(const v1::GenerateRequest& request, bool cha
     return started || !broken.ok() ? absl::OkStatus() : final_status;
   });
   return last.ok() ? final_status : last;
+}
+
+absl::StatusOr<v1::ScoreResponse> Client::ScoreStream(const v1::ScoreRequest& request) {
+  v1::ScoreStreamRequest message;
+  *message.mutable_request() = request;
+  v1::ScoreResponse joined;
+  // Nothing has been shown: a second try begins anew.
+  const absl::Status status = Retry([&]() -> absl::Status {
+    joined.Clear();
+    grpc::ClientContext context;
+    SetDeadline(context, options_.long_deadline);
+    const auto reader = stubs_->inference->ScoreStream(&context, message);
+    bool ended = false, in_order = true;
+    for (v1::ScoreReply reply; reader->Read(&reply);) {
+      if (reply.has_tokens()) {
+        in_order = in_order && !ended && reply.tokens().first_position() == joined.tokens_size();
+        joined.mutable_tokens()->MergeFrom(reply.tokens().tokens());
+      } else {
+        in_order = in_order && reply.has_finish() && !std::exchange(ended, true);
+        joined.set_mean_loss(reply.finish().mean_loss());
+        joined.set_perplexity(reply.finish().perplexity());
+        *joined.mutable_usage() = reply.finish().usage();
+        joined.set_weights_digest(reply.finish().weights_digest());
+      }
+      if (!in_order) context.TryCancel();
+    }
+    const absl::Status end = FromGrpc(reader->Finish());
+    if (!in_order) return absl::DataLossError("malformed answer: the server's messages are out of order");
+    if (end.ok() && !ended) return absl::DataLossError("malformed answer: the stream ended without its finish");
+    return end;
+  });
+  if (!status.ok()) return status;
+  return joined;
 }
 
 }  // namespace nibble::client

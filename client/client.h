@@ -58,7 +58,7 @@ class Client {
                                 const Request& request) {
     return CallFor(options_.deadline, method, request);
   }
-  // One that may take long (load, verify, generate, score; a job is created after all its data has been tokenised).
+  // One that may take long (load, verify, generate, score).
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> LongCall(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                     const Request& request) {
@@ -99,6 +99,8 @@ class Client {
   // error of `on_reply` cancels the call and is returned.
   absl::Status GenerateStream(const v1::GenerateRequest& request, bool chat,
                               const std::function<absl::Status(const v1::GenerateReply&)>& on_reply);
+  // The pieces of ScoreStream joined; DataLoss where they are not in order or the stream has no finish.
+  absl::StatusOr<v1::ScoreResponse> ScoreStream(const v1::ScoreRequest& request);
 
  private:
   struct Stubs;

@@ -174,7 +174,7 @@ absl::StatusOr<v1::UploadModelResponse> Client::UploadModel(v1::UploadModelHeade
     std::int64_t skip = arrived.committed_bytes();
     std::int32_t opened = 0;
     for (const FileToSend& file : files) {
-      // A file that was opened goes on with the chunks that are missing.
+      // A file that was begun continues with its missing chunks.
       if (opened++ >= arrived.num_files()) {
         message.mutable_file()->set_path(file.name);
         message.mutable_file()->set_size_bytes(file.size_bytes);
@@ -213,7 +213,7 @@ absl::Status Client::RetryUpload(const std::string& id, bool resumed,
     }
     if (found.ok()) {
       if (found->committed_bytes() > arrived.committed_bytes()) {
-        attempt = 0;  // it goes on: the attempts are those without progress
+        attempt = 0;  // only attempts without progress count
         wait = options_.first_wait;
       }
       arrived = *std::move(found);

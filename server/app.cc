@@ -177,6 +177,7 @@ absl::Status App::State::OpenJobs() {
   runner = jobs::MakeLocalRunner({.trainer_path = options.trainer_path, .environment = jobs::TrainerEnvironment(options.environment)});
   jobs::ControllerOptions control;
   control.queue.max_running = static_cast<int>(options.max_running_jobs);
+  control.ageing = absl::Seconds(options.job_ageing_s);
   control.max_queued = options.max_queued_jobs;
   control.max_open_per_owner = options.max_jobs_per_principal;
   const std::int64_t own_bytes = OwnMemoryBytes(options);
@@ -220,17 +221,14 @@ absl::Status App::State::OpenJobs() {
                                                                       .needed = [this] { return NeededTokenFiles(); }});
   planner = std::make_unique<JobPlanner>(options, options.trainer_path, *state, *texts, *tokens, control.memory);
   tokens->Trim([this](const std::string& dataset) { return !absl::IsNotFound(state->datasets->Get(dataset).status()); });
+  control.check_without_rows = [this](const auto& spec) { return planner->CheckWithoutRows(spec); };
   control.plan_memory = [this](const auto& spec, const auto& cancel) { return planner->Memory(spec, cancel); };
   NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::set<std::string>> App::State::NeededTokenFiles() {
-  std::vector<jobs::JobState> open;
-  for (int i = 0; i < jobs::kNumJobStates; ++i) {
-    if (const auto job_state = static_cast<jobs::JobState>(i); !jobs::IsFinal(job_state)) open.push_back(job_state);
-  }
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<jobs::JobRecord> jobs, database->ListAll(open));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<jobs::JobRecord> jobs, database->ListAll(jobs::OpenStates()));
   std::set<std::string> needed;
   for (const jobs::JobRecord& job : jobs) {
     // A job whose model or data cannot be read now has no tokens that could be of use.

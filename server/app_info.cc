@@ -74,11 +74,11 @@ v1::ServerLoad LoadOf(const serve::ModelManager& manager, jobs::Database& databa
   out.set_prompt_tokens_total(static_cast<std::int64_t>(totals.prompt_tokens));
   out.set_generated_tokens_total(static_cast<std::int64_t>(totals.generated_tokens));
   *out.mutable_residents() = rpc::ToProto(manager);
-  out.set_jobs_queued(static_cast<std::int32_t>(database.Count(jobs::JobState::kQueued).value_or(0)));
-  for (int i = 0; i < jobs::kNumJobStates; ++i) {
-    const auto state = static_cast<jobs::JobState>(i);
-    if (jobs::HasTrainer(state)) {
-      out.set_jobs_running(out.jobs_running() + static_cast<std::int32_t>(database.Count(state).value_or(0)));
+  if (const auto counts = database.Counts(); counts.ok()) {
+    for (const auto& [method, state, count] : *counts) {
+      const auto number = static_cast<std::int32_t>(count);
+      if (state == jobs::JobState::kPlanning || state == jobs::JobState::kQueued) out.set_jobs_queued(out.jobs_queued() + number);
+      if (jobs::HasTrainer(state)) out.set_jobs_running(out.jobs_running() + number);
     }
   }
   out.set_rss_bytes(static_cast<std::int64_t>(base::ResidentBytes()));

@@ -65,6 +65,11 @@ absl::StatusOr<plan::JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, cons
   return plan;
 }
 
+absl::Status JobPlanner::CheckWithoutRows(const jobs::JobSpec& spec) const {
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, {}));
+  return plan::CheckWithoutRows(spec, inputs);
+}
+
 absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobSpec& spec) const {
   NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, {}));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, plan::TokenSourcesOf(spec, inputs));

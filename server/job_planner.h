@@ -35,6 +35,8 @@ class JobPlanner {
   absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   // Of a resolved spec. Checks the job as well.
   absl::StatusOr<jobs::PlannedMemory> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
+  // Of a resolved spec. What can be refused without reading rows; milliseconds.
+  absl::Status CheckWithoutRows(const jobs::JobSpec& spec) const;
   // Of a resolved spec: the token files that its trainer reads.
   absl::StatusOr<std::vector<std::string>> TokenFiles(const jobs::JobSpec& spec) const;
 

@@ -59,7 +59,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--workers", l.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
   cli.add_option("--default_deadline_s", l.default_deadline_s,
                  "Longest wait for a worker of a unary call whose client gave no deadline; what has begun is not cut off, and "
-                 "CreateJob, PlanJob, LoadModel, VerifyModel and PublishCheckpoint wait as long as it takes, Generate, Chat and Score as "
+                 "PlanJob, LoadModel, VerifyModel and PublishCheckpoint wait as long as it takes, Generate, Chat and Score as "
                  "--generate_deadline_s allows")
       ->check(seconds);
   cli.add_option("--generate_deadline_s", l.generate_deadline_s,
@@ -88,7 +88,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_downloads_per_principal", l.max_downloads_per_principal, "Of one user who has a name; 0: no bound of its own")
       ->check(CLI::Range(0, 1000));
   cli.add_option("--max_plans_per_principal", l.max_plans_per_principal,
-                 "PlanJob and CreateJob calls of one user who has a name, running or waiting; 0: no bound of its own")
+                 "PlanJob calls of one user who has a name, running or waiting; 0: no bound of its own")
       ->check(CLI::Range(0, 1000));
   cli.add_option("--max_operations_per_principal", l.max_operations_per_principal,
                  "Imports, conversions and exports of one user who has a name that have not ended; 0: no bound of its own")
@@ -118,8 +118,12 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
                  "Disk for quantised bases that qlora attempts share, least recently used removed first; -1: a tenth of the disk; "
                  "0: none are kept")
       ->check(CLI::Range(std::int64_t{-1}, std::int64_t{1} << 60));
-  cli.add_option("--max_queued_jobs", l.max_queued_jobs, "Further ones are refused")->check(CLI::PositiveNumber);
+  cli.add_option("--max_queued_jobs", l.max_queued_jobs,
+                 "Jobs that are PLANNING or QUEUED; further ones are refused")->check(CLI::PositiveNumber);
   cli.add_option("--max_running_jobs", l.max_running_jobs, "Trainers at a time")->check(CLI::Range(1, 64));
+  cli.add_option("--job_ageing_s", l.job_ageing_s,
+                 "A queued job rises by one step of priority for each such time that it, and its principal, has waited for a start; 0: never")
+      ->check(seconds);
   cli.add_option("--max_jobs_per_principal", l.max_jobs_per_principal, "Not over yet, of one user who has a name; 0: no bound")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--train_memory_bytes", l.train_memory_bytes, "Planned memory of all trainers; 0: all that there is beside nibbled itself and loaded models")

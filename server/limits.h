@@ -49,7 +49,7 @@ struct Limits {
   // Of one principal; 0: no bound of its own. Where there are no tokens, there are no principals.
   std::int64_t max_watches_per_principal = 64;
   std::int64_t max_downloads_per_principal = 8;
-  std::int64_t max_plans_per_principal = 8;        // PlanJob and CreateJob
+  std::int64_t max_plans_per_principal = 8;        // PlanJob
   std::int64_t max_operations_per_principal = 16;  // that have not ended
 
   // The disk.
@@ -68,6 +68,7 @@ struct Limits {
   // Jobs.
   std::int64_t max_queued_jobs = 1000;
   std::int64_t max_running_jobs = 1;
+  double job_ageing_s = 3600;           // a queued job rises by one step of priority in each; 0: never
   std::int64_t max_jobs_per_principal = 10;  // not over yet; 0: no bound
   // Of all trainers together, as planned; 0: what the machine (or its cgroup) has, less OwnMemoryBytes and what loaded models take.
   std::int64_t train_memory_bytes = 0;

@@ -131,7 +131,7 @@ sanitizer() { configure "$1" && cmake --build --preset "$1" && cases "$1" -j 2 -
 fuzzers() { configure fuzz && cmake --build --preset fuzz && tests/fuzz/run.sh --seconds 60; }
 # Protos: linted, and compared with the last ten versions that landed: on a branch those of main where it began, on main its own. Ten,
 # because commits that land together are looked at once, when the newest may have changed nothing of the protos, or a comment. A clone
-# whose history has no version but HEAD's has nothing to compare with, and that is no success. A break that is meant stands in buf.yaml.
+# whose history has no version but HEAD's has nothing to compare with, and that is no success. proto/buf.yaml lists intended breaks.
 lint() {
   local landed now versions version other=""
   landed=$(git merge-base HEAD main 2>/dev/null || git rev-parse HEAD)

@@ -22,7 +22,7 @@ absl::Status Upload(Session& session, const std::string& file, const std::string
   v1::UploadDatasetHeader header;
   header.set_name(name);
   header.set_upload_id(resume.value_or(base::NewId("upload")));
-  if (resume.has_value()) header.set_resume_offset(0);  // the server knows where it goes on
+  if (resume.has_value()) header.set_resume_offset(0);  // the server knows the offset
   if (format.has_value()) {
     header.set_format(*format == "text"   ? v1::DATASET_FORMAT_TEXT
                       : *format == "chat" ? v1::DATASET_FORMAT_CHAT

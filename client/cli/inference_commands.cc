@@ -94,11 +94,33 @@ absl::StatusOr<std::string> Stream(Session& session, const v1::GenerateRequest& 
   return text;
 }
 
+// The answer whole. With logprobs it is streamed, as it may be larger than one message.
+absl::StatusOr<v1::GenerateResponse> Whole(Session& session, const v1::GenerateRequest& request, bool chat) {
+  if (!request.output().has_logprobs()) {
+    if (!chat) return session.client().LongCall(&InferenceService::Stub::Generate, request);
+    v1::ChatRequest message;
+    *message.mutable_request() = request;
+    return session.client().LongCall(&InferenceService::Stub::Chat, message);
+  }
+  v1::GenerateResponse whole;
+  v1::GenerateOutput& output = *whole.add_outputs();
+  NIBBLE_RETURN_IF_ERROR(session.client().GenerateStream(request, chat, [&](const v1::GenerateReply& reply) {
+    if (reply.has_start()) *whole.mutable_start() = reply.start();
+    output.mutable_text()->append(reply.delta().text());
+    output.mutable_token_ids()->MergeFrom(reply.delta().token_ids());
+    output.mutable_logprobs()->MergeFrom(reply.delta().logprobs());
+    if (reply.has_finish()) *output.mutable_finish() = reply.finish();
+    if (reply.has_usage()) *whole.mutable_usage() = reply.usage();
+    return absl::OkStatus();
+  }));
+  return whole;
+}
+
 absl::Status Generate(Session& session, const GenerateOptions& options) {
   NIBBLE_ASSIGN_OR_RETURN(v1::GenerateRequest request, BaseRequest(options));
   NIBBLE_ASSIGN_OR_RETURN(*request.mutable_text(), TextOf("prompt", options.prompt, options.prompt_file));
   if (!session.json) return Stream(session, request, false).status();
-  NIBBLE_ASSIGN_OR_RETURN(const auto response, session.client().LongCall(&InferenceService::Stub::Generate, request));
+  NIBBLE_ASSIGN_OR_RETURN(const auto response, Whole(session, request, /*chat=*/false));
   NIBBLE_RETURN_IF_ERROR(CheckAnswer(response, options.logprobs.has_value()));
   session.Print(GenerateJson(response, options.logprobs.has_value()));
   return absl::OkStatus();
@@ -121,9 +143,7 @@ absl::Status Chat(Session& session, const GenerateOptions& options) {
     NIBBLE_RETURN_IF_ERROR(CheckText("message", *options.message));
     AddMessage(request, "user", *options.message);
     if (!session.json) return Stream(session, request, true).status();
-    v1::ChatRequest chat;
-    *chat.mutable_request() = std::move(request);
-    NIBBLE_ASSIGN_OR_RETURN(const auto response, session.client().LongCall(&InferenceService::Stub::Chat, chat));
+    NIBBLE_ASSIGN_OR_RETURN(const auto response, Whole(session, request, /*chat=*/true));
     NIBBLE_RETURN_IF_ERROR(CheckAnswer(response, options.logprobs.has_value()));
     session.Print(GenerateJson(response, options.logprobs.has_value()));
     return absl::OkStatus();
@@ -160,7 +180,7 @@ absl::Status Score(Session& session, const ScoreOptions& options) {
   }
   request.set_top_n(options.top);
   if (options.digests) request.set_logits_digests(true);
-  NIBBLE_ASSIGN_OR_RETURN(const auto score, session.client().LongCall(&InferenceService::Stub::Score, request));
+  NIBBLE_ASSIGN_OR_RETURN(const auto score, session.client().ScoreStream(request));
   for (int i = 0; i < score.tokens_size(); ++i) {
     if (score.tokens(i).has_logprob() != (i > 0)) {
       return absl::DataLossError("malformed answer: every token but the first has a logprob");
@@ -214,7 +234,7 @@ void AddSampling(CLI::App& sub, GenerateOptions& options, const char* max_tokens
   sub.add_option("--min-p", options.min_p, "Draw among those with at least this share of the likeliest's probability (default 0)");
   sub.add_option("--stop", options.stop, "Text that ends the answer; may be given again for another");
   sub.add_option("--seed", options.seed, "Seed of the sampling")->check(WholeNumber);
-  sub.add_option("--logprobs", options.logprobs, "Log-probabilities, with this many alternatives");
+  sub.add_option("--logprobs", options.logprobs, "Log-probabilities, with this many alternatives; --json has each token's bytes in base64");
   sub.add_flag("--ignore-eos", options.ignore_eos, "Go on after the end token");
 }
 

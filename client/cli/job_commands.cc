@@ -1,6 +1,8 @@
 #include <CLI/CLI.hpp>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/strings/ascii.h"
 #include "client/cli/app.h"
@@ -16,6 +18,8 @@ namespace nibble::cli {
 namespace {
 
 using v1::FineTuneService;
+
+constexpr char kPlanEnded[] = "the plan has ended";  // ends a watch
 
 std::string StepsText(const v1::Progress& progress) { return base::StrCat(progress.step(), "/", progress.max_steps()); }
 
@@ -82,23 +86,49 @@ absl::Status Watch(Session& session, const std::string& id, std::int64_t after) 
   return Outcome(job);
 }
 
-absl::Status Create(Session& session, const JobFlags& flags, const std::string& request_id, bool watch) {
+// Watches the job until its state is no longer PLANNING. One whose data is refused answers as a refused CreateJob does.
+absl::StatusOr<v1::Job> AwaitPlan(Session& session, const v1::Job& created) {
+  if (created.state() != v1::JOB_STATE_PLANNING) return created;
+  session.JobGoesOn(created.name());
+  const auto watched = session.client().WatchJob(created.name(), 0, [](const v1::JobEvent& event) {
+    const bool planned = event.has_state() && event.state().to() != v1::JOB_STATE_PLANNING;
+    return planned ? absl::CancelledError(kPlanEnded) : absl::OkStatus();
+  });
+  if (!watched.ok() && watched.status().message() != kPlanEnded) return watched.status();
+  v1::GetJobRequest request;
+  request.set_name(created.name());
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().Call(&FineTuneService::Stub::GetJob, request));
+  if (job.state() == v1::JOB_STATE_FAILED && !job.has_start_time()) {
+    const absl::Status refused = client::FromProto(job.error());
+    std::map<std::string, std::string> metadata = base::ReasonMetadata(refused);
+    metadata.erase("fault");  // An answer has none: its code tells.
+    return base::WithReason(refused, base::Reason(refused), metadata);
+  }
+  if (job.state() == v1::JOB_STATE_CANCELLED) return Outcome(job);
+  return job;
+}
+
+absl::Status Create(Session& session, const JobFlags& flags, const std::string& request_id, bool watch, bool wait) {
   NIBBLE_ASSIGN_OR_RETURN(v1::JobSpec spec, BuildSpec(flags));
   NIBBLE_RETURN_IF_ERROR(CheckText("request_id", request_id));
   v1::CreateJobRequest request;
   *request.mutable_spec() = std::move(spec);
   request.set_request_id(request_id.empty() ? NewUuid() : request_id);
-  const auto created = session.client().LongCall(&FineTuneService::Stub::CreateJob, request);
+  const auto created = session.client().Call(&FineTuneService::Stub::CreateJob, request);
   if (absl::IsUnavailable(created.status()) || absl::IsDeadlineExceeded(created.status())) {
     session.terminal.err << "The server may have taken the job: the same command with --request-id " << request.request_id()
                          << " makes no second one.\n";
   }
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, created);
+  NIBBLE_ASSIGN_OR_RETURN(v1::Job job, created);
   if (!watch) {
+    if (wait) {
+      NIBBLE_ASSIGN_OR_RETURN(job, AwaitPlan(session, job));
+    }
     PrintJob(session, job);
     return absl::OkStatus();
   }
   if (!session.json) session.out() << "job " << job.name() << '\n' << std::flush;
+  NIBBLE_RETURN_IF_ERROR(AwaitPlan(session, job).status());
   return Watch(session, job.name(), 0);
 }
 
@@ -263,15 +293,17 @@ void AddJobCommands(CLI::App& app, Session& session) {
     struct Options {
       JobFlags flags;
       std::string request_id;
-      bool watch = false;
+      bool watch = false, no_wait = false;
     };
     auto o = std::make_shared<Options>();
     JobFlags& f = o->flags;
     AddSpecFlags(*sub, f);
     sub->add_option("--request-id", o->request_id, "UUID: a repeated call returns the same job (default: a new one)");
-    sub->add_flag("--watch", o->watch, "Print the job's events until it ends");
+    CLI::Option* watch = sub->add_flag("--watch", o->watch, "Print the job's events until it ends");
+    sub->add_flag("--no-wait", o->no_wait, "Do not wait until the job's data has been checked: a mistake in it then ends the job as FAILED")
+        ->excludes(watch);
     sub->callback([&session, o] {
-      session.command = [&session, o] { return Create(session, o->flags, o->request_id, o->watch); };
+      session.command = [&session, o] { return Create(session, o->flags, o->request_id, o->watch, !o->no_wait); };
     });
   }
   {

@@ -92,7 +92,7 @@ absl::Status Import(Session& session, const ImportOptions& options) {
   v1::UploadModelHeader header;
   header.set_name(IsUtf8(shown) ? shown : name);
   header.set_upload_id(options.resume.value_or(base::NewId("upload")));
-  if (options.resume.has_value()) header.set_resume_offset(0);  // the server knows where it goes on
+  if (options.resume.has_value()) header.set_resume_offset(0);  // the server knows the offset
   const auto upload = session.client().UploadModel(header, files, progress.Show());
   if (!upload.ok()) return WithResumeHint(upload.status(), header.upload_id());
   v1::ImportModelRequest request;

@@ -1,3 +1,4 @@
+#include "absl/strings/escaping.h"
 #include "client/cli/message_json.h"
 #include "client/cli/render.h"
 
@@ -22,12 +23,20 @@ Json Ids(const google::protobuf::RepeatedField<std::int32_t>& ids) {
   return Json(std::vector<std::int32_t>(ids.begin(), ids.end()));
 }
 
+// Standard base64, as JSON has no bytes and a token may be part of a character.
+Json Base64(const std::string& bytes) {
+  std::string text;
+  absl::Base64Escape(bytes, &text);
+  return Json(text);
+}
+
 Json TopJson(const v1::TokenLogprob& token) {
   Json list = Json::array();
   for (const auto& top : token.top()) {
     Json json;
     json["token_id"] = top.token_id();
     json["logprob"] = top.logprob();
+    json["token"] = Base64(top.token());
     list.push_back(std::move(json));
   }
   return list;
@@ -41,6 +50,7 @@ Json TokenLogprobsJson(const google::protobuf::RepeatedPtrField<v1::TokenLogprob
     Json json;
     json["token_id"] = token.token_id();
     json["logprob"] = token.has_logprob() ? Json(token.logprob()) : Json(nullptr);
+    json["token"] = Base64(token.token());
     json["top"] = TopJson(token);
     list.push_back(std::move(json));
   }
@@ -67,6 +77,7 @@ Json GenerateJson(const v1::GenerateResponse& response, bool logprobs) {
 
 Json ScoreJson(const v1::ScoreResponse& score) {
   Json ids = Json::array();
+  Json bytes = Json::array();
   Json logprobs = Json::array();
   Json top_token_ids = Json::array();
   Json top_logprobs = Json::array();
@@ -74,6 +85,7 @@ Json ScoreJson(const v1::ScoreResponse& score) {
   bool have_digests = false;
   for (const auto& token : score.tokens()) {
     ids.push_back(token.token_id());
+    bytes.push_back(Base64(token.token()));
     logprobs.push_back(token.has_logprob() ? Json(token.logprob()) : Json(nullptr));
     top_token_ids.push_back(token.top().empty() ? Json(nullptr) : Json(token.top(0).token_id()));
     top_logprobs.push_back(token.top().empty() ? Json(nullptr) : TopJson(token));
@@ -82,6 +94,7 @@ Json ScoreJson(const v1::ScoreResponse& score) {
   }
   Json json;
   json["token_ids"] = std::move(ids);
+  json["tokens"] = std::move(bytes);
   json["logprobs"] = std::move(logprobs);
   json["top_token_ids"] = std::move(top_token_ids);
   json["top_logprobs"] = std::move(top_logprobs);

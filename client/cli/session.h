@@ -74,7 +74,7 @@ absl::Status CheckText(std::string_view field, std::string_view text);
 absl::StatusOr<std::string> ReadText(std::string_view field, const std::string& path);
 // "auto", "cpu", "cuda:N".
 absl::StatusOr<v1::Device> ParseDevice(std::string_view field, const std::string& text);
-// An upload that ended like this may have left something at the server: names the option that goes on with it.
+// An upload that failed with this status may be resumable: names the option that resumes it.
 absl::Status WithResumeHint(const absl::Status& status, const std::string& upload_id);
 // A random UUID (version 4).
 std::string NewUuid();

@@ -50,7 +50,7 @@ class LogQueue {
     return changed_.WaitFor(lock, absl::ToChronoNanoseconds(patience),
                             [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lines_.empty() && untold_ == 0 && !writing_; });
   }
-  // Afterwards callers print their own lines again, but not where the last write stalls: so would theirs.
+  // Afterwards callers print their own lines again, unless the last write stalls: then theirs would stall too.
   void Close(bool flushed) {
     MutexLock lock(mutex_);
     open_ = !flushed;

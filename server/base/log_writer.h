@@ -14,7 +14,7 @@ class LogWriter {
   static constexpr std::size_t kMaxBytes = 1 << 20;
 
   explicit LogWriter(std::size_t max_bytes = kMaxBytes);
-  // Writes what is queued, for two seconds at most. A write that stalls goes on without it: then lines are queued or dropped for good.
+  // Writes what is queued, waiting at most two seconds. If a write still stalls then, later lines stay in the queue or are dropped.
   ~LogWriter();
   LogWriter(const LogWriter&) = delete;
   LogWriter& operator=(const LogWriter&) = delete;

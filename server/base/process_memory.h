@@ -6,8 +6,9 @@ namespace nibble::base {
 
 std::uint64_t ResidentBytes();      // VmRSS
 std::uint64_t PeakResidentBytes();  // VmHWM: the most that was ever resident
+std::uint64_t VirtualBytes();       // VmSize
+
 // Gives free memory of the allocator back to the system, which it keeps otherwise.
 void ReturnFreeMemory();
-std::uint64_t VirtualBytes();       // VmSize
 
 }  // namespace nibble::base

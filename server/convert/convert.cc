@@ -63,14 +63,11 @@ std::int64_t FirstRowNotFinite(const ConstMatrix& m, const kernels::Stream& stre
 // Sums of squares and the largest error, a row at a time and then over rows in order: the same for any split.
 class ErrorMeter {
  public:
-  ErrorMeter(std::string name, bool measures, const kernels::Stream& stream) : measures_(measures), stream_(stream) {
-    error_.name = std::move(name);
-  }
+  ErrorMeter(std::string name, const kernels::Stream& stream) : stream_(stream) { error_.name = std::move(name); }
 
   // decoded(row, col) is the quantised value.
   template <typename Decoded>
   void Add(const ConstMatrix& weight, Decoded decoded) {
-    if (!measures_) return;
     struct Row {
       double difference = 0, weight = 0, max = 0;
     };
@@ -101,7 +98,6 @@ class ErrorMeter {
   }
 
  private:
-  const bool measures_;
   const kernels::Stream& stream_;
   LayerError error_;
   double difference_ = 0;
@@ -112,15 +108,7 @@ class ErrorMeter {
 class Converter {
  public:
   Converter(const model::Artifact& source, const ConvertOptions& options, const kernels::Stream& stream)
-      : source_(source), options_(options), stream_(stream) {
-    info_.format = options.to;
-    info_.act_outliers = options.to == Format::kInt8 ? options.act_outliers : 0;
-    info_.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(source.info().format != Format::kLora);
-    info_.kv_dtype = options.kv_dtype.value_or(DType::kBF16);
-    if (options.to == Format::kTernary) {
-      info_.bitnet = source.info().bitnet.value_or(model::BitNetInfo());
-      if (source.info().bitnet.has_value()) info_.kv_dtype = options.kv_dtype.value_or(source.info().kv_dtype);
-    }
+      : source_(source), options_(options), stream_(stream), info_(InfoOfConversion(source.info(), options)) {
     info_.base_digest = source.info().weights_digest;
     info_.source = "convert";
     info_.provenance = source.info().provenance;
@@ -218,7 +206,7 @@ class Converter {
     args.out.stride = kernels::Int8PaddedK(cols);
     std::vector<std::int8_t> padded(static_cast<std::size_t>(block * args.out.stride));
     args.out.codes = padded.data();
-    ErrorMeter meter(spec.name, options_.measure_errors, stream_);
+    ErrorMeter meter(spec.name, stream_);
     for (std::int64_t begin = 0; begin < rows; begin += block) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
       const std::int64_t end = std::min(rows, begin + block);
@@ -232,6 +220,7 @@ class Converter {
       for (std::int64_t r = begin; r < end; ++r) {
         std::copy_n(padded.data() + (r - begin) * args.out.stride, cols, codes.data() + r * cols);
       }
+      if (!options_.measure_errors) continue;
       meter.Add(args.x, [&](std::int64_t r, std::int64_t c) {
         return static_cast<float>(codes[static_cast<std::size_t>((begin + r) * cols + c)]) * scale[static_cast<std::size_t>(begin + r)];
       });
@@ -248,7 +237,8 @@ class Converter {
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name, Bytes(made.rows)));
     NIBBLE_RETURN_IF_ERROR(writer_->tensors().Put(spec.name + model::kTernaryScaleSuffix,
                                                   {reinterpret_cast<const char*>(&made.scale), sizeof made.scale}));
-    ErrorMeter meter(spec.name, options_.measure_errors, stream_);
+    ErrorMeter meter(spec.name, stream_);
+    if (!options_.measure_errors) return meter.Result();
     const std::int64_t row_bytes = kernels::TernaryRowBytes(weight.cols);
     meter.Add(weight, [&](std::int64_t r, std::int64_t c) {
       const int code = (made.rows[static_cast<std::size_t>(r * row_bytes + c / 4)] >> (2 * (c % 4)) & 3) - 1;
@@ -308,7 +298,7 @@ class Converter {
     undo.n = static_cast<std::int64_t>(absmax.size());
     undo.absmax = absmax.data();
     NIBBLE_RETURN_IF_ERROR(kernels::DoubleDequantize(undo, stream_));
-    ErrorMeter meter(name, /*measures=*/true, stream_);
+    ErrorMeter meter(name, stream_);
     std::vector<float> decoded(static_cast<std::size_t>(block * cols));
     for (std::int64_t begin = 0; begin < weight.rows(); begin += block) {
       NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
@@ -363,6 +353,19 @@ absl::Status CheckConversion(const model::ArtifactInfo& source, Format to) {
   return absl::OkStatus();
 }
 
+model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options) {
+  model::ArtifactInfo info;
+  info.format = options.to;
+  info.act_outliers = options.to == Format::kInt8 ? options.act_outliers : 0;
+  info.int8_head = options.to == Format::kInt8 && options.int8_head.value_or(source.format != Format::kLora);
+  info.kv_dtype = options.kv_dtype.value_or(DType::kBF16);
+  if (options.to == Format::kTernary) {
+    info.bitnet = source.bitnet.value_or(model::BitNetInfo());
+    if (source.bitnet.has_value()) info.kv_dtype = options.kv_dtype.value_or(source.kv_dtype);
+  }
+  return info;
+}
+
 absl::StatusOr<ConvertReport> ConvertModel(base::FileSystem& files, const model::Artifact& source, const std::string& target,
                                            const ConvertOptions& options, const kernels::Stream& stream) {
   NIBBLE_RETURN_IF_ERROR(CheckOptions(options));
@@ -377,8 +380,6 @@ base::Json ToJson(const ConvertReport& report) {
   json["base_digest"] = report.info.base_digest;
   json["source_weight_bytes"] = report.source_weight_bytes;
   json["weight_bytes"] = report.weight_bytes;
-  json["eval_loss_before"] = report.eval_loss_before.has_value() ? base::Json(*report.eval_loss_before) : base::Json(nullptr);
-  json["eval_loss_after"] = report.eval_loss_after.has_value() ? base::Json(*report.eval_loss_after) : base::Json(nullptr);
   base::Json& layers = json["layers"] = base::Json::array();
   for (const LayerError& layer : report.layers) {
     layers.push_back({{"name", layer.name},

@@ -43,14 +43,14 @@ struct ConvertReport {
   std::vector<LayerError> layers;       // every quantised weight, in the order of the model, where they are measured
   std::uint64_t source_weight_bytes = 0;
   std::uint64_t weight_bytes = 0;
-  // Filled by who evaluates: mean negative log-likelihood in nats a token.
-  std::optional<double> eval_loss_before;
-  std::optional<double> eval_loss_after;
 };
 base::Json ToJson(const ConvertReport& report);
 
 // Whether a model can become one of this format at all. Errors: as ConvertModel's of a format pair.
 absl::Status CheckConversion(const model::ArtifactInfo& source, model::Format to);
+
+// Of what ConvertModel makes: format, head, KV cache and BitNet options. No digests and no provenance yet.
+model::ArtifactInfo InfoOfConversion(const model::ArtifactInfo& source, const ConvertOptions& options);
 
 // int8 from f32, bf16, nf4 and lora; nf4 and ternary from f32 and bf16. A lora model is merged onto its DEQUANTISED NF4 base,
 // W + (B A) * scaling in f32, before it becomes int8 (peft#2105). One tensor is in memory at a time.

@@ -23,20 +23,26 @@ struct Batch {
   std::int64_t pages_per_sequence = 0;
 };
 
-// The examples of the next batch, from *next on, which is moved past them. None is chosen after `max_trained` trained tokens.
-std::vector<std::size_t> NextBatch(const ExampleList& examples, std::int64_t max_trained, std::size_t* next) {
-  std::vector<std::size_t> chosen;
-  std::size_t rows = 0;
+struct Chosen {
+  std::vector<std::size_t> examples;
+  std::int64_t rows = 0;
+  std::int64_t longest = 0;  // tokens of the longest
   std::int64_t trained = 0;
-  while (*next < examples.size() && trained < max_trained) {
-    const auto size = static_cast<std::size_t>(examples.num_tokens(*next));
-    if (!chosen.empty() && rows + size > kStepRows) break;
+};
+
+// The examples of the next batch, from *next on, which is moved past them. None is chosen after `max_trained` trained tokens.
+Chosen NextBatch(const ExampleList& examples, std::int64_t max_trained, std::size_t* next) {
+  Chosen chosen;
+  while (*next < examples.size() && chosen.trained < max_trained) {
+    const std::int64_t size = examples.num_tokens(*next);
+    if (!chosen.examples.empty() && chosen.rows + size > static_cast<std::int64_t>(kStepRows)) break;
     const std::size_t at = (*next)++;
     const std::int64_t num_trained = examples.num_trained(at);
     if (num_trained == 0) continue;
-    chosen.push_back(at);
-    rows += size;
-    trained += num_trained;
+    chosen.examples.push_back(at);
+    chosen.rows += size;
+    chosen.longest = std::max(chosen.longest, size);
+    chosen.trained += num_trained;
   }
   return chosen;
 }
@@ -102,15 +108,9 @@ absl::Status AddRows(const model::ModelConfig& config, const model::DecoderWeigh
 EvaluationSize SizeOfEvaluation(const ExampleList& examples) {
   EvaluationSize size;
   for (std::size_t next = 0; next < examples.size();) {
-    std::int64_t rows = 0, longest = 0, sequences = 0;
-    for (const std::size_t at : NextBatch(examples, std::numeric_limits<std::int64_t>::max(), &next)) {
-      const std::int64_t tokens = examples.num_tokens(at);
-      rows += tokens;
-      longest = std::max(longest, tokens);
-      ++sequences;
-    }
-    size.rows = std::max(size.rows, std::min(rows, static_cast<std::int64_t>(kStepRows)));
-    size.pages = std::max(size.pages, sequences * model::KvPool::PagesFor(longest));
+    const Chosen chosen = NextBatch(examples, std::numeric_limits<std::int64_t>::max(), &next);
+    size.rows = std::max(size.rows, std::min(chosen.rows, static_cast<std::int64_t>(kStepRows)));
+    size.pages = std::max(size.pages, std::ssize(chosen.examples) * model::KvPool::PagesFor(chosen.longest));
   }
   return size;
 }
@@ -123,20 +123,17 @@ absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const mode
   double sum = 0;
   model::Arena arena;
   for (std::size_t next = 0; next < examples.size() && result.tokens < options.max_tokens;) {
-    const std::vector<std::size_t> chosen = NextBatch(examples, options.max_tokens - result.tokens, &next);
-    if (chosen.empty()) break;
-    std::size_t rows = 0;
-    std::int64_t trained = 0;
+    const Chosen chosen = NextBatch(examples, options.max_tokens - result.tokens, &next);
+    if (chosen.examples.empty()) break;
+    const auto rows = static_cast<std::size_t>(chosen.rows);
     std::vector<Example> batched;
-    for (const std::size_t at : chosen) {
+    for (const std::size_t at : chosen.examples) {
       const std::int64_t size = examples.num_tokens(at);
       if (size > weights.rope_positions) {
         return absl::InvalidArgumentError(base::StrCat("an example of the evaluation set has ", size, " tokens, the model takes ",
                                                        weights.rope_positions));
       }
       batched.push_back(examples[at]);
-      rows += static_cast<std::size_t>(size);
-      trained += examples.num_trained(at);
     }
     const Batch batch = MakeBatch(batched);
     NIBBLE_ASSIGN_OR_RETURN(const auto pool,
@@ -145,7 +142,7 @@ absl::StatusOr<Evaluation> Evaluate(const model::ModelConfig& config, const mode
       NIBBLE_RETURN_IF_ERROR(AddRows(config, weights, batch, begin, std::min(kStepRows, rows - begin), pool->view(), arena,
                                      stream, cancelled, &sum, options.top_tokens ? &result.top_tokens : nullptr));
     }
-    result.tokens += trained;
+    result.tokens += chosen.trained;
   }
   if (result.tokens == 0) {
     return base::WithReason(absl::InvalidArgumentError("the evaluation data has no trained token"), "NO_TRAINABLE_TOKENS");

@@ -69,7 +69,7 @@ absl::StatusOr<Example> Mark(std::string_view text, bool add_special_tokens, con
 }
 
 absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt,
-                                     bool add_special_tokens, const std::function<bool()>& cancelled) {
+                                     bool add_special_tokens, const base::Cancelled& cancelled) {
   if (text.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
                             "TEMPLATE_ERROR", {{"field", "chat_template"}});
@@ -89,7 +89,7 @@ Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format) 
 
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
-                                              const std::function<bool()>& cancelled) {
+                                              const base::Cancelled& cancelled) {
   Example whole;
   const bool add_special_tokens = options.add_special_tokens.value_or(format != Format::kChat);
   switch (format) {
@@ -148,7 +148,7 @@ absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format forma
 }
 
 absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
-                     const model::ModelConfig& config, const TokeniseOptions& options, const std::function<bool()>& cancelled,
+                     const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
                      std::vector<Example>* examples, DataSummary* summary) {
   if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
   if (line.find_first_not_of(" \t\r") == std::string_view::npos) return absl::OkStatus();
@@ -177,7 +177,7 @@ absl::Status CheckTrainable(const DataSummary& summary) {
 
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
-                                    const std::function<bool()>& cancelled) {
+                                    const base::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const auto file, base::MappedFile::Open(path));
   Dataset dataset;
   std::vector<Example> examples;

@@ -1,13 +1,13 @@
 // From a record to tokens, with a mark on every token that the loss is taken of.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/base/cancelled.h"
 #include "server/data/example_list.h"
 #include "server/data/record.h"
 #include "server/model/model_config.h"
@@ -37,7 +37,7 @@ struct TokeniseOptions {
 // a record too long with kError); Cancelled once `cancelled`, which is asked before each rendering of a template, says so.
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
-                                              const std::function<bool()>& cancelled = {});
+                                              const base::Cancelled& cancelled = {});
 
 inline constexpr int kMaxNamedRows = 20;
 
@@ -68,7 +68,7 @@ struct Dataset : DataSummary {
 // Tokenises one line of a file, notes what became of it, and appends the examples that have a trained token. A blank line is no row.
 // InvalidArgument names the line (AtLine); Cancelled as Tokenise.
 absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
-                     const model::ModelConfig& config, const TokeniseOptions& options, const std::function<bool()>& cancelled,
+                     const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
                      std::vector<Example>* examples, DataSummary* summary);
 // InvalidArgument (NO_TRAINABLE_TOKENS) when no token of a whole file is trained.
 absl::Status CheckTrainable(const DataSummary& summary);
@@ -77,7 +77,7 @@ absl::Status CheckTrainable(const DataSummary& summary);
 // `cancelled`, which is asked at each line and as Tokenise asks it, says so.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
-                                    const std::function<bool()>& cancelled = {});
+                                    const base::Cancelled& cancelled = {});
 
 // Counts one record and its examples, and names its line where it was truncated, dropped, has no loss, a merged boundary or a special
 // token of its own. Examples are not taken.

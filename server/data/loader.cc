@@ -30,8 +30,9 @@ Loader::Loader(ExampleList examples, Packing packing, std::int64_t max_seq_len, 
 }
 
 void Loader::Seek(Cursor cursor) {
+  const bool known = !order_.empty() && cursor.epoch == cursor_.epoch;
   cursor_ = cursor;
-  order_ = EpochOrder(static_cast<std::int64_t>(examples_.size()), seed_, cursor.epoch);
+  if (!known) order_ = EpochOrder(static_cast<std::int64_t>(examples_.size()), seed_, cursor.epoch);
 }
 
 std::int64_t Loader::RowEnd() const {
@@ -59,32 +60,13 @@ void Loader::AppendRow(MicroBatch* batch) {
   ++batch->num_rows;
 }
 
-void Loader::BeginEpochIfDone() {
-  if (cursor_.taken >= num_examples()) Seek({cursor_.epoch + 1, 0});
-}
-
 MicroBatch Loader::Next(std::int64_t rows) {
   MicroBatch batch;
   batch.segments.push_back(0);
   batch.rows.push_back(0);
-  BeginEpochIfDone();
+  if (cursor_.taken >= num_examples()) Seek({cursor_.epoch + 1, 0});
   while (batch.num_rows < rows && cursor_.taken < num_examples()) AppendRow(&batch);
   return batch;
-}
-
-BatchSizes Loader::NextSizes(std::int64_t rows) {
-  BatchSizes sizes;
-  BeginEpochIfDone();
-  while (static_cast<std::int64_t>(sizes.row_tokens.size()) < rows && cursor_.taken < num_examples()) {
-    sizes.row_tokens.push_back(0);
-    for (const std::int64_t end = RowEnd(); cursor_.taken < end; ++cursor_.taken) {
-      sizes.row_tokens.back() += examples_.num_tokens(At(cursor_.taken));
-      sizes.num_trained += examples_.num_trained(At(cursor_.taken));
-      ++sizes.num_examples;
-    }
-    sizes.num_tokens += sizes.row_tokens.back();
-  }
-  return sizes;
 }
 
 std::int64_t Loader::RowsInEpoch(std::int64_t epoch) const {

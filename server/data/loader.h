@@ -26,14 +26,6 @@ struct MicroBatch {
   std::int64_t num_trained = 0;
 };
 
-// What a micro-batch will hold, without its tokens.
-struct BatchSizes {
-  std::vector<std::int64_t> row_tokens;  // of each row
-  std::int64_t num_examples = 0;
-  std::int64_t num_tokens = 0;
-  std::int64_t num_trained = 0;
-};
-
 // Where the loader stands: which epoch, and how many examples of its order are taken.
 struct Cursor {
   std::int64_t epoch = 0;
@@ -51,18 +43,15 @@ class Loader {
 
   // `rows` rows; a micro-batch never crosses an epoch's end, so the last one of an epoch may have fewer.
   MicroBatch Next(std::int64_t rows);
-  // The sizes of what Next would return; moves on as Next does, and reads no tokens.
-  BatchSizes NextSizes(std::int64_t rows);
 
   Cursor cursor() const { return cursor_; }
   void Seek(Cursor cursor);  // of the same examples and seed
 
-  // How many rows one epoch makes.
+  // How many rows one epoch makes. Reads no tokens.
   std::int64_t RowsInEpoch(std::int64_t epoch) const;
 
  private:
   void AppendRow(MicroBatch* batch);
-  void BeginEpochIfDone();
   // The next row is made of the examples order_[cursor_.taken] to order_[RowEnd() - 1].
   std::int64_t RowEnd() const;
   std::size_t At(std::int64_t place) const { return static_cast<std::size_t>(order_[static_cast<std::size_t>(place)]); }

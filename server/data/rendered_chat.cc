@@ -34,7 +34,7 @@ constexpr char kNoLoop[] = "the template has no loop over the messages that rend
 // A conversation, of which any number of messages from the first can be rendered.
 class Conversation {
  public:
-  Conversation(const base::Json& messages, const Record& record, const text::ChatTemplate& chat, const std::function<bool()>& cancelled)
+  Conversation(const base::Json& messages, const Record& record, const text::ChatTemplate& chat, const base::Cancelled& cancelled)
       : record_(record), chat_(chat), cancelled_(cancelled) {
     for (const base::Json& message : messages) {
       if (!ends_.empty()) json_ += ',';
@@ -83,7 +83,7 @@ class Conversation {
 
   const Record& record_;
   const text::ChatTemplate& chat_;
-  const std::function<bool()>& cancelled_;
+  const base::Cancelled& cancelled_;
   std::vector<std::string> contents_;
   std::string json_;               // the messages, with commas between
   std::vector<std::size_t> ends_;  // of each of them
@@ -251,7 +251,7 @@ absl::StatusOr<RenderedChat> FindTurns(const Conversation& conversation, const s
 }  // namespace
 
 absl::StatusOr<RenderedChat> RenderChat(const Record& record, const text::ChatTemplate& chat, bool train_on_prompt,
-                                        const std::function<bool()>& cancelled) {
+                                        const base::Cancelled& cancelled) {
   NIBBLE_ASSIGN_OR_RETURN(const base::Json messages, base::ParseJson(record.messages_json));
   const Conversation conversation(messages, record, chat, cancelled);
   // Only these have to be found in the text: the trained ones, or those left out of a whole that is trained.

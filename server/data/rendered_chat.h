@@ -1,12 +1,12 @@
 // A conversation as its model's template renders it, and the part of the text that is trained.
 #pragma once
 #include <cstddef>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/base/cancelled.h"
 #include "server/data/record.h"
 #include "server/text/chat_template.h"
 
@@ -32,6 +32,6 @@ struct RenderedChat {
 // rendering, or pair of renderings.
 // Errors: InvalidArgument (TEMPLATE_ERROR, which names the message whose turn is not found); Cancelled.
 absl::StatusOr<RenderedChat> RenderChat(const Record& record, const text::ChatTemplate& chat, bool train_on_prompt,
-                                        const std::function<bool()>& cancelled);
+                                        const base::Cancelled& cancelled);
 
 }  // namespace nibble::data

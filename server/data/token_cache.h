@@ -32,7 +32,7 @@ class TokenCache {
   TokenCache(base::FileSystem& files, std::string directory, kernels::ThreadPool& pool, TokenCacheOptions options)
       : files_(files), directory_(std::move(directory)), pool_(pool), options_(std::move(options)) {}
 
-  // As LoadTokens. Of calls for the same file one makes it, and the others wait.
+  // As LoadTokens. If several calls need the same missing file, one writes it and the others wait.
   absl::StatusOr<Dataset> Get(const TokenSource& source, const base::Cancelled& cancelled);
 
   // Removes the least recently used files that no open job needs, until the limit is kept; Get does so too. With `exists`, at a start,

@@ -39,7 +39,7 @@ absl::StatusOr<DataSummary> ParseSummary(const Json& json, const std::string& wh
     NIBBLE_ASSIGN_OR_RETURN((summary.*list).count, base::GetInt(from, "count", where));
     if (!from.contains("lines") || !from["lines"].is_array()) return absl::DataLossError(StrCat(where, ": ", name, " has no lines"));
     for (const Json& line : from["lines"]) {
-      if (!line.is_number_integer()) return absl::DataLossError(StrCat(where, ": a line of ", name, " is no number"));
+      if (!line.is_number_integer()) return absl::DataLossError(StrCat(where, ": a line of ", name, " is not a number"));
       (summary.*list).lines.push_back(line.get<std::int64_t>());
     }
     if ((summary.*list).lines.size() > static_cast<std::size_t>(kMaxNamedRows)) return absl::DataLossError(StrCat(where, ": too many lines"));
@@ -86,7 +86,7 @@ absl::StatusOr<std::shared_ptr<const TokenFile>> TokenFile::Open(const std::stri
   if (bytes.size() < sizeof(header) + sizeof(trailer)) return damaged("is cut off");
   std::memcpy(&header, bytes.data(), sizeof(header));
   std::memcpy(&trailer, bytes.data() + bytes.size() - sizeof(trailer), sizeof(trailer));
-  if (std::memcmp(header.magic, kTokenMagic, sizeof(header.magic)) != 0) return damaged("is no token file");
+  if (std::memcmp(header.magic, kTokenMagic, sizeof(header.magic)) != 0) return damaged("is not a token file");
   if (std::memcmp(trailer.magic, kTokenEndMagic, sizeof(trailer.magic)) != 0) return damaged("is cut off");
   if (header.version != kTokenFileVersion) return damaged(StrCat("has version ", header.version, ", wanted ", kTokenFileVersion));
   if (std::string_view(header.key, sizeof(header.key)) != key) return damaged("is of another key");

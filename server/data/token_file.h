@@ -16,7 +16,7 @@ namespace nibble::data {
 // Raise it whenever the format, or the tokens or marks that Tokenise makes of a record change: older files are made anew then.
 inline constexpr std::uint32_t kTokenFileVersion = 1;
 
-// What a token file is made of.
+// Input of a token file.
 struct TokenSource {
   std::string data_path;
   std::string data_sha256;

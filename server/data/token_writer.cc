@@ -127,7 +127,7 @@ class Writer {
 
   absl::Status Write() {
     if (absl::Status made = files_.CreateDirectories(source_.tokens_directory); !made.ok()) {
-      // InvalidArgument is said of the data alone.
+      // InvalidArgument means that the data is wrong.
       return absl::IsInvalidArgument(made) ? absl::FailedPreconditionError(made.message()) : made;
     }
     NIBBLE_ASSIGN_OR_RETURN(file_, files_.Create(temporary_.path()));
@@ -269,8 +269,6 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
 
 }  // namespace
 
-bool IsDataError(const absl::Status& status) { return absl::IsInvalidArgument(status) || absl::IsCancelled(status); }
-
 absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options) {
   return Writer(files, source, options).Write();
 }
@@ -281,7 +279,7 @@ absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& s
     if (found.ok() || absl::IsCancelled(found.status())) return found;
     if (!absl::IsNotFound(found.status())) base::LogWarning("token file is made again", {{"why", std::string(found.status().message())}});
     const absl::Status written = WriteTokenFile(files, source, options);
-    if (IsDataError(written)) return written;
+    if (absl::IsInvalidArgument(written) || absl::IsCancelled(written)) return written;
     found = written.ok() ? Open(source, /*verify=*/false, options.cancelled) : absl::StatusOr<Dataset>(written);
     if (found.ok()) return found;
     base::LogWarning("cannot make a token file: the tokens are made in memory", {{"why", std::string(found.status().message())}});

@@ -18,7 +18,7 @@ inline constexpr std::size_t kTokeniseBytes = std::size_t{8} << 20;
 
 struct WriteTokensOptions {
   kernels::ThreadPool& pool;         // shared with others, window by window
-  std::uint64_t min_free_bytes = 0;  // of the file system: with less the file is given up
+  std::uint64_t min_free_bytes = 0;  // with less free disk space no file is written (DISK_FULL)
   std::size_t window_bytes = kTokeniseBytes;
   bool verify = false;               // LoadTokens: read the tokens of a file that is there
   base::Cancelled cancelled = {};    // asked on the calling thread alone, at each of its lines
@@ -28,9 +28,6 @@ struct WriteTokensOptions {
 // a temporary name, synced and renamed: an error leaves nothing. Errors: as LoadDataset; ResourceExhausted (DISK_FULL) and other errors
 // of files.
 absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options);
-
-// Whether WriteTokenFile failed for the data or the caller, and LoadDataset would too.
-bool IsDataError(const absl::Status& status);
 
 // The data set from its token file, which is made where it is missing or damaged. Where it cannot be made (a full disk) the tokens are
 // made in memory, and a warning is logged. Errors: as LoadDataset.

@@ -150,7 +150,7 @@ absl::StatusOr<bool> AttemptSupervisor::Settle(Ended& ended) {
   }
   ended.examined = true;
   for (int i = 0; i < kMaxDecisions; ++i) {
-    NIBBLE_ASSIGN_OR_RETURN(const bool done, Decide(ended, ended.finding));
+    NIBBLE_ASSIGN_OR_RETURN(const bool done, Decide(ended));
     if (done) return true;
   }
   return absl::InternalError(StrCat("the state of job ", live.job_id, " kept changing concurrently"));
@@ -196,7 +196,8 @@ absl::StatusOr<bool> AttemptSupervisor::TakeOutput(Ended& ended) {
   return true;
 }
 
-absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& finding) {
+absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended) {
+  const Finding& finding = ended.finding;
   Live& live = ended.live;
   const Verdict& verdict = finding.verdict;
   NIBBLE_ASSIGN_OR_RETURN(const JobRecord job, database_.Get(live.job_id));
@@ -234,8 +235,8 @@ absl::StatusOr<bool> AttemptSupervisor::Decide(Ended& ended, const Finding& find
     t.to = *t.retries > options_.retry.max_retries ? JobState::kFailed : JobState::kQueued;
     t.attempt_state = lost ? "LOST" : "FAILED";
     t.lost_in_row = lost ? job.lost_in_row + 1 : 0;
-    // A server that was away has waited enough. One that is lost again may be what ends the server: where the OOM killer ends a whole
-    // container, neither knows why.
+    // A LOST attempt is retried at once: the absence of the server was wait enough. From the second in a row on it backs off: the trainer
+    // may be what ends the server, and an OOM kill of the whole container leaves no record.
     if (!lost) wait = Backoff(*t.retries, options_.retry);
     if (*t.lost_in_row > 1) wait = Backoff(*t.lost_in_row - 1, options_.retry);
   } else {

@@ -48,7 +48,7 @@ bool AttemptSupervisor::verifying(const std::string& job_id) const {
 
 bool AttemptSupervisor::hashing() const {
   base::MutexLock lock(mutex_);
-  return !starting_.empty() || !outputs_.empty() || !chores_.empty();
+  return !starting_.empty() || !outputs_.empty();
 }
 
 void AttemptSupervisor::BeginHashed() {

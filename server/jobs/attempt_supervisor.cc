@@ -7,12 +7,9 @@
 #include <thread>
 #include <utility>
 
-#include "server/base/error.h"
-#include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/jobs/progress.h"
 #include "server/store/checkpoints.h"
 
 namespace nibble::jobs {
@@ -197,17 +194,14 @@ void AttemptSupervisor::Tick() {
       ++it;
     }
     runner_.ReapStrays();
-    std::erase_if(chores_, [](const auto& chore) { return chore->done(); });
   }
   BeginHashed();
   for (const Checkpointed& one : checkpointed) {
     // The disk worker looks for the next attempt's checkpoint after this: no attempt begins meanwhile.
-    auto chore = disk_.Start<absl::Status>([this, one](const store::Cancelled&) {
+    disk_.Start<absl::Status>([this, one](const store::Cancelled&) {
       PruneOlder(one.job_id, one.attempt, one.keep_last);
       return absl::OkStatus();
     });
-    base::MutexLock lock(mutex_);
-    chores_.push_back(std::move(chore));
   }
   SettleAll();
 }

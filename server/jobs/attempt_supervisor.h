@@ -41,7 +41,7 @@ class AttemptSupervisor {
   // hashed. A start that fails ends like an attempt that failed. `memory`: the trainer's share of ControllerOptions::memory; null:
   // its plan, whether that is left or not.
   absl::Status Start(const JobRecord& job, std::shared_ptr<const void> memory);
-  // The job has left the queue: a start that has not happened yet does not happen.
+  // The job has left the queue: drops a start that is still waiting for its checkpoint.
   void AbandonStart(const std::string& job_id);
   // Between Start and the transition.
   bool starting(const std::string& job_id) const;
@@ -105,7 +105,7 @@ class AttemptSupervisor {
   absl::Status VerifyOutput(Ended& ended);
   // False while it is being hashed; an error where it cannot be read now.
   absl::StatusOr<bool> TakeOutput(Ended& ended);
-  absl::StatusOr<bool> Decide(Ended& ended, const Finding& finding);
+  absl::StatusOr<bool> Decide(Ended& ended);
   void SettleAll();
 
   store::StateDirectory& state_;
@@ -128,7 +128,6 @@ class AttemptSupervisor {
   std::vector<Ended> ended_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Starting> starting_ ABSL_GUARDED_BY(mutex_);                          // by job id
   std::map<std::string, std::shared_ptr<Deferred<Hashed>>> outputs_ ABSL_GUARDED_BY(mutex_);  // that are being hashed, by job id
-  std::vector<std::shared_ptr<Deferred<absl::Status>>> chores_ ABSL_GUARDED_BY(mutex_);       // without a result
 };
 
 }  // namespace nibble::jobs

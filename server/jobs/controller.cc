@@ -57,10 +57,12 @@ absl::StatusOr<std::string> RetryMs(Database& database, absl::Time now, const st
 }  // namespace
 
 absl::Status JobController::CheckCapacity(const std::string& owner, const std::string& tenant) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t queued, database_.Count(JobState::kQueued));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t planning, database_.Count(JobState::kPlanning));
+  NIBBLE_ASSIGN_OR_RETURN(const std::int64_t waiting, database_.Count(JobState::kQueued));
+  const std::int64_t queued = planning + waiting;
   if (queued >= options_.max_queued) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string retry_ms, RetryMs(database_, clock_.Now(), "", ""));
-    return base::WithReason(absl::ResourceExhaustedError(StrCat(queued, " jobs are queued, the most there can be")),
+    return base::WithReason(absl::ResourceExhaustedError(StrCat(queued, " jobs are being planned or queued, the most there can be")),
                             "QUEUE_FULL", {{"max", std::to_string(options_.max_queued)}, {"retry_ms", retry_ms}});
   }
   if (!owner.empty() && options_.max_open_per_owner > 0) {
@@ -119,6 +121,7 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
   }
   JobRecord job;
   job.id = base::NewId("job");
+  job.state = JobState::kPlanning;
   job.spec = asked;
   job.created = clock_.Now();
   job.owner = submission.owner;
@@ -130,32 +133,78 @@ absl::StatusOr<JobRecord> JobController::Submit(const JobSpec& asked, const std:
     NIBBLE_ASSIGN_OR_RETURN(const std::string format, base::GetString(train.meta, "format", "the dataset's meta.json", "text"));
     job.spec = Resolve(asked, job.id, format, options_.default_device);
     NIBBLE_RETURN_IF_ERROR(Validate(job.spec));  // What was left open may not fit what was said ("split" rows of a chat).
-    if (options_.check_spec) NIBBLE_RETURN_IF_ERROR(options_.check_spec(job.spec));
-    NIBBLE_ASSIGN_OR_RETURN(job.memory_bytes, PlanMemory(job.spec, submission.cancel));
+    if (options_.check_without_rows) NIBBLE_RETURN_IF_ERROR(options_.check_without_rows(job.spec));
     NIBBLE_ASSIGN_OR_RETURN(job.digests, MakeJobDigests(state_, job.spec, options_.code_digest));
-    return Queue(job, request_id, body_digest);
+    return Record(job, request_id, body_digest);
   }();
   if (!queued.ok() || queued->id != job.id) Release(job);
   NIBBLE_RETURN_IF_ERROR(queued.status());
   return Present(*std::move(queued));
 }
 
-absl::StatusOr<JobRecord> JobController::Queue(const JobRecord& job, const std::string& request_id, const std::string& body_digest) {
+absl::StatusOr<JobRecord> JobController::Record(const JobRecord& job, const std::string& request_id, const std::string& body_digest) {
   base::MutexLock lock(submit_mutex_);
   if (draining_) return Draining();
-  // Again: the same request, or others, may have come while this one was planned.
+  // Again: the same request, or others, may have come while this one was checked.
   NIBBLE_ASSIGN_OR_RETURN(std::optional<JobRecord> known, FindOrAdmit(request_id, body_digest, job.owner, job.tenant));
   if (known.has_value()) return *std::move(known);
   NIBBLE_RETURN_IF_ERROR(state_.models->Reserve(job.spec.output_model, job.id, job.tenant));
   Json fields = Json::object();
-  fields["state"] = Name(JobState::kQueued);
+  fields["state"] = Name(job.state);
   NIBBLE_ASSIGN_OR_RETURN(
       Database::Inserted inserted,
       database_.Insert(job, request_id, body_digest, {0, std::nullopt, job.created, "state", std::move(fields)}));
   if (observer_ != nullptr) observer_->OnJobCreated(inserted.job);
   hub_.Notify(job.id);
-  Wake();
+  AddToPlanning(inserted.job);
   return std::move(inserted.job);
+}
+
+void JobController::AddToPlanning(const JobRecord& job) { planning_.Add(job.id, StrCat(job.tenant, "\n", job.owner)); }
+
+bool JobController::Plan(const std::string& id, const base::CancelToken& cancel) {
+  const absl::StatusOr<JobRecord> job = database_.Get(id);
+  if (absl::IsNotFound(job.status()) || (job.ok() && job->state != JobState::kPlanning)) return true;  // Cancelled meanwhile.
+  if (!job.ok()) {
+    base::LogError("a job cannot be planned", {{"job", id}, {"why", std::string(job.status().message())}});
+    return absl::IsDataLoss(job.status());  // A row that is damaged stays so.
+  }
+  const absl::StatusOr<std::int64_t> memory_bytes = PlanMemory(job->spec, cancel);
+  if (cancel.cancelled()) return true;  // By a user: the job is CANCELLED. By the server's end: the next one plans it again.
+  Transition t;
+  t.job_id = id;
+  t.from = job->state;
+  t.to = memory_bytes.ok() ? JobState::kQueued : JobState::kFailed;
+  t.attempt = job->attempt;
+  Json fields = Json::object();
+  fields["state"] = Name(t.to);
+  fields["from"] = Name(t.from);
+  if (memory_bytes.ok()) {
+    t.memory_bytes = *memory_bytes;
+  } else {
+    const absl::Status& why = memory_bytes.status();
+    t.error = JobError{CodeName(why.code()), base::Reason(why), std::string(why.message()), base::ReasonMetadata(why)};
+    t.ended = clock_.Now();
+    fields["reason"] = t.error->reason;
+    fields["message"] = t.error->message;
+  }
+  t.events.push_back({job->attempt, std::nullopt, clock_.Now(), "state", std::move(fields)});
+  const absl::StatusOr<bool> changed = database_.Apply(t);
+  if (!changed.ok()) {
+    base::LogError("the plan of a job is not recorded yet", {{"job", id}, {"why", std::string(changed.status().message())}});
+    return false;
+  }
+  if (*changed && IsFinal(t.to)) {
+    JobRecord after = *job;
+    after.state = t.to;
+    after.error = t.error;
+    after.ended = t.ended;
+    if (observer_ != nullptr) observer_->OnJobEnded(after);
+    Release(after);
+  }
+  hub_.Notify(id);
+  Wake();
+  return true;
 }
 
 absl::Status JobController::HoldInputs(const JobRecord& job) {
@@ -185,11 +234,17 @@ void JobController::Release(const JobRecord& job) {
   if (job.state != JobState::kSucceeded) state_.models->Unreserve(job.spec.output_model, job.id);
 }
 
+absl::StatusOr<std::vector<QueuedJob>> JobController::AgedQueue() {
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<QueuedJob> queue, database_.Queue());
+  Age(queue, clock_.Now(), options_.ageing);
+  return queue;
+}
+
 absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRecord> jobs) {
   std::map<std::string, std::int64_t> positions;
   const auto is_queued = [](const JobRecord& job) { return job.state == JobState::kQueued; };
   if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
-    NIBBLE_ASSIGN_OR_RETURN(std::vector<QueuedJob> queue, ReadQueue());
+    NIBBLE_ASSIGN_OR_RETURN(std::vector<QueuedJob> queue, AgedQueue());
     for (const QueuedJob& one : Order(std::move(queue))) positions.emplace(one.id, positions.size());
   }
   for (JobRecord& job : jobs) {

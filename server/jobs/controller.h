@@ -17,6 +17,7 @@
 #include "server/jobs/database.h"
 #include "server/jobs/disk_worker.h"
 #include "server/jobs/event_hub.h"
+#include "server/jobs/planning_queue.h"
 #include "server/jobs/publisher.h"
 #include "server/jobs/runner.h"
 #include "server/store/checkpoints.h"
@@ -41,21 +42,24 @@ class JobController {
   // Orderly: nothing new starts, trainers checkpoint and end (SIGTERM, after `grace` SIGKILL), their jobs go back into the
   // queue. Ends all waiting. Later calls that change something: Unavailable (DRAINING).
   void Shutdown(absl::Duration grace);
-  // By hand, for tests that do not call Run: one round of the scheduler, and those that take in what was hashed for it.
+  // By hand, for tests that do not call Run: one round of the scheduler, and those that take in what was hashed for it; all jobs are
+  // planned first.
   void Tick();
   // One round. It waits for the database and for single files, never for something to be hashed or removed.
-  void Round();
+  // True: more old jobs and events are left to remove.
+  bool Round();
   // Since the last round ended, or the controller was opened.
   absl::Duration SinceTick() const;
 
-  // Queues a job, or returns the one that this request_id made (docs/life_of_a_job.md). Errors: InvalidArgument (FIELD_VIOLATION),
+  // Takes a job in, in PLANNING, or returns the one that this request_id made (docs/life_of_a_job.md). Errors:
+  // InvalidArgument (FIELD_VIOLATION),
   // Unimplemented, NotFound (MODEL, DATASET), AlreadyExists (NAME_TAKEN, IDEMPOTENCY_CONFLICT), ResourceExhausted
-  // (QUEUE_FULL, TENANT_QUOTA, DISK_FULL, OUT_OF_DEVICE_MEMORY), and those of ControllerOptions::check_spec.
+  // (QUEUE_FULL, TENANT_QUOTA, DISK_FULL), and those of ControllerOptions::check_without_rows. Reads no rows. The errors of
+  // ControllerOptions::plan_memory, OUT_OF_DEVICE_MEMORY and a DISK_FULL of the plan end the job as FAILED.
   struct Submission {
     std::string body_digest = {};  // tells whether a repetition asks for the same; "": the spec's
     std::string owner = {};        // as JobRecord; request ids and the quota are each owner's own, in his tenant
     std::string tenant = {};
-    base::CancelToken cancel = {};  // ends the planning with Cancelled; nothing is queued then
   };
   absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id) { return Submit(spec, request_id, {}); }
   absl::StatusOr<JobRecord> Submit(const JobSpec& spec, const std::string& request_id, const Submission& submission);
@@ -99,23 +103,27 @@ class JobController {
   void TellWaiting(const std::vector<QueuedJob>& queue, std::int64_t left)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   void Wake();
+  // The queue as the policy orders it: with the priorities to which waiting has raised the jobs.
+  absl::StatusOr<std::vector<QueuedJob>> AgedQueue();
   // Moves a job by a trigger, against whatever else moves it; `to` is where it ended up.
   absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
   absl::StatusOr<std::vector<JobRecord>> Present(std::vector<JobRecord> jobs);
   absl::StatusOr<JobRecord> Present(JobRecord job);
-  absl::StatusOr<std::vector<QueuedJob>> ReadQueue();
   // Those of a job, by step. Two attempts may have saved the same one: the later has the name.
   absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
   std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id) const;
   absl::Status CheckCapacity(const std::string& owner, const std::string& tenant);
   absl::StatusOr<std::int64_t> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
+  void AddToPlanning(const JobRecord& job);
+  // Plans a job that is PLANNING and moves it on. False: that could not be recorded. Runs on a thread of planning_.
+  bool Plan(const std::string& id, const base::CancelToken& cancel);
   void CollectDeleted();
   // The job that the request made before; without one, an error when there is no room for another.
   absl::StatusOr<std::optional<JobRecord>> FindOrAdmit(const std::string& request_id, const std::string& body_digest,
                                                        const std::string& owner, const std::string& tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(submit_mutex_);
-  // Queues a planned job that holds its inputs, or returns the one that the request made meanwhile.
-  absl::StatusOr<JobRecord> Queue(const JobRecord& job, const std::string& request_id, const std::string& body_digest);
+  // Records a job that holds its inputs, in PLANNING, or returns the one that the request made meanwhile.
+  absl::StatusOr<JobRecord> Record(const JobRecord& job, const std::string& request_id, const std::string& body_digest);
   absl::Status HoldInputs(const JobRecord& job);
   absl::Status DeleteExpired(const std::string& id);
   void Release(const JobRecord& job);
@@ -136,13 +144,13 @@ class JobController {
   std::atomic<bool> draining_{false};
   base::Mutex tick_mutex_;  // one round at a time
   Retention retention_ ABSL_GUARDED_BY(tick_mutex_);
-  std::atomic<bool> retaining_{false};  // there is more to remove
   std::set<std::string> told_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // jobs that wait for memory and were told
   std::atomic<std::int64_t> ticked_ns_;  // on the monotonic clock
   base::Mutex wake_mutex_;
   base::Condition wake_;
   bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(wake_mutex_) = false;
+  PlanningQueue planning_;  // stopped before the disk's worker
   DiskWorker disk_;  // stopped first: it wakes the scheduler
   std::thread thread_;
 };

@@ -49,6 +49,7 @@ absl::StatusOr<JobRecord> JobController::Move(const std::string& id, JobTrigger 
       if (observer_ != nullptr) observer_->OnJobEnded(after);
       Release(after);
     }
+    if (job.state == JobState::kPlanning) planning_.Cancel(id);
     if (job.state == JobState::kQueued) supervisor_.AbandonStart(id);
     if (to == JobState::kCancelling) {
       supervisor_.RequestStop(id, job.attempt, keep_checkpoint ? Control::kCancelKeeping : Control::kCancel);

@@ -27,12 +27,14 @@ struct PlannedMemory {
 
 struct ControllerOptions {
   QueueLimits queue;
+  absl::Duration ageing = absl::Hours(1);  // a waiting job rises by one step of priority in each; 0: never
   // What trainers share with loaded models; null: nothing. A trainer has its planned part of it as long as it lives.
   std::shared_ptr<base::MemoryBudget> memory;
   // Where trainers run; null: why the kernel ended one is not known.
   ReadOomCount oom_count;
   std::int64_t memory_limit_bytes = 0;  // of the server and its trainers together; 0: not known
-  std::int64_t max_queued = 1000;
+  std::int64_t max_queued = 1000;  // PLANNING or QUEUED
+  int planners = 2;                // plans at a time: a small data set does not wait behind one large one
   std::int64_t max_open_per_owner = 10;  // jobs that are not final; 0: no bound. Of those that have an owner
   RetryOptions retry;
   RetentionOptions retention;
@@ -49,9 +51,10 @@ struct ControllerOptions {
   absl::Duration no_progress_grace = absl::Seconds(20);
   absl::Duration tick = absl::Milliseconds(100);    // while trainers live
   absl::Duration request_id_kept = absl::Hours(24);
-  // What jobs/ cannot know (does the model take such sequences, is there such a device). Called with the resolved spec.
-  std::function<absl::Status(const JobSpec&)> check_spec;
-  // For admission. Without it jobs are admitted by number alone. May take minutes, and be called by many at a time.
+  // What can be refused without reading rows (does the model take such sequences, is there such a device). Called with the resolved
+  // spec while the caller waits: it takes milliseconds.
+  std::function<absl::Status(const JobSpec&)> check_without_rows;
+  // Of jobs that are PLANNING. Without it jobs are admitted by number alone. May take minutes, and be called by `planners` at a time.
   std::function<absl::StatusOr<PlannedMemory>(const JobSpec&, const base::CancelToken&)> plan_memory;
 };
 

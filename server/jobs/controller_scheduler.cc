@@ -25,6 +25,7 @@ JobController::JobController(store::StateDirectory& state, Database& database, R
       observer_(observer),
       retention_(database, clock, options_.retention, [this](const std::string& id) { return DeleteExpired(id); }),
       ticked_ns_(absl::ToInt64Nanoseconds(clock.Monotonic())),
+      planning_(options_.planners, [this](const std::string& id, const base::CancelToken& cancel) { return Plan(id, cancel); }),
       disk_([this] { Wake(); }) {}
 
 absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateDirectory& state, Database& database,
@@ -47,8 +48,7 @@ absl::Status JobController::Recover() {
   NIBBLE_RETURN_IF_ERROR(ForgetRequests());
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> unpublished, database_.ListUnpublished());
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<JobRecord> open,
-                          database_.ListAll({JobState::kQueued, JobState::kPreparing, JobState::kRunning, JobState::kPausing,
-                                             JobState::kPaused, JobState::kCancelling}));
+                          database_.ListAll(OpenStates()));
   // Names first, all of them, before anything can take one.
   for (const auto* jobs : {&unpublished, &open}) {
     for (const JobRecord& job : *jobs) {
@@ -75,6 +75,10 @@ absl::Status JobController::Recover() {
     if (job.state == JobState::kQueued) NIBBLE_RETURN_IF_ERROR(supervisor_.ResumeBackoff(job));
   }
   CollectDeleted();
+  // The oldest first. Last: from here on jobs are moved by others too.
+  for (auto job = open.rbegin(); job != open.rend(); ++job) {
+    if (job->state == JobState::kPlanning) AddToPlanning(*job);
+  }
   return absl::OkStatus();
 }
 
@@ -97,10 +101,10 @@ void JobController::Run(const std::string& report_address) {
     while (!stopping_) {
       woken_ = false;
       lock.Unlock();
-      Round();
+      const bool more = Round();
       // With trainers, or jobs that wait out a backoff, often; else only when something changes, or to try again what
       // the disk refused.
-      const bool busy = supervisor_.load().jobs > 0 || retaining_;
+      const bool busy = supervisor_.load().jobs > 0 || more;
       const auto wait = busy ? options_.tick : std::max(options_.tick, absl::Milliseconds(500));
       lock.Lock();
       wake_.WaitFor(lock, absl::ToChronoNanoseconds(wait),
@@ -116,17 +120,19 @@ void JobController::Wake() {
 }
 
 void JobController::Tick() {
+  planning_.AwaitIdle();
   Round();
   for (disk_.AwaitIdle(); supervisor_.hashing(); disk_.AwaitIdle()) Round();
 }
 
-void JobController::Round() {
+bool JobController::Round() {
   base::MutexLock lock(tick_mutex_);
   state_.reserve->Refill();
   supervisor_.Tick();
   if (!draining_) Admit();
-  retaining_ = !draining_ && retention_.Step();
+  const bool more = !draining_ && retention_.Step();
   ticked_ns_ = absl::ToInt64Nanoseconds(clock_.Monotonic());
+  return more;
 }
 
 absl::Duration JobController::SinceTick() const { return clock_.Monotonic() - absl::Nanoseconds(ticked_ns_.load()); }
@@ -143,12 +149,13 @@ void JobController::Admit() {
   }
   const RunningLoad load = supervisor_.load();
   if (load.jobs >= options_.queue.max_running) return;
-  absl::StatusOr<std::vector<QueuedJob>> queue = ReadQueue();
+  absl::StatusOr<std::vector<QueuedJob>> queue = AgedQueue();
   if (!queue.ok()) {
     base::LogError("the queue cannot be read", {{"why", std::string(queue.status().message())}});
     return;
   }
   std::erase_if(*queue, [this](const QueuedJob& one) { return supervisor_.starting(one.id); });
+  for (QueuedJob& one : *queue) one.not_before = supervisor_.not_before(one.id);
   QueueLimits limits = options_.queue;
   if (options_.memory != nullptr) limits.left_bytes = options_.memory->left();
   const std::vector<std::string> picked = PickNext(*queue, load, limits, clock_.Monotonic());
@@ -170,16 +177,6 @@ void JobController::Admit() {
       base::LogError("a job is not started", {{"job", id}, {"why", std::string(started.message())}});
     }
   }
-}
-
-absl::StatusOr<std::vector<QueuedJob>> JobController::ReadQueue() {
-  NIBBLE_ASSIGN_OR_RETURN(const std::vector<QueueEntry> entries, database_.Queue());
-  std::vector<QueuedJob> queue;
-  queue.reserve(entries.size());
-  for (const QueueEntry& one : entries) {
-    queue.push_back({one.id, one.priority, one.number, supervisor_.not_before(one.id), one.memory_bytes});
-  }
-  return queue;
 }
 
 // Nothing runs, and who is next could, but for the memory of loaded models: only their user can give it back.
@@ -216,6 +213,7 @@ void JobController::Shutdown(absl::Duration grace) {
     wake_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
+  planning_.Stop();  // The jobs stay PLANNING: the next server plans them.
   base::MutexLock lock(tick_mutex_);
   supervisor_.StopAll(grace);
   hub_.Close();
@@ -228,6 +226,7 @@ JobController::~JobController() {
     wake_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
+  planning_.Stop();
   disk_.Stop();
 }
 

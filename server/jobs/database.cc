@@ -115,8 +115,8 @@ class SqliteDatabase : public Database {
     return page;
   }
 
-  absl::StatusOr<std::vector<QueueEntry>> Queue() override {
-    std::vector<QueueEntry> queue;
+  absl::StatusOr<std::vector<QueuedJob>> Queue() override {
+    std::vector<QueuedJob> queue;
     NIBBLE_RETURN_IF_ERROR(Read([&] {
       queue = QueueRows(session_);
       return absl::OkStatus();
@@ -125,9 +125,7 @@ class SqliteDatabase : public Database {
   }
 
   absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) override {
-    std::string names;  // Our own constants, never a caller's text.
-    for (const JobState state : states) names = StrCat(names, names.empty() ? "" : ", ", "'", Name(state), "'");
-    return Select(StrCat("WHERE state IN (", names, ") ORDER BY number DESC"));
+    return Select(StrCat("WHERE ", StateIsOneOf(states), " ORDER BY number DESC"));
   }
 
   absl::StatusOr<std::vector<JobRecord>> ListUnpublished() override {
@@ -153,8 +151,13 @@ class SqliteDatabase : public Database {
     return sum;
   }
   absl::StatusOr<std::int64_t> CountOpen(const std::string& owner, const std::string& tenant) override {
-    return CountWhere(
-        "owner = :o AND tenant = :t AND state IN ('QUEUED', 'PREPARING', 'RUNNING', 'PAUSING', 'PAUSED', 'CANCELLING')", owner, tenant);
+    const std::string sql = StrCat("SELECT COUNT(*) FROM jobs WHERE owner = :o AND tenant = :t AND ", StateIsOneOf(OpenStates()));
+    long long count = 0;
+    NIBBLE_RETURN_IF_ERROR(Read([&] {
+      session_ << sql, use(owner), use(tenant), into(count);
+      return absl::OkStatus();
+    }));
+    return count;
   }
 
   absl::StatusOr<std::vector<JobCount>> Counts() override {
@@ -438,17 +441,6 @@ class SqliteDatabase : public Database {
     std::vector<JobRecord> jobs;
     NIBBLE_RETURN_IF_ERROR(Parse(rows, jobs));
     return jobs;
-  }
-
-  // Jobs of which the condition is true with these values, in its order.
-  template <typename... Values>
-  absl::StatusOr<std::int64_t> CountWhere(const char* condition, const Values&... values) {
-    long long count = 0;
-    NIBBLE_RETURN_IF_ERROR(Read([&] {
-      ((session_ << StrCat("SELECT COUNT(*) FROM jobs WHERE ", condition)), ..., use(values)), into(count);
-      return absl::OkStatus();
-    }));
-    return count;
   }
 
   const MakeRoom make_room_;

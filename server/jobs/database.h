@@ -14,6 +14,7 @@
 #include "server/base/json.h"
 #include "server/jobs/job_query.h"
 #include "server/jobs/job_state.h"
+#include "server/jobs/policy.h"
 #include "server/jobs/records.h"
 #include "server/jobs/runner.h"
 
@@ -40,20 +41,12 @@ struct Transition {
   std::optional<std::int64_t> lost_in_row;
   std::optional<JobError> error;
   std::optional<base::Json> progress;
+  std::optional<std::int64_t> memory_bytes;     // as planned
   std::optional<std::string> publish_digest;    // marks the output for publishing
   bool keep_checkpoint = false;                 // to CANCELLING: a checkpoint first
   std::optional<std::string> attempt_state;     // of the attempt's own row ("LOST", ...)
   std::optional<absl::Time> started, ended;
   std::vector<NewEvent> events;
-};
-
-// What the scheduler needs to know of a queued job.
-struct QueueEntry {
-  std::string id;
-  std::int64_t number = 0;  // JobRecord::number
-  std::int64_t priority = 0;
-  std::int64_t memory_bytes = 0;
-  std::int64_t attempt = 0;
 };
 
 // Jobs, attempts, events and request ids in one SQLite file: WAL, synchronous=FULL, one connection. What returned
@@ -69,7 +62,7 @@ class Database {
   static absl::StatusOr<std::unique_ptr<Database>> Open(const std::string& path, MakeRoom make_room = nullptr);
   virtual ~Database() = default;
 
-  // A new job in QUEUED with its first event, or the one that this request_id made before: `created` tells. With another
+  // A new job with its first event, or the one that this request_id made before: `created` tells. With another
   // body_digest: AlreadyExists (IDEMPOTENCY_CONFLICT). request_id "" is not remembered.
   struct Inserted {
     JobRecord job;
@@ -91,8 +84,8 @@ class Database {
   // At most `limit` jobs. A page looks at a bounded number of jobs, so it may hold fewer, even none, before the end of the list.
   // Cancelled when `cancel` is.
   virtual absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) = 0;
-  // All queued jobs, in no particular order.
-  virtual absl::StatusOr<std::vector<QueueEntry>> Queue() = 0;
+  // All queued jobs, in no particular order; not_before is not set.
+  virtual absl::StatusOr<std::vector<QueuedJob>> Queue() = 0;
   // All jobs in these states, newest first.
   virtual absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) = 0;
   // Those whose output is recorded but not published.

@@ -52,15 +52,28 @@ std::vector<JobRow> RowsWhere(soci::session& session, const std::string& where) 
   return rows;
 }
 
-std::vector<QueueEntry> QueueRows(soci::session& session) {
-  std::vector<QueueEntry> queue;
-  std::string id;
-  long long number = 0, priority = 0, memory_bytes = 0, attempt = 0;
-  soci::statement select = (session.prepare << "SELECT id, number, priority, memory_bytes, attempt FROM jobs INDEXED BY jobs_queue "
-                                               "WHERE state = 'QUEUED'",
-                            into(id), into(number), into(priority), into(memory_bytes), into(attempt));
+std::vector<QueuedJob> QueueRows(soci::session& session) {
+  std::vector<QueuedJob> queue;
+  std::string id, owner, tenant;
+  long long number = 0, priority = 0, memory_bytes = 0, queued_us = 0, started_us = 0;
+  soci::statement select =
+      (session.prepare << "SELECT id, number, priority, memory_bytes, jobs.owner, jobs.tenant, queued_us, "
+                          "COALESCE(principal_starts.started_us, 0) FROM jobs INDEXED BY jobs_queue "
+                          "LEFT JOIN principal_starts ON principal_starts.tenant = jobs.tenant AND principal_starts.owner = jobs.owner "
+                          "WHERE state = 'QUEUED'",
+       into(id), into(number), into(priority), into(memory_bytes), into(owner), into(tenant), into(queued_us), into(started_us));
   select.execute();
-  while (select.fetch()) queue.push_back({id, number, priority, memory_bytes, attempt});
+  while (select.fetch()) {
+    queue.push_back({.id = id,
+                     .priority = priority,
+                     .submitted = number,
+                     .not_before = absl::ZeroDuration(),
+                     .memory_bytes = memory_bytes,
+                     .owner = owner,
+                     .tenant = tenant,
+                     .queued = absl::FromUnixMicros(queued_us),
+                     .principal_started = absl::FromUnixMicros(started_us)});
+  }
   return queue;
 }
 

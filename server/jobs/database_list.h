@@ -24,6 +24,6 @@ JobPiece ListPiece(soci::session& session, const JobQuery& query, std::int64_t b
 
 std::vector<JobRow> RowsWhere(soci::session& session, const std::string& where);
 
-std::vector<QueueEntry> QueueRows(soci::session& session);
+std::vector<QueuedJob> QueueRows(soci::session& session);
 
 }  // namespace nibble::jobs

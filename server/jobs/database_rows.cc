@@ -25,6 +25,11 @@ absl::StatusOr<JobRecord> Parse(const JobRow& row) {
     NIBBLE_ASSIGN_OR_RETURN(error.code, base::GetString(json, "code", "error"));
     NIBBLE_ASSIGN_OR_RETURN(error.reason, base::GetString(json, "reason", "error"));
     NIBBLE_ASSIGN_OR_RETURN(error.message, base::GetString(json, "message", "error"));
+    if (const auto metadata = json.find("metadata"); metadata != json.end() && metadata->is_object()) {
+      for (const auto& [key, value] : metadata->items()) {
+        NIBBLE_ASSIGN_OR_RETURN(error.metadata[key], base::GetString(*metadata, key, "error.metadata"));
+      }
+    }
     job.error = error;
   }
   NIBBLE_ASSIGN_OR_RETURN(job.progress, base::ParseJson(row.progress));
@@ -66,6 +71,7 @@ base::Json ToJson(const JobError& error) {
   json["code"] = error.code;
   json["reason"] = error.reason;
   json["message"] = error.message;
+  if (!error.metadata.empty()) json["metadata"] = error.metadata;
   return json;
 }
 

@@ -128,6 +128,22 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           "CREATE INDEX jobs_by_steps_kept ON jobs (steps_kept, number) WHERE ended_us > 0",
           "CREATE TABLE deleted_jobs (job_id TEXT NOT NULL PRIMARY KEY) WITHOUT ROWID",
       },
+      {
+          // When a job of each principal was last started, and since when a job is in the queue: principals take turns, and jobs age
+          // (policy.h). Starts are never at the same time: a later one is a microsecond later at least.
+          R"(CREATE TABLE principal_starts (
+               tenant TEXT NOT NULL,
+               owner TEXT NOT NULL,
+               started_us INTEGER NOT NULL,
+               PRIMARY KEY (tenant, owner)) WITHOUT ROWID)",
+          "INSERT INTO principal_starts SELECT tenant, owner, MAX(started_us) FROM jobs WHERE started_us > 0 GROUP BY tenant, owner",
+          "CREATE INDEX principal_starts_by_time ON principal_starts (started_us)",
+          "ALTER TABLE jobs ADD COLUMN queued_us INTEGER NOT NULL DEFAULT 0",
+          "UPDATE jobs SET queued_us = created_us",
+          "DROP INDEX jobs_queue",
+          "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, owner, tenant, queued_us, attempt, state) "
+          "WHERE state = 'QUEUED'",
+      },
   };
   return migrations;
 }

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "server/base/cancel_token.h"
+#include "server/base/cancelled.h"
 #include "server/base/mutex.h"
-#include "server/store/published_directory.h"
 
 namespace nibble::jobs {
 
@@ -46,7 +46,7 @@ class DiskWorker {
 
   // `make` should end soon after its argument returns true.
   template <typename T>
-  std::shared_ptr<Deferred<T>> Start(std::function<T(const store::Cancelled&)> make) {
+  std::shared_ptr<Deferred<T>> Start(std::function<T(const base::Cancelled&)> make) {
     auto deferred = std::make_shared<Deferred<T>>();
     Add({deferred->cancel_, [deferred, make = std::move(make)] {
            deferred->value_ = make([&cancel = deferred->cancel_] { return cancel.cancelled(); });

@@ -19,12 +19,6 @@ std::string And(const std::string& left, const std::string& right) {
   return StrCat(left, " AND ", right);
 }
 
-std::string StateIsOneOf(const std::vector<JobState>& states) {
-  std::string names;
-  for (const JobState state : states) names = StrCat(names, names.empty() ? "" : ", ", Quoted(state));
-  return StrCat("state IN (", names, ")");
-}
-
 std::string Walk(std::string_view index, const std::string& where, const std::string& rest) {
   return StrCat("SELECT number, ", rest.empty() ? "1" : rest, " AS wanted FROM jobs", index.empty() ? "" : " INDEXED BY ", index, " WHERE ",
                 And(where, "number < :before"));
@@ -59,6 +53,12 @@ std::string ByStates(const std::vector<JobState>& states, bool by_tenant, const 
 }
 
 }  // namespace
+
+std::string StateIsOneOf(const std::vector<JobState>& states) {
+  std::string names;
+  for (const JobState state : states) names = StrCat(names, names.empty() ? "" : ", ", Quoted(state));
+  return StrCat("state IN (", names, ")");
+}
 
 std::string CandidateSql(const JobQuery& query, SqlTexts& texts) {
   std::vector<JobState> states = query.states;

@@ -26,5 +26,7 @@ using SqlTexts = std::map<std::string, std::string>;
 // the index does not cover hold). Parameters: :before, :limit, and those that are added to `texts`. Never sorts, and never reads a
 // job that the index rules out.
 std::string CandidateSql(const JobQuery& query, SqlTexts& texts);
+// "state IN ('QUEUED', ...)"
+std::string StateIsOneOf(const std::vector<JobState>& states);
 
 }  // namespace nibble::jobs

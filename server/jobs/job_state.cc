@@ -12,10 +12,10 @@ using enum JobState;
 
 namespace {
 
-constexpr const char* kStateNames[kNumJobStates] = {"QUEUED",     "PREPARING", "RUNNING", "PAUSING",  "PAUSED",
-                                                    "CANCELLING", "SUCCEEDED", "FAILED",  "CANCELLED"};
-constexpr const char* kTriggerNames[kNumJobTriggers] = {"start", "ready", "succeed", "fail",  "retry",
-                                                        "stop",  "pause", "resume",  "cancel"};
+constexpr const char* kStateNames[kNumJobStates] = {"PLANNING", "QUEUED",     "PREPARING", "RUNNING", "PAUSING",
+                                                    "PAUSED",   "CANCELLING", "SUCCEEDED", "FAILED",  "CANCELLED"};
+constexpr const char* kTriggerNames[kNumJobTriggers] = {"plan", "start", "ready", "succeed", "fail",
+                                                        "retry", "stop",  "pause", "resume",  "cancel"};
 
 struct Edge {
   JobState from;
@@ -24,6 +24,9 @@ struct Edge {
 };
 
 constexpr Edge kEdges[] = {
+    {kPlanning, JobTrigger::kPlanned, kQueued},
+    {kPlanning, JobTrigger::kFailed, kFailed},
+    {kPlanning, JobTrigger::kCancel, kCancelled},
     {kQueued, JobTrigger::kStart, kPreparing},
     {kQueued, JobTrigger::kPause, kPaused},
     {kQueued, JobTrigger::kFailed, kFailed},
@@ -60,6 +63,14 @@ absl::StatusOr<JobState> ParseJobState(std::string_view name) {
 }
 
 bool IsFinal(JobState state) { return state == kSucceeded || state == kFailed || state == kCancelled; }
+
+std::vector<JobState> OpenStates() {
+  std::vector<JobState> open;
+  for (int i = 0; i < kNumJobStates; ++i) {
+    if (const auto state = static_cast<JobState>(i); !IsFinal(state)) open.push_back(state);
+  }
+  return open;
+}
 
 bool HasTrainer(JobState state) {
   return state == kPreparing || state == kRunning || state == kPausing || state == kCancelling;

@@ -2,17 +2,19 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace nibble::jobs {
 
 // The states of a job and all edges between them (docs/life_of_a_job.md). Pure.
-enum class JobState { kQueued, kPreparing, kRunning, kPausing, kPaused, kCancelling, kSucceeded, kFailed, kCancelled };
-inline constexpr int kNumJobStates = 9;
+enum class JobState { kPlanning, kQueued, kPreparing, kRunning, kPausing, kPaused, kCancelling, kSucceeded, kFailed, kCancelled };
+inline constexpr int kNumJobStates = 10;
 
 // What moves a job.
 enum class JobTrigger {
+  kPlanned,    // its data is good, and what it needs is known
   kStart,      // admitted: an attempt begins
   kReady,      // its trainer has loaded everything and trains
   kSucceeded,  // its output is complete
@@ -23,13 +25,14 @@ enum class JobTrigger {
   kResume,
   kCancel,
 };
-inline constexpr int kNumJobTriggers = 9;
+inline constexpr int kNumJobTriggers = 10;
 
 const char* Name(JobState state);      // "QUEUED", as on the wire
 const char* Name(JobTrigger trigger);  // "start"
 absl::StatusOr<JobState> ParseJobState(std::string_view name);
 
 bool IsFinal(JobState state);       // SUCCEEDED, FAILED, CANCELLED
+std::vector<JobState> OpenStates();  // all that are not final
 bool HasTrainer(JobState state);    // PREPARING, RUNNING, PAUSING, CANCELLING
 bool IsEdge(JobState from, JobState to);
 

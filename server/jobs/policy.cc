@@ -1,7 +1,9 @@
 #include "server/jobs/policy.h"
 
 #include <algorithm>
+#include <map>
 #include <tuple>
+#include <utility>
 
 namespace nibble::jobs {
 
@@ -9,7 +11,29 @@ std::vector<QueuedJob> Order(std::vector<QueuedJob> queue) {
   std::sort(queue.begin(), queue.end(), [](const QueuedJob& a, const QueuedJob& b) {
     return std::make_tuple(-a.priority, a.submitted) < std::make_tuple(-b.priority, b.submitted);
   });
+  // The turn of a job: how many of its principal and priority come before it.
+  std::map<std::tuple<std::int64_t, std::string, std::string>, std::int64_t> turns;
+  std::vector<std::pair<std::int64_t, QueuedJob>> taken;
+  taken.reserve(queue.size());
+  for (QueuedJob& job : queue) {
+    const std::int64_t turn = turns[{job.priority, job.tenant, job.owner}]++;
+    taken.emplace_back(turn, std::move(job));
+  }
+  std::sort(taken.begin(), taken.end(), [](const auto& a, const auto& b) {
+    return std::make_tuple(-a.second.priority, a.first, a.second.principal_started, a.second.submitted) <
+           std::make_tuple(-b.second.priority, b.first, b.second.principal_started, b.second.submitted);
+  });
+  for (std::size_t i = 0; i < queue.size(); ++i) queue[i] = std::move(taken[i].second);
   return queue;
+}
+
+void Age(std::vector<QueuedJob>& queue, absl::Time now, absl::Duration step) {
+  if (step <= absl::ZeroDuration()) return;
+  for (QueuedJob& job : queue) {
+    const absl::Time since = job.owner.empty() ? job.queued : std::max(job.queued, job.principal_started);
+    absl::Duration rest;
+    job.priority += std::max<std::int64_t>(0, absl::IDivDuration(now - since, step, &rest));  // a clock that was set back lowers nothing
+  }
 }
 
 bool NeedsMoreThanThereIs(std::int64_t bytes, const QueueLimits& limits) {

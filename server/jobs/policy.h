@@ -15,6 +15,11 @@ struct QueuedJob {
   std::int64_t submitted = 0;   // order of submission: lower first among equals; a retried job keeps its own
   absl::Duration not_before;    // monotonic: waits out its backoff
   std::int64_t memory_bytes = 0;  // planned peak; 0: not known, takes a place only
+  // The principal: principals take turns. All jobs without an owner (there is no authentication) are those of one principal.
+  std::string owner = {};
+  std::string tenant = {};
+  absl::Time queued = absl::UnixEpoch();             // when it last entered the queue
+  absl::Time principal_started = absl::UnixEpoch();  // when a job of the principal was last started; 1970: never
 };
 
 struct QueueLimits {
@@ -33,7 +38,14 @@ struct RunningLoad {
 // More than trainers may take, were it the only one.
 bool NeedsMoreThanThereIs(std::int64_t bytes, const QueueLimits& limits);
 
-// The queue in the order in which it will be served (backoff not looked at): its index is the queue position.
+// Raises each job by one step of priority for each `step` that it has waited, so that a stream of jobs of higher priority cannot hold it
+// up for ever. A job of an owner waits from the last start of any job of that principal: a flood of one principal's old jobs must not
+// outrank the first job of another. A step of 0 raises nothing.
+void Age(std::vector<QueuedJob>& queue, absl::Time now, absl::Duration step);
+
+// The queue in the order in which it will be served (backoff not looked at): its index is the queue position. Higher priority first.
+// Within a priority principals take turns: the second job of each comes after the first of all. The principal whose last start is the
+// longest ago has the first turn; between principals that never started a job, and within a principal, the order is that of submission.
 std::vector<QueuedJob> Order(std::vector<QueuedJob> queue);
 
 // Ids to start now, at most as many as there is room for. A job that waits out its backoff does not hold up those behind it; one

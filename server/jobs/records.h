@@ -1,6 +1,7 @@
 // What the database keeps and the API shows.
 #pragma once
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -20,6 +21,7 @@ struct JobError {
   std::string code;    // canonical name, "INVALID_ARGUMENT"
   std::string reason;  // docs/errors.md
   std::string message;
+  std::map<std::string, std::string> metadata = {};  // docs/errors.md; of an error of the plan
 };
 
 // Of a job that its user ended.

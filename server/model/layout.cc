@@ -6,7 +6,9 @@
 #include "kernels/formats/double_quant.h"
 #include "kernels/formats/nf4.h"
 #include "kernels/formats/ternary.h"
+#include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/safetensors.h"
 
 namespace nibble::model {
 
@@ -57,6 +59,16 @@ absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& confi
     }
   }
   return out;
+}
+
+absl::StatusOr<std::int64_t> WeightFileBytes(const ModelConfig& config, const ArtifactInfo& info, std::int64_t float_bytes) {
+  NIBBLE_ASSIGN_OR_RETURN(const auto tensors, StoredTensors(config, info));
+  std::int64_t bytes = 0;
+  for (const StoredTensor& tensor : tensors) {
+    const std::int64_t element = tensor.dtypes.size() > 1 ? float_bytes : kernels::SizeOf(tensor.dtypes[0]);
+    bytes += NumElements(tensor.shape).value_or(0) * element;
+  }
+  return bytes;
 }
 
 std::optional<std::int64_t> MaxInFeatures(Format format, int act_bits) {

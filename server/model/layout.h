@@ -31,6 +31,8 @@ bool IsQuantized(TensorRole role, const ModelConfig& config, const ArtifactInfo&
 
 // Those of model.safetensors.
 absl::StatusOr<std::vector<StoredTensor>> StoredTensors(const ModelConfig& config, const ArtifactInfo& info);
+// Their bytes. `float_bytes`: of an element where the format leaves its type open.
+absl::StatusOr<std::int64_t> WeightFileBytes(const ModelConfig& config, const ArtifactInfo& info, std::int64_t float_bytes);
 
 // The most input features of a linear in that format, which the integer sums of its product hold; act_bits is that of ternary's
 // activations. Nothing where there is no limit.

@@ -81,7 +81,7 @@ model::ModelConfig TrainedConfig(const jobs::JobSpec& spec, const model::ModelCo
   return spec.method == jobs::kMethodBitNetQat ? model::BitNetShape(base, spec.bitnet_qat.preset) : base;
 }
 
-absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
+absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs) {
   NIBBLE_RETURN_IF_ERROR(CheckDevice(spec, inputs));
   if (spec.data.max_seq_len > inputs.config.context_limit()) {
     return FieldError("data.max_seq_len", StrCat("is ", spec.data.max_seq_len, ", the model has ",
@@ -96,7 +96,11 @@ absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs&
   if (qlora && inputs.base_is_masters) {
     return FieldError("base_model", "has the master weights of a BitNet model, which run as ternary: wanted bitnet_qat for them");
   }
-  NIBBLE_RETURN_IF_ERROR(CheckServedForm(spec, inputs));
+  return CheckServedForm(spec, inputs);
+}
+
+absl::StatusOr<CheckedData> CheckJob(const jobs::JobSpec& spec, const JobInputs& inputs) {
+  NIBBLE_RETURN_IF_ERROR(CheckWithoutRows(spec, inputs));
   CheckedData data;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, TokenSourcesOf(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(data.train, CheckData("train_dataset", sources.front(), inputs));

@@ -55,6 +55,9 @@ struct CheckedData {
   data::Dataset eval;  // empty without an evaluation set
 };
 
+// The part of CheckJob that reads no rows; `inputs` needs neither data nor a tokenizer. Errors: those of CheckJob but for the data's.
+absl::Status CheckWithoutRows(const jobs::JobSpec& spec, const JobInputs& inputs);
+
 // Of a resolved spec. Tokenises all data, or has JobInputs::load get it. Errors:
 // InvalidArgument (FIELD_VIOLATION: sequence longer than the model, unknown device, base format, master weights for qlora, more
 // input features than what is made can be served with; NO_TRAINABLE_TOKENS; TEMPLATE_ERROR, without a template too).

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/dtype.h"
 #include "server/model/layout.h"
-#include "server/model/safetensors.h"
 #include "server/plan/memory_plan.h"
 
 namespace nibble::plan {
@@ -18,17 +16,6 @@ constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;  // more than a disk 
 
 }  // namespace
 
-std::int64_t WeightFileBytes(const model::ModelConfig& config, const model::ArtifactInfo& info, std::int64_t float_bytes) {
-  const auto tensors = model::StoredTensors(config, info);
-  if (!tensors.ok()) return 0;
-  std::int64_t bytes = 0;
-  for (const model::StoredTensor& tensor : *tensors) {
-    const std::int64_t element = tensor.dtypes.size() > 1 ? float_bytes : kernels::SizeOf(tensor.dtypes[0]);
-    bytes += model::NumElements(tensor.shape).value_or(0) * element;
-  }
-  return bytes;
-}
-
 std::int64_t PlanDisk(const jobs::JobSpec& spec, const model::ModelConfig& config, std::int64_t base_bytes,
                       std::int64_t companion_bytes, std::int64_t max_steps) {
   const bool qlora = spec.method == jobs::kMethodQLora;
@@ -36,7 +23,7 @@ std::int64_t PlanDisk(const jobs::JobSpec& spec, const model::ModelConfig& confi
   const auto weights = [&](Format format, std::int64_t element) {
     model::ArtifactInfo info;
     info.format = format;
-    return static_cast<double>(WeightFileBytes(config, info, element));
+    return static_cast<double>(model::WeightFileBytes(config, info, element).value_or(0));
   };
   const auto trained = static_cast<double>(TrainedParameters(spec, config));
   // Values and two moments in f32. A new one is whole before the oldest goes.

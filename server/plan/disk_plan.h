@@ -3,13 +3,9 @@
 #include <cstdint>
 
 #include "server/jobs/job_spec.h"
-#include "server/model/artifact.h"
 #include "server/model/model_config.h"
 
 namespace nibble::plan {
-
-// Bytes of the tensors of an artifact. `float_bytes`: of an element of its embedding and head, where the format leaves that open.
-std::int64_t WeightFileBytes(const model::ModelConfig& config, const model::ArtifactInfo& info, std::int64_t float_bytes);
 
 // Checkpoints, the trained model and what is made on the way to it, tokenizer files (`companion_bytes` beside each) and logs.
 // base_bytes: as PlanMemory's.

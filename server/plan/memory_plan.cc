@@ -32,8 +32,6 @@ constexpr std::int64_t kConvertBytes = (std::int64_t{4} << 20) * 9;
 // Of the sequences that a job's record holds.
 constexpr std::int64_t kRecordRows = 64;
 
-std::int64_t RoundUp(std::int64_t n, std::int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
 struct Sizes {
   explicit Sizes(const ModelConfig& config) {
     for (int k = 0; k < model::kNumLinearKinds; ++k) {
@@ -120,8 +118,8 @@ std::int64_t ServedModelBytes(const jobs::JobSpec& spec, const ModelConfig& conf
     switch (tensor.role) {
       case model::TensorRole::kLinear:
         // Codes in tiles and f32 scales; int8 has the sums of its rows beside.
-        bytes += qlora ? kernels::PackedInt8Bytes(rows, tensor.shape[1]) + RoundUp(rows, kernels::kInt8TileRows) * 8
-                       : kernels::PackedTernaryBytes(rows, tensor.shape[1]) + RoundUp(rows, kernels::kTernaryTileRows) * 4;
+        bytes += qlora ? kernels::PackedInt8Bytes(rows, tensor.shape[1]) + kernels::RoundUp(rows, kernels::kInt8TileRows) * 8
+                       : kernels::PackedTernaryBytes(rows, tensor.shape[1]) + kernels::RoundUp(rows, kernels::kTernaryTileRows) * 4;
         break;
       case model::TensorRole::kNorm:
       case model::TensorRole::kBias: bytes += rows * 4; break;
@@ -159,10 +157,10 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   const std::int64_t trained = TrainedParameters(spec, config);
   const std::string& dtype = qlora ? spec.qlora.compute_dtype : spec.bitnet_qat.compute_dtype;
   const std::int64_t element = dtype == "bf16" ? 2 : 4;
-  const std::int64_t tokens = RoundUp(batch.tokens, kRowQuantum);
+  const std::int64_t tokens = kernels::RoundUp(batch.tokens, kRowQuantum);
   const std::int64_t token_bytes = qlora ? QLoraTokenBytes(spec, config, element) : BitNetTokenBytes(spec, config);
-  // Checkpointing keeps a layer's input, and one layer whole while it is run again. In doubles: the longest rows of the largest batch
-  // in the largest model are more than int64 holds.
+  // Checkpointing keeps a layer's input, and one layer whole while it is run again. In doubles: the largest batch of the
+  // largest model needs more bytes than int64 holds.
   const std::int64_t kept_bytes = spec.run.activation_checkpointing
                                       ? config.num_layers * config.hidden_size * (qlora ? element : 4) + token_bytes
                                       : config.num_layers * token_bytes;

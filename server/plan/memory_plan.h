@@ -14,9 +14,6 @@ namespace nibble::plan {
 // What of the data memory depends on.
 struct BatchShape {
   std::int64_t tokens = 0;       // of the largest micro-batch of any epoch
-  std::int64_t row_tokens = 0;   // of its longest row
-  std::int64_t rows = 0;
-  bool ragged = false;           // rows of different lengths, or several examples in one: attention has a mask
   std::int64_t dataset_tokens = 0;
   std::int64_t examples = 0;
   data::EvaluationSize evaluation = {};  // of the evaluation set

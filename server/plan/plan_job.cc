@@ -16,13 +16,9 @@ namespace {
 
 using base::StrCat;
 
-// One epoch of micro-batches as the trainer will draw them.
 struct Epoch {
   std::int64_t rows = 0;
   std::int64_t micro_batches = 0;
-  std::int64_t tokens = 0;
-  std::int64_t trained = 0;
-  BatchShape batch;
 };
 
 // No micro-batch of any epoch has more tokens: the shuffle may bring the longest rows together.
@@ -36,27 +32,12 @@ std::int64_t MostTokens(const jobs::JobSpec& spec, const data::Dataset& train) {
   return std::accumulate(lengths.end() - std::min(spec.run.micro_batch, count), lengths.end(), std::int64_t{0});
 }
 
-Epoch WalkEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
-  Epoch epoch;
-  const auto num_examples = static_cast<std::int64_t>(train.examples.size());
-  data::Loader loader(train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
-                      spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
-  while (loader.cursor().taken < num_examples) {
-    const data::BatchSizes micro = loader.NextSizes(spec.run.micro_batch);
-    const auto rows = static_cast<std::int64_t>(micro.row_tokens.size());
-    const std::int64_t longest = *std::max_element(micro.row_tokens.begin(), micro.row_tokens.end());
-    epoch.rows += rows;
-    ++epoch.micro_batches;
-    epoch.tokens += micro.num_tokens;
-    epoch.trained += micro.num_trained;
-    epoch.batch.rows = std::max(epoch.batch.rows, rows);
-    epoch.batch.row_tokens = std::max(epoch.batch.row_tokens, longest);
-    if (micro.num_examples != rows || longest * rows != micro.num_tokens) epoch.batch.ragged = true;
-  }
-  epoch.batch.tokens = MostTokens(spec, train);
-  epoch.batch.dataset_tokens = train.num_tokens;
-  epoch.batch.examples = num_examples;
-  return epoch;
+// As the trainer will draw it.
+Epoch FirstEpoch(const jobs::JobSpec& spec, const data::Dataset& train) {
+  const data::Loader loader(train.examples, spec.data.packing == "none" ? data::Packing::kNone : data::Packing::kSegmented,
+                            spec.data.max_seq_len, static_cast<std::uint64_t>(spec.data.shuffle_seed));
+  const std::int64_t rows = loader.RowsInEpoch(0);
+  return {rows, (rows + spec.run.micro_batch - 1) / spec.run.micro_batch};  // a micro-batch never crosses an epoch's end
 }
 
 void Warn(JobPlan& plan, std::string reason, std::string message) { plan.warnings.push_back({std::move(reason), std::move(message), {}}); }
@@ -102,21 +83,21 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
   // The order of an epoch and the rows' lengths: the only things here that grow with the data.
   const auto order_bytes = static_cast<std::int64_t>(2 * data.train.examples.size() * sizeof(std::int64_t));
   const auto order = inputs.memory != nullptr ? inputs.memory->TakeAnyway(order_bytes) : nullptr;
-  const Epoch epoch = WalkEpoch(spec, data.train);
+  const Epoch epoch = FirstEpoch(spec, data.train);
   JobPlan plan;
   plan.max_steps = jobs::NumSteps(spec.run, epoch.rows);
   // Micro-batches of an epoch are alike: what all steps take is in proportion.
   const double share = Passes(spec, epoch, plan);
-  plan.tokens = Whole(share * static_cast<double>(epoch.tokens));
-  plan.trained_tokens = Whole(share * static_cast<double>(epoch.trained));
+  plan.tokens = Whole(share * static_cast<double>(data.train.num_tokens));
+  plan.trained_tokens = Whole(share * static_cast<double>(data.train.num_trained));
   const model::ModelConfig config = TrainedConfig(spec, inputs.config);
   plan.trained_parameters = TrainedParameters(spec, config);
   const std::int64_t base_bytes = inputs.base_format == "bf16" ? 2 : inputs.base_format == "f32" ? 4 : 0;
-  BatchShape batch = epoch.batch;
-  batch.dataset_tokens += data.eval.num_tokens;
-  batch.examples += static_cast<std::int64_t>(data.eval.examples.size());
-  batch.evaluation = data::SizeOfEvaluation(data.eval.examples);
-  plan.memory = PlanMemory(spec, config, base_bytes, batch);
+  plan.memory = PlanMemory(spec, config, base_bytes,
+                           {.tokens = MostTokens(spec, data.train),
+                            .dataset_tokens = data.train.num_tokens + data.eval.num_tokens,
+                            .examples = static_cast<std::int64_t>(data.train.examples.size() + data.eval.examples.size()),
+                            .evaluation = data::SizeOfEvaluation(data.eval.examples)});
   plan.disk_bytes = PlanDisk(spec, config, base_bytes, inputs.companion_bytes, plan.max_steps);
   AddWarnings(spec, data.train, epoch, plan);
   return plan;

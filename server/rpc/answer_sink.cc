@@ -1,5 +1,7 @@
 #include "server/rpc/answer_sink.h"
 
+#include <utility>
+
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -13,11 +15,18 @@ absl::Status EndOf(const absl::Status& status, bool started, const serve::Usage&
 }
 
 void AnswerSink::OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) {
-  auto* start = start_.mutable_start();
-  if (start->prompt_logprobs().empty()) start->add_prompt_logprobs()->set_token_id(context_.prompt.front());
+  const text::TokenBytes& bytes = context_.resident->text.tokenizer->token_bytes();
+  v1::GenerateReply reply;
+  auto* piece = reply.mutable_prompt_logprobs();
+  piece->set_first_position(scored_);
+  if (scored_ == 0) *piece->add_tokens() = FirstToken(context_.prompt.front(), bytes);
   for (const serve::TokenLogprob& token : logprobs) {
-    *start->add_prompt_logprobs() = ToProto(token, context_.options.num_prompt_logprobs, true);
+    *piece->add_tokens() = ToProto(token, context_.options.num_prompt_logprobs, bytes);
   }
+  if (piece->tokens().empty()) return;
+  scored_ += piece->tokens_size();
+  Begin();
+  Emit(reply);
 }
 
 void AnswerSink::Begin() {
@@ -30,7 +39,11 @@ void AnswerSink::Begin() {
   start->set_prompt_tokens(static_cast<std::int32_t>(context_.prompt.size()));
   start->set_seed(context_.options.seed);
   Emit(start_);
-  if (context_.echo_text.empty()) return;
+}
+
+void AnswerSink::BeginOutputs() {
+  Begin();
+  if (context_.echo_text.empty() || std::exchange(echoed_, true)) return;
   for (int index = 0; index < context_.options.request.n; ++index) {
     v1::GenerateReply echo;
     echo.mutable_delta()->set_index(index);
@@ -40,7 +53,7 @@ void AnswerSink::Begin() {
 }
 
 void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve::TokenLogprob> tokens) {
-  Begin();
+  BeginOutputs();
   context_.edge.metrics.TokensGenerated(context_.resident->name, tokens.size());
   v1::GenerateReply reply;
   auto* delta = reply.mutable_delta();
@@ -49,13 +62,14 @@ void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve
   for (const serve::TokenLogprob& token : tokens) {
     last_token_[index] = token.token;
     delta->add_token_ids(token.token);
-    if (context_.options.logprobs) *delta->add_logprobs() = ToProto(token, context_.options.num_logprobs, true);
+    if (!context_.options.logprobs) continue;
+    *delta->add_logprobs() = ToProto(token, context_.options.num_logprobs, context_.resident->text.tokenizer->token_bytes());
   }
   Emit(reply);
 }
 
 void AnswerSink::OnOutputEnd(const serve::OutputEnd& ended) {
-  Begin();
+  BeginOutputs();
   v1::GenerateReply reply;
   auto* end = reply.mutable_finish();
   end->set_index(ended.index);

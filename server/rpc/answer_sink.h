@@ -1,4 +1,4 @@
-// From the engine's callbacks to GenerateReply messages: one start, deltas, one finish, one usage.
+// From the engine's callbacks to GenerateReply messages: one start, pieces of the prompt's logprobs, deltas, one finish, one usage.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -53,12 +53,15 @@ class AnswerSink : public serve::ResponseSink {
 
  private:
   void Begin();
+  void BeginOutputs();
   void LetGo();
 
   AnswerContext context_;
   v1::GenerateReply start_;
   bool started_ = false;  // by the engine
   bool begun_ = false;    // the start went out
+  bool echoed_ = false;   // the echo too
+  std::int32_t scored_ = 0;  // prompt tokens whose logprobs went out
   std::map<int, std::int32_t> last_token_;  // of each output
 };
 

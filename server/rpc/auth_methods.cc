@@ -52,6 +52,7 @@ constexpr MethodRule kRules[] = {
     {"nibble.v1.InferenceService/Chat", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/ChatStream", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/Score", kByRole, Role::kInfer},
+    {"nibble.v1.InferenceService/ScoreStream", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/Tokenize", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/Detokenize", kByRole, Role::kInfer},
     {"nibble.v1.InferenceService/RenderTemplate", kByRole, Role::kInfer},

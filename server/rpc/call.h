@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "server/base/cancel_token.h"
 #include "server/base/clock.h"
+#include "server/base/cancelled.h"
 #include "server/base/mutex.h"
 #include "server/rpc/auth_tokens.h"
 #include "server/rpc/live_calls.h"
@@ -59,7 +60,7 @@ struct Edge {
   absl::Duration generate_deadline = absl::InfiniteDuration();  // of a Generate, Chat or Score whose client gave none
   absl::Duration slow_reader = absl::Seconds(30);       // over which a reader that is behind must take messages at min_read_rate
   double min_read_rate = 1;                             // messages a second
-  absl::Duration last_read = absl::Seconds(10);         // for a client whose stream was aborted to read on, and so to its status
+  absl::Duration last_read = absl::Seconds(10);         // that an aborted stream waits for its client to read the status; then it is cut
   absl::Duration max_stream_age = absl::Hours(1);       // of an upload
   std::int64_t max_stream_messages = 10'000;
   std::size_t max_chunk_bytes = 1u << 20;
@@ -70,7 +71,7 @@ struct Edge {
   std::size_t max_send_bytes = 16u << 20;               // of an answer: more is not begun, for gRPC would not send it
   StreamSlots watches{"--max_watches", 256, "--max_watches_per_principal", 64};  // WatchJob and WatchLoad
   StreamSlots downloads{"--max_downloads", 16, "--max_downloads_per_principal", 8};
-  // PlanJob and CreateJob, waiting ones too; those of all wait in a queue that is bounded by itself.
+  // PlanJob calls, running and waiting. Limited per principal alone: the queue of the planners has a limit of its own.
   StreamSlots plans{"", std::numeric_limits<int>::max(), "--max_plans_per_principal", 8, "QUEUE_FULL"};
   // For watches alone: however many wake at once, other calls find their workers free. The last members: their tasks use the others.
   WorkerPool watch_workers{/*num_threads=*/2, /*max_waiting=*/256};
@@ -109,6 +110,10 @@ class Call {
   // DeadlineExceeded: gRPC tells of both alike, and the client has been told so.
   grpc::Status End(const absl::Status& status);
   void Cancel() { cancel_.Cancel(); }
+  // For work that asks whether to go on.
+  base::Cancelled stopped() const {
+    return [cancel = cancel_] { return cancel.cancelled(); };
+  }
   // Ends the call for its client too, as if that had cancelled. Not after it was finished.
   void Cut() const { context_->TryCancel(); }
 

@@ -63,7 +63,7 @@ grpc::ServerUnaryReactor* DatasetService::PreviewDataset(grpc::CallbackServerCon
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(request->dataset()));
     NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
     PreviewBounds bounds;
-    bounds.cancelled = [cancel = call.cancel()] { return cancel.cancelled(); };
+    bounds.cancelled = call.stopped();
     bounds.max_bytes = edge_.max_send_bytes;
     return Preview(stored, *model, *request, bounds, response);
   };

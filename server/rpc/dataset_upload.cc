@@ -138,8 +138,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
  public:
   DatasetUpload(const Edge& edge, store::DatasetStore& datasets, UploadTable& uploads, const std::string& import_root,
                 v1::Dataset* response)
-      : TrackedUpload(uploads, UploadKind::kDataset),
-        max_chunk_bytes_(edge.max_chunk_bytes),
+      : TrackedUpload(edge, uploads, UploadKind::kDataset),
         max_line_bytes_(edge.max_dataset_line_bytes),
         datasets_(datasets),
         import_root_(import_root),
@@ -181,9 +180,7 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
   }
   absl::StatusOr<bool> TakeChunk(const std::string& chunk, DatasetContent& content) {
     if (content.of_server()) return FieldError("chunk", "came beside header.server_path, wanted one of the two");
-    if (chunk.empty() || chunk.size() > max_chunk_bytes_) {
-      return FieldError("chunk", StrCat("has ", chunk.size(), " bytes, wanted 1 to ", max_chunk_bytes_));
-    }
+    NIBBLE_RETURN_IF_ERROR(CheckChunk(chunk));
     NIBBLE_RETURN_IF_ERROR(content.Append(chunk, stream()));
     return false;
   }
@@ -224,7 +221,6 @@ class DatasetUpload final : public TrackedUpload<v1::UploadDatasetRequest, v1::U
     return true;
   }
 
-  const std::size_t max_chunk_bytes_;
   const std::size_t max_line_bytes_;
   store::DatasetStore& datasets_;
   const std::string& import_root_;

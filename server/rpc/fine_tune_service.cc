@@ -124,17 +124,17 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,
                                                      const v1::CreateJobRequest* request, v1::Job* response) {
-  return UnaryOnSlowWorker(edge_, planners_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/CreateJob", [=, this](const Call& call) -> absl::Status {
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
     const Principal& caller = call.principal();
     NIBBLE_RETURN_IF_ERROR(CheckPriority(caller, "run.priority", spec.run.priority));
     const std::string owner = caller.name == kNobody ? "" : caller.name;  // the quota is of those who say who they are
     const jobs::JobController::Submission submission{
-        .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant, .cancel = call.cancel()};
+        .body_digest = BodyDigest(*request), .owner = owner, .tenant = caller.tenant};
     NIBBLE_ASSIGN_OR_RETURN(const jobs::JobRecord job, jobs_.Submit(spec, request->request_id(), submission));
     *response = ToProto(job);
     return absl::OkStatus();
-  }, absl::InfiniteDuration(), &edge_.plans);
+  });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::GetJob(grpc::CallbackServerContext* context, const v1::GetJobRequest* request,

@@ -252,14 +252,22 @@ v1::FinishReason ToProto(serve::FinishReason reason) {
   return v1::FINISH_REASON_UNSPECIFIED;
 }
 
-v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, bool has_logprob) {
+v1::TokenLogprob FirstToken(std::int32_t id, const text::TokenBytes& bytes) {
   v1::TokenLogprob out;
-  out.set_token_id(token.token);
-  if (has_logprob) out.set_logprob(token.logprob);
+  out.set_token_id(id);
+  out.set_token(std::string(bytes.Of(id)));
+  return out;
+}
+
+v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, const text::TokenBytes& bytes) {
+  v1::TokenLogprob out = FirstToken(token.token, bytes);
+  out.set_logprob(token.logprob);
+  out.set_logits_digest(token.logits_digest);
   for (std::size_t i = 0; i < token.top.size() && static_cast<std::int64_t>(i) < num_top; ++i) {
     auto* top = out.add_top();
     top->set_token_id(token.top[i].first);
     top->set_logprob(token.top[i].second);
+    top->set_token(std::string(bytes.Of(token.top[i].first)));
   }
   return out;
 }

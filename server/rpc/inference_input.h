@@ -10,6 +10,7 @@
 #include "server/model/text_assets.h"
 #include "server/serve/request.h"
 #include "server/text/prompt_length.h"
+#include "server/text/token_bytes.h"
 
 namespace nibble::rpc {
 
@@ -62,7 +63,10 @@ const char* InputField(const Request& request) {
 }
 
 v1::FinishReason ToProto(serve::FinishReason reason);
-v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, bool has_logprob);
+// With the likeliest num_top alternatives at most. logits_digest is set where the token has one.
+v1::TokenLogprob ToProto(const serve::TokenLogprob& token, std::int64_t num_top, const text::TokenBytes& bytes);
+// The first token of a prompt, before which nothing comes: without a logprob.
+v1::TokenLogprob FirstToken(std::int32_t id, const text::TokenBytes& bytes);
 v1::Usage ToProto(const serve::Usage& usage);
 
 }  // namespace nibble::rpc

@@ -4,14 +4,16 @@
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
+#include "server/rpc/answer_size.h"
 #include "server/rpc/auth.h"
 #include "server/rpc/model_name.h"
+#include "server/rpc/paced_stream.h"
 #include "server/rpc/request_owner.h"
 #include "server/rpc/score.h"
-#include "server/rpc/slow_reader.h"
 #include "server/rpc/stream_reactor.h"
 #include "server/rpc/tokens.h"
 #include "server/rpc/unary.h"
@@ -22,9 +24,11 @@ namespace {
 
 constexpr std::size_t kMaxRequestIdBytes = 128;
 constexpr int kMaxAborted = 1000;
+constexpr std::size_t kTokenIdBytes = 5;    // of a packed int32, at most
+constexpr std::size_t kOutputFrame = 2048;  // of an answer beside ids, text and logprobs: its start, a finish, a Usage
 
 AnswerBounds BoundsOf(const Call& call) {
-  return {.cancelled = [cancel = call.cancel()] { return cancel.cancelled(); }, .max_bytes = call.edge().max_send_bytes,
+  return {.cancelled = call.stopped(), .max_bytes = call.edge().max_send_bytes,
           .max_text_bytes = call.edge().max_prompt_bytes};
 }
 
@@ -51,11 +55,32 @@ absl::StatusOr<std::shared_ptr<Asked>> Check(Edge& edge, RequestIds& ids, const 
   return asked;
 }
 
+// Whether an answer with logprobs fits the messages that it is sent in; how many prompt tokens a step may score so that it does.
+// `instead`: of a unary answer, the method that streams it; nullptr: it is streamed.
+absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const char* instead, std::size_t echo_bytes,
+                       GenerateOptions& options, std::size_t prompt_tokens) {
+  if (!options.logprobs && !options.prompt_logprobs) return absl::OkStatus();
+  // Computes the table of bytes here rather than on the engine's thread.
+  const text::TokenBytes& tokens = resident.text.tokenizer->token_bytes();
+  const std::size_t of_prompt = options.prompt_logprobs ? LogprobBytes(tokens, options.num_prompt_logprobs, /*digest=*/false) : 0;
+  // With each token its id and its text, of which every byte may become U+FFFD.
+  const std::size_t made = (options.logprobs ? LogprobBytes(tokens, options.num_logprobs, /*digest=*/false) : 0) + kTokenIdBytes +
+                           3 * tokens.BytesOfLongest(1);
+  if (instead == nullptr) {
+    NIBBLE_ASSIGN_OR_RETURN(options.request.score_chunk, TokensOfAPiece(std::max(of_prompt, made), edge.max_send_bytes));
+    return absl::OkStatus();
+  }
+  const auto room = std::max<std::int64_t>(0, resident.engine->max_context() - static_cast<std::int64_t>(prompt_tokens));
+  const auto most = static_cast<std::size_t>(std::min(options.request.stopping.max_tokens, room));
+  const auto outputs = static_cast<std::size_t>(options.request.n);
+  return CheckUnaryAnswer(prompt_tokens * of_prompt + outputs * (most * made + echo_bytes + kOutputFrame), edge.max_send_bytes, instead);
+}
+
 // Encodes the prompt and hands it to the model's engine; `make_sink` gets the context of the answer. What is not OK is still to be
 // told, and Abort finds nothing any more.
 template <typename MakeSink>
 absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& proto, Asked& asked, ModelLoads::Loaded loaded,
-                    MakeSink make_sink) {
+                    const char* instead, MakeSink make_sink) {
   auto entry = std::move(asked.entry);
   NIBBLE_ASSIGN_OR_RETURN(auto resident, std::move(loaded));
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked.deadline));
@@ -64,8 +89,9 @@ absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& pro
   NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text,
                                                 {.max_tokens = resident->engine->max_context(),
                                                  .max_bytes = edge.max_prompt_bytes,
-                                                 .cancelled = [cancel = call.cancel()] { return cancel.cancelled(); }},
+                                                 .cancelled = call.stopped()},
                                                 options.echo ? &echo : nullptr));
+  NIBBLE_RETURN_IF_ERROR(CheckSize(edge, *resident, instead, echo.size(), options, prompt.size()));
   serve::Request request = options.request;
   request.prompt = prompt;
   request.prompt_field = InputField(proto);
@@ -107,6 +133,11 @@ class UnarySink final : public AnswerSink {
   void Emit(v1::GenerateReply& reply) override {
     switch (reply.event_case()) {
       case v1::GenerateReply::kStart: response_->mutable_start()->Swap(reply.mutable_start()); return;
+      case v1::GenerateReply::kPromptLogprobs:
+        for (v1::TokenLogprob& token : *reply.mutable_prompt_logprobs()->mutable_tokens()) {
+          response_->add_prompt_logprobs()->Swap(&token);
+        }
+        return;
       case v1::GenerateReply::kDelta: {
         v1::GenerateOutput& output = Output(reply.delta().index());
         output.mutable_text()->append(reply.delta().text());
@@ -125,46 +156,35 @@ class UnarySink final : public AnswerSink {
   v1::GenerateResponse* const response_;
 };
 
-// A reader that is behind stops its request between steps; one that stays behind loses it.
 class StreamSink final : public AnswerSink {
  public:
   StreamSink(AnswerContext context, std::shared_ptr<StreamReactor<v1::GenerateReply>> stream)
-      : AnswerSink(std::move(context)),
-        stream_(std::move(stream)),
-        cancel_(stream_->call().cancel()),
-        reader_(stream_->call().edge().slow_reader, stream_->call().edge().min_read_rate) {}
+      : AnswerSink(std::move(context)), stream_(std::move(stream)) {}
 
  private:
-  // Of every output a delta, what was held back and a finish may come before the engine asks again, and then the usage.
-  bool Ready() override {
-    if (stream_->ended() || stream_->caught_up()) {
-      reader_.CaughtUp();
-      return true;
-    }
-    const bool behind = stream_->space() <= 3 * static_cast<std::size_t>(num_outputs());
-    if (reader_.TooSlow(stream_->taken(), behind, stream_->call().edge().clock.Monotonic())) {
-      slow_ = true;
-      cancel_.Cancel();
-    }
-    return !behind;
-  }
-  void Emit(v1::GenerateReply& reply) override {
-    if (slow_ || stream_->Push(reply) || stream_->ended()) return;
-    slow_ = true;
-    cancel_.Cancel();
-  }
-  absl::Status Why(const absl::Status& status) const override {
-    if (!slow_ || !(status.ok() || absl::IsCancelled(status))) return status;  // OK is not said of half an answer
-    return base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER");
-  }
-  // What the slow reader has not taken is dropped: it would not come to the end.
-  void End(const absl::Status& status) override { slow_ ? stream_->Abort(status) : stream_->End(status); }
+  // Of every output a delta, what was held back and a finish may come before the engine asks again, and then the usage; or, of the
+  // prompt, a start and a piece of logprobs.
+  bool Ready() override { return stream_.Ready(3 * static_cast<std::size_t>(num_outputs())); }
+  void Emit(v1::GenerateReply& reply) override { stream_.Push(reply); }
+  absl::Status Why(const absl::Status& status) const override { return stream_.Why(status); }
+  void End(const absl::Status& status) override { stream_.End(status); }
 
-  const std::shared_ptr<StreamReactor<v1::GenerateReply>> stream_;
-  base::CancelToken cancel_;
-  SlowReader reader_;
-  bool slow_ = false;
+  PacedStream<v1::GenerateReply> stream_;
 };
+
+// Runs `begin` on a worker with the stream, which ends with what is not OK.
+template <typename Reply, typename Begin>
+grpc::ServerWriteReactor<Reply>* StreamOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Begin begin) {
+  auto stream = StreamReactor<Reply>::Make(edge, context, method);
+  if (stream->ended()) return stream.get();
+  const bool taken = edge.workers.TryRun([&edge, stream, begin = std::move(begin)] {
+    edge.workers.NoteWait(edge.clock.Monotonic() - stream->call().began());
+    if (stream->ended()) return;
+    if (const absl::Status status = begin(stream); !status.ok()) stream->End(status);
+  });
+  if (!taken) stream->End(TooManyWait(edge.workers));
+  return stream.get();
+}
 
 }  // namespace
 
@@ -176,7 +196,7 @@ absl::Status InferenceService::Encode(std::size_t text_bytes, WorkerPool::Task w
   const bool taken = edge_.text_workers.TryRun([this, came = edge_.clock.Monotonic(), work = std::move(work)]() mutable {
     edge_.text_workers.NoteWait(edge_.clock.Monotonic() - came);
     std::exchange(work, nullptr)();
-    text::ReleaseFreedMemory();
+    base::ReturnFreeMemory();  // what a large text took: the allocator would keep it
   });
   return taken ? absl::OkStatus() : TooManyWait(edge_.text_workers);
 }
@@ -186,7 +206,7 @@ grpc::ServerUnaryReactor* InferenceService::OnTextWorker(grpc::CallbackServerCon
   if (text_bytes <= text::kLargeTextBytes) return UnaryOnWorker(edge_, context, method, std::move(body));
   const auto releasing = [body = std::move(body)](const Call& call) {
     const absl::Status status = body(call);
-    text::ReleaseFreedMemory();
+    base::ReturnFreeMemory();
     return status;
   };
   return UnaryOnSlowWorker(edge_, edge_.text_workers, context, method, releasing, edge_.default_deadline);
@@ -205,7 +225,8 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
     };
     WithModel(loads_, request->model(), call->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
       const absl::Status taken = Encode(TextBytes(*request), [=, this] {
-        const absl::Status status = Submit(edge_, call->call(), *request, *asked, loaded, [&](AnswerContext answer) {
+        const char* instead = chat ? "ChatStream" : "GenerateStream";
+        const absl::Status status = Submit(edge_, call->call(), *request, *asked, loaded, instead, [&](AnswerContext answer) {
           return std::make_shared<UnarySink>(std::move(answer), call, response);
         });
         if (!status.ok()) call->Done(status);
@@ -219,15 +240,10 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
 grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::CallbackServerContext* context,
                                                                       const char* method,
                                                                       const v1::GenerateRequest* request, bool chat) {
-  auto stream = StreamReactor<v1::GenerateReply>::Make(edge_, context, method);
-  if (stream->ended()) return stream.get();
   // gRPC keeps the request only as long as the call: a worker may come to it later.
-  const bool taken = edge_.workers.TryRun([this, stream, chat, copy = std::make_shared<const v1::GenerateRequest>(*request)] {
-    edge_.workers.NoteWait(edge_.clock.Monotonic() - stream->call().began());
-    if (stream->ended()) return;
-    const auto checked = Check(edge_, ids_, stream->call(), *copy, chat);
-    if (!checked.ok()) return stream->End(checked.status());
-    const std::shared_ptr<Asked>& asked = *checked;
+  const auto copy = std::make_shared<const v1::GenerateRequest>(*request);
+  const auto begin = [this, chat, copy](const std::shared_ptr<StreamReactor<v1::GenerateReply>>& stream) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Asked> asked, Check(edge_, ids_, stream->call(), *copy, chat));
     const auto watch = [&](const std::shared_ptr<LoadWait>& wait) {
       stream->OnSpace([wait] { wait->Cancelled(); });  // nothing is sent before the load has ended: only the client calls it
       EndOnAbort(*asked->entry, wait);
@@ -235,16 +251,15 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
     WithModel(loads_, copy->model(), stream->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
       stream->OnSpace(nullptr);
       const absl::Status encoded = Encode(TextBytes(*copy), [=, this] {
-        const absl::Status status = Submit(edge_, stream->call(), *copy, *asked, loaded, [&](AnswerContext answer) {
-          return std::make_shared<StreamSink>(std::move(answer), stream);
-        });
+        const auto make_sink = [&](AnswerContext answer) { return std::make_shared<StreamSink>(std::move(answer), stream); };
+        const absl::Status status = Submit(edge_, stream->call(), *copy, *asked, loaded, /*instead=*/nullptr, make_sink);
         if (!status.ok()) stream->End(status);
       });
       if (!encoded.ok()) stream->End(encoded);
     });
-  });
-  if (!taken) stream->End(TooManyWait(edge_.workers));
-  return stream.get();
+    return absl::OkStatus();
+  };
+  return StreamOnWorker<v1::GenerateReply>(edge_, context, method, begin);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Generate(grpc::CallbackServerContext* context,
@@ -280,6 +295,26 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
     });
   };
   return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.InferenceService/Score", start, edge_.generate_deadline);
+}
+
+grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::CallbackServerContext* context,
+                                                                        const v1::ScoreStreamRequest* request) {
+  const auto copy = std::make_shared<const v1::ScoreRequest>(request->request());
+  const auto begin = [this, copy](const std::shared_ptr<StreamReactor<v1::ScoreReply>>& stream) -> absl::Status {
+    NIBBLE_RETURN_IF_ERROR(CheckScore(*copy));
+    const auto watch = [&](const std::shared_ptr<LoadWait>& wait) { stream->OnSpace([wait] { wait->Cancelled(); }); };
+    const absl::Duration deadline = stream->call().DeadlineOr(edge_.generate_deadline);
+    WithModel(loads_, copy->model(), stream->call(), deadline, watch, [=, this](ModelLoads::Loaded loaded) {
+      stream->OnSpace(nullptr);
+      const absl::Status encoded = Encode(TextBytes(*copy), [=, this] {
+        const absl::Status status = SubmitScore(edge_, loaded, *copy, stream);
+        if (!status.ok()) stream->End(status);
+      });
+      if (!encoded.ok()) stream->End(encoded);
+    });
+    return absl::OkStatus();
+  };
+  return StreamOnWorker<v1::ScoreReply>(edge_, context, "nibble.v1.InferenceService/ScoreStream", begin);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,

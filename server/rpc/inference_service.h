@@ -23,6 +23,8 @@ class InferenceService : public v1::InferenceService::CallbackService {
   grpc::ServerWriteReactor<v1::GenerateReply>* ChatStream(grpc::CallbackServerContext*,
                                                           const v1::ChatStreamRequest*) override;
   grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext*, const v1::ScoreRequest*, v1::ScoreResponse*) override;
+  grpc::ServerWriteReactor<v1::ScoreReply>* ScoreStream(grpc::CallbackServerContext*,
+                                                        const v1::ScoreStreamRequest*) override;
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext*, const v1::TokenizeRequest*,
                                      v1::TokenizeResponse*) override;
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext*, const v1::DetokenizeRequest*,

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
 #include "server/base/strings.h"
 #include "server/data/example.h"
@@ -111,17 +112,27 @@ void PutRows(const Json& body, v1::Warning& out) {
   }
 }
 
-absl::Status StatusOf(const jobs::JobError& error) {
+// What CreateJob would answer with this error, and in its ErrorInfo whose fault it is.
+google::rpc::Status RpcStatusOf(const jobs::JobError& error, const std::string& job) {
   const absl::Status status(jobs::ParseCodeName(error.code), error.message);
   const bool user = absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) || absl::IsUnimplemented(status) ||
                     absl::IsCancelled(status);
-  return base::WithReason(status, error.reason, {{"fault", user ? "user" : "server"}});
+  google::rpc::Status out = ToRpcStatus(base::About(base::WithReason(status, error.reason, error.metadata), job));
+  // Added here: in the metadata of an INVALID_ARGUMENT ToRpcStatus would take it for the name of a field.
+  for (auto& detail : *out.mutable_details()) {
+    google::rpc::ErrorInfo info;
+    if (!detail.UnpackTo(&info)) continue;
+    (*info.mutable_metadata())["fault"] = user ? "user" : "server";
+    detail.PackFrom(info);
+  }
+  return out;
 }
 
 }  // namespace
 
 v1::JobState ToProto(jobs::JobState state) {
   switch (state) {
+    case jobs::JobState::kPlanning: return v1::JOB_STATE_PLANNING;
     case jobs::JobState::kQueued: return v1::JOB_STATE_QUEUED;
     case jobs::JobState::kPreparing: return v1::JOB_STATE_PREPARING;
     case jobs::JobState::kRunning: return v1::JOB_STATE_RUNNING;
@@ -164,7 +175,7 @@ v1::Job ToProto(const jobs::JobRecord& job) {
   if (job.best_checkpoint.has_value()) *out.mutable_best_checkpoint() = ToProto(job, *job.best_checkpoint);
   out.set_output_model(job.spec.output_model);
   if (job.error.has_value()) {
-    *out.mutable_error() = ToRpcStatus(base::About(StatusOf(*job.error), job.id));
+    *out.mutable_error() = RpcStatusOf(*job.error, job.id);
     out.mutable_state_reason()->set_reason(job.error->reason);
     out.mutable_state_reason()->set_message(ToUtf8(WithoutInternals(job.error->message), 1024));
   }

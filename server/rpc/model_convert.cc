@@ -254,11 +254,11 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   scope.Progress("read", 0, 1);
   NIBBLE_RETURN_IF_ERROR(CheckModelFiles(*state_.models, metrics_, request.model(), scope.stopped()));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
-  std::optional<EvaluationSize> evaluation;
+  std::optional<EvaluationData> evaluation;
   if (!dataset.empty()) {
     NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len, EvalSeqLen(artifact->info(), artifact->config()));
-    evaluation = EvaluationSize{.dataset_bytes = stored.bytes, .max_seq_len = seq_len};
+    evaluation = EvaluationData{.dataset_bytes = stored.bytes, .max_seq_len = seq_len};
   }
   NIBBLE_ASSIGN_OR_RETURN(const WorkMemory need, ConvertMemory(*artifact, OptionsOf(request), evaluation));
   NIBBLE_ASSIGN_OR_RETURN(auto turn, AwaitTurn(StrCat("conversion of model ", request.model()), need, scope));

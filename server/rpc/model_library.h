@@ -38,7 +38,7 @@ struct ModelLibraryOptions {
   std::uint64_t max_tokenizer_bytes = model::kMaxTokenizerBytes;  // of one that is imported
   absl::Duration kept = absl::Hours(1);  // exports
   std::int64_t max_eval_tokens = 16384;  // of a conversion's losses
-  std::shared_ptr<base::MemoryBudget> memory = base::MemoryBudget::Make(0);  // that served models take theirs of
+  std::shared_ptr<base::MemoryBudget> memory = base::MemoryBudget::Make(0);  // shared with served models and trainers
   // The evaluation set of the job that made a model; "" for none.
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
   // By Checkpoint.name, for a caller of this tenant ("": of all). NotFound (CHECKPOINT).

@@ -39,18 +39,6 @@ std::int64_t StoredBytes(const model::Artifact& artifact) {
   return bytes;
 }
 
-// Of what is not made yet, where a tensor may have one of several types: the largest.
-absl::StatusOr<std::int64_t> StoredBytes(const model::ModelConfig& config, const model::ArtifactInfo& info) {
-  NIBBLE_ASSIGN_OR_RETURN(const auto tensors, model::StoredTensors(config, info));
-  std::int64_t bytes = 0;
-  for (const model::StoredTensor& tensor : tensors) {
-    std::int64_t size = 0;
-    for (const kernels::DType dtype : tensor.dtypes) size = std::max(size, static_cast<std::int64_t>(kernels::SizeOf(dtype)));
-    bytes += model::NumElements(tensor.shape).value_or(0) * size;
-  }
-  return bytes;
-}
-
 // The largest tensor in f32, beside its codes or its copy in another type.
 std::int64_t QuantizeBytes(const model::ModelConfig& config) {
   std::int64_t elements = 0;
@@ -69,17 +57,13 @@ WorkMemory ReplayMemory(const model::Artifact& model, const model::Record& recor
 }
 
 absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const convert::ConvertOptions& options,
-                                         const std::optional<EvaluationSize>& evaluation) {
+                                         const std::optional<EvaluationData>& evaluation) {
   const model::ModelConfig& config = source.config();
-  model::ArtifactInfo made;
-  made.format = options.to;
-  made.int8_head = options.to == model::Format::kInt8 && options.int8_head.value_or(source.info().format != model::Format::kLora);
-  if (options.to == model::Format::kTernary) made.bitnet = source.info().bitnet.value_or(model::BitNetInfo());
-  made.kv_dtype = options.kv_dtype.value_or(made.bitnet.has_value() ? source.info().kv_dtype : kernels::DType::kBF16);
+  const model::ArtifactInfo made = convert::InfoOfConversion(source.info(), options);
   const bool recorded = made.determinism() == model::Determinism::kBitwise;
   WorkMemory need;
   if (evaluation.has_value() || recorded) {
-    NIBBLE_ASSIGN_OR_RETURN(need.weights, StoredBytes(config, made));
+    NIBBLE_ASSIGN_OR_RETURN(need.weights, model::WeightFileBytes(config, made, /*float_bytes=*/4));
   }
   std::int64_t rows = kReplayRows, tokens = kEvaluateRows;
   if (evaluation.has_value()) {

@@ -16,14 +16,14 @@ namespace nibble::rpc {
 WorkMemory ReplayMemory(const model::Artifact& model, const model::Record& record);
 
 // Evaluation of a conversion.
-struct EvaluationSize {
+struct EvaluationData {
   std::uint64_t dataset_bytes = 0;
   std::int64_t max_seq_len = 0;  // tokens of the longest example
 };
 
 // One tensor in the making; then the source and what was made of it, loaded one after the other for their losses and the record.
 absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const convert::ConvertOptions& options,
-                                         const std::optional<EvaluationSize>& evaluation);
+                                         const std::optional<EvaluationData>& evaluation);
 
 // An adapter, whose values have so many bytes in f32, and its base, which is quantised one tensor at a time unless it is nf4 already.
 WorkMemory AdapterMemory(const model::Artifact& base, std::int64_t adapter_bytes);

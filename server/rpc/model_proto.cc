@@ -176,8 +176,6 @@ v1::ConversionReport ToProto(const convert::ConvertReport& report) {
     error->set_relative_error(layer.relative_error);
     error->set_max_abs_error(layer.max_abs_error);
   }
-  if (report.eval_loss_before.has_value()) out.set_eval_loss_before(*report.eval_loss_before);
-  if (report.eval_loss_after.has_value()) out.set_eval_loss_after(*report.eval_loss_after);
   return out;
 }
 

@@ -49,11 +49,6 @@ v1::Model Damaged(const store::StoredModel& stored) {
   return model;
 }
 
-// The client has gone: what reads gigabytes for it ends.
-store::Cancelled Stopped(const Call& call) {
-  return [cancel = call.cancel()] { return cancel.cancelled(); };
-}
-
 }  // namespace
 
 grpc::ServerReadReactor<v1::UploadModelRequest>* ModelService::UploadModel(grpc::CallbackServerContext* context,
@@ -177,7 +172,7 @@ grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerCo
                                                           v1::Model* response) {
   return UnaryOnSlowWorker(edge_, readers_, context, "nibble.v1.ModelService/PublishCheckpoint",
                            [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request, call.principal().tenant, Stopped(call)));
+    NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request, call.principal().tenant, call.stopped()));
     *response->mutable_residents() = ToProto(library_.manager());
     return absl::OkStatus();
   });
@@ -188,7 +183,7 @@ grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext*
                                                     v1::VerifyModelResponse* response) {
   return UnaryOnSlowWorker(edge_, readers_, context, "nibble.v1.ModelService/VerifyModel",
                            [=, this](const Call& call) -> absl::Status {
-    auto verified = library_.Verify(request->name(), Stopped(call));
+    auto verified = library_.Verify(request->name(), call.stopped());
     if (!verified.ok()) return base::About(verified.status(), request->name());
     *response = *std::move(verified);
     return absl::OkStatus();

@@ -1,11 +1,7 @@
 #include "server/rpc/model_transfer.h"
 
-#include <grpcpp/alarm.h>
-
 #include <algorithm>
-#include <chrono>
 #include <fstream>
-#include <optional>
 #include <utility>
 
 #include "server/base/error.h"
@@ -15,7 +11,6 @@
 #include "server/rpc/time.h"
 #include "server/rpc/tracked_upload.h"
 #include "server/rpc/uploaded_model.h"
-#include "server/rpc/slow_reader.h"
 
 namespace nibble::rpc {
 
@@ -27,8 +22,7 @@ namespace {
 class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::UploadModelHeader, UploadedModel> {
  public:
   ModelUpload(const Edge& edge, ModelLibrary& library, v1::UploadModelResponse* response)
-      : TrackedUpload(library.uploads(), UploadKind::kModel),
-        max_chunk_bytes_(edge.max_chunk_bytes),
+      : TrackedUpload(edge, library.uploads(), UploadKind::kModel),
         library_(library),
         response_(response) {}
 
@@ -55,9 +49,7 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
     }
   }
   absl::StatusOr<bool> TakeChunk(const std::string& chunk, UploadedModel& model) {
-    if (chunk.empty() || chunk.size() > max_chunk_bytes_) {
-      return FieldError("chunk", StrCat("has ", chunk.size(), " bytes, wanted 1 to ", max_chunk_bytes_));
-    }
+    NIBBLE_RETURN_IF_ERROR(CheckChunk(chunk));
     NIBBLE_RETURN_IF_ERROR(model.Append(chunk, stream()));
     return false;
   }
@@ -69,14 +61,12 @@ class ModelUpload final : public TrackedUpload<v1::UploadModelRequest, v1::Uploa
     return true;
   }
 
-  const std::size_t max_chunk_bytes_;
   ModelLibrary& library_;
   v1::UploadModelResponse* const response_;
 };
 
 constexpr std::int64_t kChunkBytes = 256 << 10;
 constexpr std::size_t kChunksAhead = 16;
-constexpr double kSlowestChunks = 0;  // a second: one chunk in slow_reader is enough, by default 9 kB/s
 
 // One download: as many chunks as there is room for, then it waits to be called again.
 class Download : public std::enable_shared_from_this<Download> {
@@ -86,31 +76,16 @@ class Download : public std::enable_shared_from_this<Download> {
            std::vector<v1::FileEntry> files)
       : stream_(std::move(stream)),
         exported_(std::move(exported)),
-        files_(std::move(files)),
-        reader_(stream_->call().edge().slow_reader, kSlowestChunks) {}
+        files_(std::move(files)) {}
 
   void Begin() {
     auto pump = std::make_shared<Pump>(stream_->call().edge().workers, [self = shared_from_this()] { self->Fill(); });
     stream_->OnSpace([pump] { pump->Wake(); });
     pump->Wake();
-    Watch();
+    stream_->WatchReader();
   }
 
  private:
-  // Whether the client still takes chunks is looked at several times in slow_reader: nothing else happens while it does not.
-  void Watch() {
-    const Edge& edge = stream_->call().edge();
-    timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(edge.slow_reader / 4), [weak = weak_from_this()](bool passed) {
-      const auto self = weak.lock();
-      if (!passed || self == nullptr || self->stream_->ended()) return;
-      if (self->stream_->caught_up()) self->reader_.CaughtUp();  // it waits for us
-      if (self->reader_.TooSlow(self->stream_->taken(), !self->stream_->caught_up(), self->stream_->call().edge().clock.Monotonic())) {
-        self->stream_->Abort(base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER"));
-      } else {
-        self->Watch();
-      }
-    });
-  }
   void Fill() {
     if (absl::Status status = TryFill(); !status.ok()) stream_->End(std::move(status));
   }
@@ -159,8 +134,6 @@ class Download : public std::enable_shared_from_this<Download> {
   std::ifstream file_;
   std::int64_t left_ = 0;
   base::Sha256 digest_;
-  SlowReader reader_;  // of the timer
-  grpc::Alarm timer_;
 };
 
 }  // namespace

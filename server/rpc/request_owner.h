@@ -14,13 +14,13 @@ struct RequestOwner {
   auto operator<=>(const RequestOwner&) const = default;
 };
 
-// An operator: what others sent is his to see and to stop.
+// Whether this principal may see and stop the requests of all others: an admin without a tenant.
 inline bool SeesAll(const Principal& principal) { return principal.role == Role::kAdmin && principal.tenant.empty(); }
 
 inline RequestOwner OwnerOf(const Principal& principal) { return {principal.tenant, principal.name}; }
 
-// Of whom turns and bounds are: "tenant/name", or the name where there is no tenant. "" without tokens: everyone is one then, and has
-// no bounds but those of the server.
+// Principals with the same key share turns and limits: "tenant/name", or the name where there is no tenant. "" without tokens: all callers
+// are one then, limited only by the limits of the server.
 inline std::string FairnessKey(const Principal& principal) {
   if (principal.name == kNobody) return "";
   return principal.tenant.empty() ? principal.name : principal.tenant + "/" + principal.name;

@@ -1,5 +1,6 @@
 #include "server/rpc/score.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <utility>
@@ -8,8 +9,10 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/answer_sink.h"
+#include "server/rpc/answer_size.h"
 #include "server/rpc/inference_input.h"
 #include "server/rpc/model_name.h"
+#include "server/rpc/paced_stream.h"
 #include "server/rpc/request_owner.h"
 
 namespace nibble::rpc {
@@ -17,41 +20,52 @@ namespace nibble::rpc {
 namespace {
 
 constexpr int kMaxTop = 20;
+// Of a ScoreResponse beside its tokens: two doubles, a Usage and a digest.
+constexpr std::size_t kScoreFrame = 256;
 
-class ScoreSink final : public serve::ResponseSink {
+// Hands over pieces of the prompt's logprobs, at most one a step, and then what they sum to.
+class ScoreSink : public serve::ResponseSink {
  public:
-  ScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, UnaryCall* call,
-            v1::ScoreResponse* response)
-      : edge_(edge), resident_(std::move(resident)), num_top_(num_top), call_(call), response_(response) {
+  ScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token)
+      : edge_(edge), resident_(std::move(resident)), num_top_(num_top), first_token_(first_token) {
     ++edge_.live_answers;
   }
   ~ScoreSink() override { LetGo(); }
 
   void OnStart(double) override { started_ = true; }
   void OnPromptLogprobs(std::span<const serve::TokenLogprob> logprobs) override {
+    const text::TokenBytes& bytes = resident_->text.tokenizer->token_bytes();
+    v1::PromptLogprobs piece;
+    piece.set_first_position(position_);
+    if (position_ == 0) *piece.add_tokens() = FirstToken(first_token_, bytes);
     for (const serve::TokenLogprob& token : logprobs) {
-      v1::TokenLogprob* added = response_->add_tokens();
-      *added = ToProto(token, num_top_, true);
-      added->set_logits_digest(token.logits_digest);
+      *piece.add_tokens() = ToProto(token, num_top_, bytes);
       sum_ += token.logprob;
-      ++count_;
     }
+    if (piece.tokens().empty()) return;
+    position_ += piece.tokens_size();
+    Take(piece);
   }
   void OnDelta(int, std::string_view, std::span<const serve::TokenLogprob>) override {}
   void OnOutputEnd(const serve::OutputEnd&) override {}
   void OnFinish(const serve::Finish& finish) override {
     edge_.metrics.GenerateEnded(resident_->name, finish.status.ok() ? "score" : CodeName(finish.status.code()),
                                 {.prompt_tokens = finish.status.ok() ? finish.usage.prompt_tokens : 0});
-    if (finish.status.ok()) {
-      const double loss = count_ > 0 ? -sum_ / static_cast<double>(count_) : 0;
-      response_->set_mean_loss(loss);
-      response_->set_perplexity(std::exp(loss));
-      *response_->mutable_usage() = ToProto(finish.usage);
-      response_->set_weights_digest(resident_->engine->model().info().weights_digest);
-    }
-    call_->Done(EndOf(finish.status, started_, finish.usage));
+    const double loss = position_ > 1 ? -sum_ / (position_ - 1) : 0;
+    v1::ScoreFinish end;
+    end.set_mean_loss(loss);
+    end.set_perplexity(std::exp(loss));
+    *end.mutable_usage() = ToProto(finish.usage);
+    end.set_weights_digest(resident_->engine->model().info().weights_digest);
+    End(EndOf(Why(finish.status), started_, finish.usage), end);
     LetGo();
   }
+
+ protected:
+  virtual void Take(v1::PromptLogprobs& piece) = 0;
+  // What the caller is told where the engine's own status does not say why.
+  virtual absl::Status Why(const absl::Status& status) const { return status; }
+  virtual void End(const absl::Status& status, v1::ScoreFinish& end) = 0;
 
  private:
   // On a worker: the engine's own thread must not be the one that ends it.
@@ -65,12 +79,93 @@ class ScoreSink final : public serve::ResponseSink {
   Edge& edge_;
   std::shared_ptr<const serve::Resident> resident_;
   const std::int64_t num_top_;
-  UnaryCall* const call_;
-  v1::ScoreResponse* const response_;
+  const std::int32_t first_token_;
   bool started_ = false;  // by the engine
   double sum_ = 0;
-  std::int64_t count_ = 0;
+  std::int32_t position_ = 0;  // of the next token
 };
+
+class UnaryScoreSink final : public ScoreSink {
+ public:
+  UnaryScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token,
+                 UnaryCall* call, v1::ScoreResponse* response)
+      : ScoreSink(edge, std::move(resident), num_top, first_token), call_(call), response_(response) {}
+
+ private:
+  void Take(v1::PromptLogprobs& piece) override {
+    for (v1::TokenLogprob& token : *piece.mutable_tokens()) response_->add_tokens()->Swap(&token);
+  }
+  void End(const absl::Status& status, v1::ScoreFinish& end) override {
+    if (status.ok()) {
+      response_->set_mean_loss(end.mean_loss());
+      response_->set_perplexity(end.perplexity());
+      response_->mutable_usage()->Swap(end.mutable_usage());
+      response_->set_weights_digest(end.weights_digest());
+    }
+    call_->Done(status);
+  }
+
+  UnaryCall* const call_;
+  v1::ScoreResponse* const response_;
+};
+
+class StreamScoreSink final : public ScoreSink {
+ public:
+  StreamScoreSink(Edge& edge, std::shared_ptr<const serve::Resident> resident, std::int64_t num_top, std::int32_t first_token,
+                  std::shared_ptr<StreamReactor<v1::ScoreReply>> stream)
+      : ScoreSink(edge, std::move(resident), num_top, first_token), stream_(std::move(stream)) {}
+
+ private:
+  // A piece and the end.
+  bool Ready() override { return stream_.Ready(/*reserve=*/2); }
+  void Take(v1::PromptLogprobs& piece) override {
+    v1::ScoreReply reply;
+    reply.mutable_tokens()->Swap(&piece);
+    stream_.Push(reply);
+  }
+  absl::Status Why(const absl::Status& status) const override { return stream_.Why(status); }
+  void End(const absl::Status& status, v1::ScoreFinish& end) override {
+    if (status.ok()) {
+      v1::ScoreReply reply;
+      reply.mutable_finish()->Swap(&end);
+      stream_.Push(reply);
+    }
+    stream_.End(stream_.Why(status));
+  }
+
+  PacedStream<v1::ScoreReply> stream_;
+};
+
+// A request that the engine can take. `unary`: its answer must fit one message.
+absl::StatusOr<serve::Request> ScoreOf(const Edge& edge, const serve::Resident& resident, const v1::ScoreRequest& request,
+                                       const Call& call, bool unary) {
+  const absl::Duration deadline = call.DeadlineOr(edge.generate_deadline);
+  NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));  // a load may take long
+  serve::Request score;
+  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident.text,
+                                                 {.max_tokens = resident.engine->max_context(),
+                                                  .max_bytes = edge.max_prompt_bytes,
+                                                  .cancelled = call.stopped()}));
+  score.prompt_field = InputField(request);
+  if (score.prompt.empty()) return base::FieldError(score.prompt_field, "has no tokens, wanted at least one");
+  // Computes the table of bytes here rather than on the engine's thread.
+  const std::size_t entry = LogprobBytes(resident.text.tokenizer->token_bytes(), request.top_n(), request.logits_digests());
+  std::int64_t chunk = request.chunk_tokens();
+  if (unary) {
+    NIBBLE_RETURN_IF_ERROR(CheckUnaryAnswer(score.prompt.size() * entry + kScoreFrame, edge.max_send_bytes, "ScoreStream"));
+  } else {
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t most, TokensOfAPiece(entry, edge.max_send_bytes));
+    chunk = chunk > 0 ? std::min(chunk, most) : most;
+  }
+  score.prompt_logprobs = true;
+  score.top_logprobs = request.top_n();
+  score.logits_digests = request.logits_digests();
+  score.score_chunk = chunk;
+  score.principal = FairnessKey(call.principal());
+  score.cancel = call.cancel();
+  score.deadline = deadline;
+  return score;
+}
 
 }  // namespace
 
@@ -88,26 +183,21 @@ absl::Status CheckScore(const v1::ScoreRequest& request) {
 absl::Status SubmitScore(Edge& edge, ModelLoads::Loaded loaded, const v1::ScoreRequest& request, UnaryCall* call,
                          v1::ScoreResponse* response) {
   NIBBLE_ASSIGN_OR_RETURN(auto resident, std::move(loaded));
-  const absl::Duration deadline = call->call().DeadlineOr(edge.generate_deadline);
-  NIBBLE_RETURN_IF_ERROR(call->call().StillWanted(deadline));  // a load may take long
-  serve::Request score;
-  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident->text,
-                                                 {.max_tokens = resident->engine->max_context(),
-                                                  .max_bytes = edge.max_prompt_bytes,
-                                                  .cancelled = [cancel = call->call().cancel()] { return cancel.cancelled(); }}));
-  score.prompt_field = InputField(request);
-  if (score.prompt.empty()) return base::FieldError(score.prompt_field, "has no tokens, wanted at least one");
-  response->add_tokens()->set_token_id(score.prompt.front());
-  score.prompt_logprobs = true;
-  score.top_logprobs = request.top_n();
-  score.logits_digests = request.logits_digests();
-  score.score_chunk = request.chunk_tokens();
-  score.principal = FairnessKey(call->call().principal());
-  score.cancel = call->call().cancel();
-  score.deadline = deadline;
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(edge, *resident, request, call->call(), /*unary=*/true));
   serve::Engine& engine = *resident->engine;
+  const std::int32_t first = score.prompt.front();
   return engine.Submit(std::move(score),
-                       std::make_shared<ScoreSink>(edge, std::move(resident), request.top_n(), call, response));
+                       std::make_shared<UnaryScoreSink>(edge, std::move(resident), request.top_n(), first, call, response));
+}
+
+absl::Status SubmitScore(Edge& edge, ModelLoads::Loaded loaded, const v1::ScoreRequest& request,
+                         std::shared_ptr<StreamReactor<v1::ScoreReply>> stream) {
+  NIBBLE_ASSIGN_OR_RETURN(auto resident, std::move(loaded));
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(edge, *resident, request, stream->call(), /*unary=*/false));
+  serve::Engine& engine = *resident->engine;
+  const std::int32_t first = score.prompt.front();
+  return engine.Submit(std::move(score),
+                       std::make_shared<StreamScoreSink>(edge, std::move(resident), request.top_n(), first, std::move(stream)));
 }
 
 }  // namespace nibble::rpc

@@ -3,9 +3,16 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "server/base/error.h"
 
 namespace nibble::rpc {
+
+// The end of a stream whose reader was given up.
+inline absl::Status ReadsTooSlowly() {
+  return base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER");
+}
 
 // A reader that is behind must take messages at a minimum rate until it has caught up, averaged over windows of `patience`: one message
 // now and then does not keep a request alive. One thread.

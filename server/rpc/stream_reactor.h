@@ -14,6 +14,7 @@
 #include "server/base/error.h"
 #include "server/base/mutex.h"
 #include "server/rpc/call.h"
+#include "server/rpc/slow_reader.h"
 #include "server/rpc/request_owner.h"
 #include "server/rpc/status.h"
 
@@ -67,15 +68,20 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     base::MutexLock lock(mutex_);
     return taken_;
   }
-  // Ends the stream after what is queued, which the reader must take at least a message in slow_reader of; later calls do nothing.
+  // Ends the stream after what is queued; later calls do nothing. The reader is watched from then on: nobody else would notice that it
+  // takes no more.
   void End(absl::Status status) {
     Stop(std::move(status), /*drop=*/false);
+    WatchReader();
+  }
+  // From now on, aborts the stream when messages wait and the reader takes none of them for slow_reader. Later calls do nothing.
+  void WatchReader() {
     {
       base::MutexLock lock(mutex_);
-      if (finished_ || rest_.has_value()) return;
-      rest_.emplace();
+      if (finished_ || watch_.has_value()) return;
+      watch_.emplace();
     }
-    WatchRest();
+    LookAtReader();
   }
   // Ends it without what is queued. A client that does not read even the message that is being written within last_read is cut off
   // without the status: it would never come to it.
@@ -106,7 +112,7 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
 
  private:
   StreamReactor(Edge& edge, grpc::CallbackServerContext* context, const char* method)
-      : call_(edge, context, CallType::kServerStream, method) {}
+      : call_(edge, context, CallType::kServerStream, method), reader_(edge.slow_reader, /*min_rate=*/0) {}
 
   absl::Status TakePlace(StreamSlots& slots) {
     auto place = slots.Take(FairnessKey(call_.principal()));
@@ -116,21 +122,19 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
     return absl::OkStatus();
   }
 
-  // Whoever fed the stream has gone: nothing else would notice that the reader takes no more of what is queued.
-  void WatchRest() {
+  void LookAtReader() {
     std::weak_ptr<StreamReactor> weak;
-    std::uint64_t taken;
+    bool slow;
     {
       base::MutexLock lock(mutex_);
       if (finished_ || self_ == nullptr) return;
       weak = self_;
-      taken = taken_;
+      if (queue_.empty()) reader_.CaughtUp();
+      slow = reader_.TooSlow(taken_, !queue_.empty(), call_.edge().clock.Monotonic());
     }
-    rest_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().slow_reader), [weak, taken](bool passed) {
-      const auto alive = weak.lock();
-      if (!passed || alive == nullptr) return;
-      if (alive->taken() != taken) return alive->WatchRest();
-      alive->Abort(base::WithReason(absl::ResourceExhaustedError("the client reads too slowly"), "SLOW_CONSUMER"));
+    if (slow) return Abort(ReadsTooSlowly());
+    watch_->Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(call_.edge().slow_reader / 4), [weak](bool passed) {
+      if (const auto alive = weak.lock(); passed && alive != nullptr) alive->LookAtReader();
     });
   }
 
@@ -221,8 +225,9 @@ class StreamReactor : public grpc::ServerWriteReactor<Response> {
   std::function<void()> on_space_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<StreamReactor> self_;
   std::shared_ptr<const void> place_ ABSL_GUARDED_BY(mutex_);
-  std::optional<grpc::Alarm> cut_;   // made once, by Abort()
-  std::optional<grpc::Alarm> rest_;  // made once, by End()
+  SlowReader reader_ ABSL_GUARDED_BY(mutex_);
+  std::optional<grpc::Alarm> cut_;    // made once, by Abort()
+  std::optional<grpc::Alarm> watch_;  // made once, by WatchReader()
 };
 
 }  // namespace nibble::rpc

@@ -1,5 +1,6 @@
 // The part of an upload's sink that datasets and models share: its place in the table of uploads.
 #pragma once
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,7 +17,8 @@ namespace nibble::rpc {
 template <typename Request, typename Header, typename Content>
 class TrackedUpload : public UploadSink<Request> {
  public:
-  TrackedUpload(UploadTable& uploads, UploadKind kind) : uploads_(uploads), kind_(kind) {}
+  TrackedUpload(const Edge& edge, UploadTable& uploads, UploadKind kind)
+      : max_chunk_bytes_(edge.max_chunk_bytes), uploads_(uploads), kind_(kind) {}
 
   void Attach(const Call& call, typename UploadSink<Request>::End end) final {
     owner_ = OwnerOf(call.principal());
@@ -61,6 +63,10 @@ class TrackedUpload : public UploadSink<Request> {
     stream_ = std::move(stream);
     return absl::OkStatus();
   }
+  absl::Status CheckChunk(const std::string& chunk) const {
+    if (!chunk.empty() && chunk.size() <= max_chunk_bytes_) return absl::OkStatus();
+    return base::FieldError("chunk", base::StrCat("has ", chunk.size(), " bytes, wanted 1 to ", max_chunk_bytes_));
+  }
   UploadTable::Stream& stream() { return *stream_; }
 
  private:
@@ -69,6 +75,7 @@ class TrackedUpload : public UploadSink<Request> {
   // True: that was the last message.
   virtual absl::StatusOr<bool> TakeNext(const Request& message, Content& content) = 0;
 
+  const std::size_t max_chunk_bytes_;
   UploadTable& uploads_;
   const UploadKind kind_;
   RequestOwner owner_;

@@ -114,11 +114,7 @@ absl::Time UploadTable::Stream::Finish() {
   over_ = true;
   base::MutexLock lock(table_.mutex_);
   entry_->end = nullptr;
-  if (entry_->info.state == UploadState::kFinished) return entry_->info.expires;  // asked again
-  entry_->info.num_files = entry_->content->num_files();
-  entry_->info.state = UploadState::kFinished;
-  entry_->info.expires = table_.clock_.Now() + table_.options_.kept;
-  entry_->until = table_.clock_.Monotonic() + table_.options_.kept;
+  if (entry_->info.state != UploadState::kFinished) table_.Park(*entry_, UploadState::kFinished);  // else it is asked again
   return entry_->info.expires;
 }
 
@@ -127,11 +123,15 @@ void UploadTable::Stream::Keep() {
   base::MutexLock lock(table_.mutex_);
   if (!entry_->resumable || !table_.CheckTurn(*entry_, turn_).ok() || entry_->info.state != UploadState::kReceiving) return;
   over_ = true;
-  if (entry_->content != nullptr) entry_->info.num_files = entry_->content->num_files();
-  entry_->info.state = UploadState::kInterrupted;
-  entry_->info.expires = table_.clock_.Now() + table_.options_.kept;
-  entry_->until = table_.clock_.Monotonic() + table_.options_.kept;
-  entry_->end = nullptr;
+  table_.Park(*entry_, UploadState::kInterrupted);
+}
+
+void UploadTable::Park(Entry& entry, UploadState state) {
+  if (entry.content != nullptr) entry.info.num_files = entry.content->num_files();
+  entry.info.state = state;
+  entry.info.expires = clock_.Now() + options_.kept;
+  entry.until = clock_.Monotonic() + options_.kept;
+  entry.end = nullptr;
 }
 
 absl::Status UploadTable::CheckQuota(const Start& start) const {

@@ -70,7 +70,7 @@ class UploadTable {
     Stream& operator=(const Stream&) = delete;
 
     const std::string& id() const;
-    // To be held around Check and all that touches the content: who takes the upload over, or drops it, waits for that.
+    // Hold it during Check and all use of the content: a stream that takes the upload over, or a call that drops it, waits for this lock.
     base::Mutex& using_content();
     std::unique_ptr<UploadContent>& content();
     // The content is there, and this stream's. Errors: Cancelled (by CancelUpload), Aborted (another stream took over).
@@ -79,7 +79,7 @@ class UploadTable {
     absl::Status Charge(std::int64_t bytes);
     // The last message has come: no other stream takes the upload over any more. Errors as of Check.
     absl::Status BeginFinish();
-    // With using_content held: it waits for its use; until when. Again, it answers the same.
+    // Marks the upload finished and returns when it expires; a second call returns the same. Requires using_content.
     absl::Time Finish();
     // The stream was lost: what has arrived is kept, where the client named the upload.
     void Keep();
@@ -125,6 +125,8 @@ class UploadTable {
   const Entry* FindFinished(const RequestOwner& owner, const std::string& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckTurn(const Entry& entry, std::uint64_t turn) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::shared_ptr<Entry> Erase(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The upload waits for its use, or for another stream. Requires using_content.
+  void Park(Entry& entry, UploadState state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::Clock& clock_;
   const UploadTableOptions options_;

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/base/cancelled.h"
 #include "server/base/memory_budget.h"
 #include "server/base/mutex.h"
 
@@ -24,7 +25,7 @@ struct WorkMemory {
 // One piece of work at a time, in the order of arrival, inside the memory that served models and trainers share. Thread-safe.
 class WorkAdmission {
  public:
-  using Cancelled = std::function<bool()>;
+  using Cancelled = base::Cancelled;
   // Held by the work; the next piece is admitted when it goes, which may be after this object.
   using Turn = std::shared_ptr<const void>;
 

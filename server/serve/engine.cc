@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
@@ -99,6 +100,18 @@ absl::Status Engine::Check(const Request& request) const {
   }
   for (const std::string& stop : request.stopping.strings) {
     if (stop.empty()) return base::FieldError("stopping.stop", "holds an empty string");
+  }
+  if (request.stopping.min_tokens > 0) {
+    const std::int64_t vocab = model_->config().vocab_size;
+    std::vector<bool> masked(static_cast<std::size_t>(vocab));
+    for (const std::int32_t token : EndTokens(model_->config(), request.stopping)) {
+      if (token >= 0 && token < vocab) masked[static_cast<std::size_t>(token)] = true;
+    }
+    if (std::find(masked.begin(), masked.end(), false) == masked.end()) {
+      return base::FieldError("stopping.stop_token_ids",
+                              base::StrCat("hold, with the model's end tokens, the whole vocabulary of ", vocab,
+                                           ", wanted at least one other token: min_tokens masks them"));
+    }
   }
   const std::int64_t most = request.principal.empty() ? options_.max_running : bounds_.max_running;
   if (request.n < 1 || request.n > most) {

@@ -92,7 +92,7 @@ class Engine {
          const EngineOptions& options, const kernels::Stream& stream, base::Clock& clock);
 
   absl::Status Check(const Request& request) const;
-  // Whether a request begins with the next step, and what of waiting_ does not.
+  // State of the queue for a new request: whether it begins with the next step, and what waits longer.
   struct Queue {
     bool at_once = false;
     std::int64_t requests = 0;
@@ -119,7 +119,7 @@ class Engine {
   void DropEnded();
   // engine_pages.cc. Take: pages for the tokens that the group has, of all its outputs; false, and none, where they are not free.
   bool Take(Group& group);
-  // Pages that its next rows need, of whoever began last. False: it was that itself.
+  // Takes the pages for the group's next rows; if none are free, preempts the request that began last. False: that was the group itself.
   bool Grow(Group& group);
   void Preempt(Group& group);
   // The preempted requests for which there is room again, oldest first. False: one is left.
@@ -154,8 +154,8 @@ class Engine {
   std::uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);            // by principals that have requests in running_
   std::int64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;             // prompt tokens of waiting_
-  std::int64_t running_outputs_ ABSL_GUARDED_BY(mutex_) = 0;            // of running_, and
-  // Of pool_, none while a request is preempted: for threads that may not look at them.
+  std::int64_t running_outputs_ ABSL_GUARDED_BY(mutex_) = 0;            // of running_
+  // Free pages of pool_, for threads that may not read it; 0 while a request is preempted.
   std::int64_t free_pages_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Duration mean_service_ ABSL_GUARDED_BY(mutex_);                 // of the requests that ended lately
 

@@ -45,7 +45,7 @@ absl::Status Engine::Submit(Request request, std::shared_ptr<ResponseSink> sink)
   base::MutexLock lock(mutex_);
   if (stop_) return base::WithReason(absl::UnavailableError("the model is being unloaded"), "DRAINING");
   const Queue queue = QueueBefore(*group);
-  // Of what waits, those that come before it: the rest takes its turn after it.
+  // Only waiting requests that begin before this one delay it.
   const absl::Duration wait = EstimatedWait(std::min(queue.requests, queue_.NumBefore(asked.principal, asked.priority)));
   const auto full = [&](const std::string& why, std::map<std::string, std::string> metadata = {}) {
     metadata.merge(RetryAfter(wait));

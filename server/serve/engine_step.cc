@@ -35,6 +35,12 @@ std::int64_t FairShare(std::vector<std::int64_t> sizes, std::int64_t rows) {
 
 }  // namespace
 
+std::vector<std::int32_t> EndTokens(const model::ModelConfig& config, const Stopping& stopping) {
+  std::vector<std::int32_t> tokens = stopping.token_ids;
+  if (!stopping.ignore_eos) tokens.insert(tokens.end(), config.eos_token_ids.begin(), config.eos_token_ids.end());
+  return tokens;
+}
+
 void Engine::Plan(Step* step) {
   std::int64_t prefill_left = options_.prefill_chunk;
   // A short prompt is not read after the long ones that began before it.
@@ -51,9 +57,9 @@ void Engine::Plan(Step* step) {
   for (auto& owner : running_) {
     Group& group = *owner;
     const bool reading = !group.prompt_read;
-    if (group.preempted || (!reading && !group.sink->Ready())) continue;
-    if (!Grow(group)) continue;
     const bool score = group.request.prompt_logprobs && reading;
+    if (group.preempted || ((!reading || score) && !group.sink->Ready())) continue;
+    if (!Grow(group)) continue;
     for (auto& output : group.outputs) {
       if (output->ended || (reading && output->index > 0)) continue;
       std::int64_t rows = output->unfed();
@@ -190,9 +196,12 @@ absl::Status Engine::Draw(Group& group, Sequence& output, const float* logits, s
   std::int32_t token = 0;
   std::vector<float> changed;
   kernels::ConstMatrix drawn = row;
-  if (request.penalties.any()) {
+  const bool masked = group.generated(output) < request.stopping.min_tokens;
+  if (request.penalties.any() || masked) {
     changed.assign(logits, logits + vocab);
     Apply(request.penalties, request.prompt, std::span(output.tokens).subspan(request.prompt.size()), changed);
+    // The mask comes last, so that no bias lifts a masked token.
+    if (masked) MaskTokens(EndTokens(model_->config(), request.stopping), changed);
     drawn = kernels::MakeConstMatrix(changed.data(), kernels::DType::kF32, 1, vocab);
   }
   NIBBLE_RETURN_IF_ERROR(kernels::Sample({.logits = drawn, .params = &params, .token = &token}, stream_));
@@ -221,9 +230,9 @@ void Engine::TakeToken(Group& group, Sequence& output, const TokenLogprob& token
   ++group.usage.completion_tokens;
 
   const auto& ends = model_->config().eos_token_ids;
-  const bool may_end = group.may_end(output);
-  const bool eos = may_end && !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
-  const bool stop_id = may_end && std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
+  // Draw() masks all of these before min_tokens.
+  const bool eos = !stopping.ignore_eos && std::find(ends.begin(), ends.end(), id) != ends.end();
+  const bool stop_id = std::find(stopping.token_ids.begin(), stopping.token_ids.end(), id) != stopping.token_ids.end();
   std::string shown;
   // An end token is no text, whether the tokenizer calls it special or not, unless special tokens were asked for.
   if (group.request.include_special_tokens || (!eos && !(stop_id && !stopping.include_stop))) {

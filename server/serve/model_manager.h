@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/base/cancelled.h"
 #include "server/base/memory_budget.h"
 #include "server/base/mutex.h"
 #include "server/model/text_assets.h"
@@ -33,7 +34,7 @@ class ModelManager {
     std::shared_ptr<const void> pin;  // kept until the model is unloaded: nobody deletes what is in memory, or on its way
   };
   // Asked before each piece that is read of what may be gigabytes: true ends the work with Cancelled. Empty: nobody can.
-  using Cancelled = std::function<bool()>;
+  using Cancelled = base::Cancelled;
   // Where the artifact of a name lies, asked before a load and not for what is in memory: NotFound for a name that is not there,
   // DataLoss for one that is damaged.
   using Locate = std::function<absl::StatusOr<Artifact>(const std::string& name, const Cancelled& cancelled)>;

@@ -1,5 +1,6 @@
 #include "server/serve/penalties.h"
 
+#include <limits>
 #include <map>
 
 namespace nibble::serve {
@@ -25,6 +26,13 @@ void Apply(const Penalties& penalties, std::span<const std::int32_t> prompt, std
   for (const auto& [token, count] : counts) {
     logit(token) -= static_cast<float>(count) * penalties.frequency;
     logit(token) -= penalties.presence;
+  }
+}
+
+void MaskTokens(std::span<const std::int32_t> tokens, std::span<float> logits) {
+  for (const std::int32_t token : tokens) {
+    if (token < 0 || static_cast<std::size_t>(token) >= logits.size()) continue;
+    logits[static_cast<std::size_t>(token)] = -std::numeric_limits<float>::infinity();
   }
 }
 

@@ -1,4 +1,4 @@
-// What a request adds to and takes from the logits before a token is drawn.
+// What a request adds to and takes from the logits before a token is drawn, and the tokens that must not be drawn.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -21,5 +21,9 @@ struct Penalties {
 //   logits  [V]  f32, changed in place; every token named is below V
 void Apply(const Penalties& penalties, std::span<const std::int32_t> prompt, std::span<const std::int32_t> generated,
            std::span<float> logits);
+
+// Sets the logits of `tokens` to -inf, so that none of them is drawn. Tokens outside the vocabulary are ignored.
+//   logits  [V]  f32, changed in place
+void MaskTokens(std::span<const std::int32_t> tokens, std::span<float> logits);
 
 }  // namespace nibble::serve

@@ -20,7 +20,7 @@ const char* Name(FinishReason reason);  // "stop", "length", "eos", "cancelled",
 
 struct Stopping {
   std::int64_t max_tokens = 0;
-  std::int64_t min_tokens = 0;                  // before that, end tokens, stop ids and stop strings are no end
+  std::int64_t min_tokens = 0;                  // until then, end tokens and stop ids are masked, and stop strings do not match
   std::vector<std::string> strings;
   std::vector<std::int32_t> token_ids;          // beside the model's own end tokens
   bool ignore_eos = false;
@@ -37,9 +37,9 @@ struct Request {
   bool include_special_tokens = false;          // in the text
   bool logprobs = false;
   std::int64_t top_logprobs = 0;                // alternatives a token, when logprobs; at most the vocabulary
-  bool prompt_logprobs = false;                 // Score: of prompt[1..] given what is before
+  bool prompt_logprobs = false;                 // of prompt[1..] given what is before
   bool logits_digests = false;                  // Score: of the logits behind each of them
-  std::int64_t score_chunk = 0;                 // Score: rows a step; 0: the engine's
+  std::int64_t score_chunk = 0;                 // prompt tokens a step, with prompt_logprobs; 0: the engine's
   int priority = 0;                             // higher begins first (waiting_queue.h)
   std::string principal;                        // whose turn and bounds they are; "": of a server without tokens, which has no bounds
   absl::Duration deadline = absl::InfiniteDuration();        // monotonic clock
@@ -86,7 +86,8 @@ class ResponseSink {
   // The request's first step comes next; not called for one that ends while it waits.
   virtual void OnStart(double queue_ms) = 0;
   virtual void OnPromptLogprobs(std::span<const TokenLogprob> logprobs) = 0;
-  // False while the reader is behind: the request then takes no step. Asked before every step after the first token.
+  // False while the reader is behind: the request then takes no step. Asked before every step that tells
+  // something: those after the first token, and all where the prompt's logprobs are wanted.
   virtual bool Ready() { return true; }
   // Text is whole UTF-8 and may be empty while a stop string or a character is held back.
   virtual void OnDelta(int index, std::string_view text, std::span<const TokenLogprob> tokens) = 0;

@@ -1,4 +1,4 @@
-// One request inside the engine, and its outputs. Private to engine.cc and engine_step.cc.
+// One request inside the engine, and its outputs. Private to the engine*.cc files.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -62,7 +62,7 @@ struct Engine::Group {
     return static_cast<std::int64_t>(output.tokens.size()) - prompt_size();
   }
   bool may_end(const Sequence& output) const { return generated(output) >= request.stopping.min_tokens; }
-  // What is shown now that `text` came. Stop strings are looked for from the text of the first token that may end it.
+  // What is shown now that `text` came. Stop strings are looked for from the text of token number min_tokens.
   std::string Shown(Sequence& output, std::string_view text) const {
     return may_end(output) ? output.stops.Push(text) : std::string(text);
   }
@@ -75,6 +75,9 @@ struct Engine::Group {
     return model::KvPool::PagesFor(prompt_size() + std::min<std::int64_t>(1, request.stopping.max_tokens)) * request.n;
   }
 };
+
+// Tokens that end an answer: stop ids, and the model's end tokens unless they are ignored. May hold a token twice.
+std::vector<std::int32_t> EndTokens(const model::ModelConfig& config, const Stopping& stopping);
 
 // What the requests are told that a step failed for: a fault of ours, or of memory.
 absl::Status StepFault(const absl::Status& status);

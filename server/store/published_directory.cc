@@ -108,10 +108,8 @@ absl::StatusOr<ManifestEntry> HashFile(const std::string& path, const Cancelled&
   const auto buffer = std::make_unique<char[]>(kReadBytes);
   absl::Status status;
   while (true) {
-    if (cancelled && cancelled()) {
-      status = absl::CancelledError("cancelled");
-      break;
-    }
+    status = base::CheckCancelled(cancelled);
+    if (!status.ok()) break;
     const ssize_t n = ::read(fd, buffer.get(), kReadBytes);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) status = failed("read");

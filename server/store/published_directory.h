@@ -2,7 +2,6 @@
 // sync of the parent. Models, datasets, checkpoints and a trainer's output are all published like this.
 #pragma once
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/base/cancelled.h"
 #include "server/base/files.h"
 
 namespace nibble::store {
@@ -28,8 +28,8 @@ struct Manifest {
   std::uint64_t total_bytes() const;
 };
 
-// Asked before each piece that is read of what may be gigabytes: true ends the work with Cancelled. Empty: nobody can.
-using Cancelled = std::function<bool()>;
+// Called before each piece that is read of what may be gigabytes.
+using base::Cancelled;
 
 // NotFound without a manifest; DataLoss (reason MANIFEST_INVALID) for one that cannot be read.
 absl::StatusOr<Manifest> ReadManifest(base::FileSystem& files, const std::string& directory);

@@ -1,7 +1,6 @@
 #include "server/text/chat_template.h"
 
 #include <cstdint>
-#include <cstring>
 #include <ctime>
 
 #include "absl/status/status.h"
@@ -26,13 +25,9 @@ NibbleRenderInput InputOf(std::string_view messages_json, const RenderOptions& o
 }
 
 std::vector<RenderedTurns::Part> PartsOf(const FfiBytes& bytes) {
-  const std::string_view view = bytes.view();
-  std::vector<RenderedTurns::Part> parts(view.size() / (2 * sizeof(std::uint64_t)));
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    std::uint64_t ends[2];
-    std::memcpy(ends, view.data() + i * sizeof ends, sizeof ends);
-    parts[i] = {.begin = ends[0], .end = ends[1]};
-  }
+  const auto ends = CopyAs<std::uint64_t>(bytes.view());
+  std::vector<RenderedTurns::Part> parts(ends.size() / 2);
+  for (std::size_t i = 0; i < parts.size(); ++i) parts[i] = {.begin = ends[2 * i], .end = ends[2 * i + 1]};
   return parts;
 }
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "server/base/strings.h"
@@ -30,6 +32,15 @@ class FfiBytes {
 
 inline const std::uint8_t* FfiData(std::string_view text) {
   return reinterpret_cast<const std::uint8_t*>(text.data());
+}
+
+template <typename T>
+std::vector<T> CopyAs(std::string_view bytes) {
+  std::vector<T> values(bytes.size() / sizeof(T));
+  if (!values.empty()) {
+    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
+  }
+  return values;
 }
 
 // `what` opens the message: the field that was at fault.

@@ -1,7 +1,5 @@
 #include "server/text/prompt_length.h"
 
-#include <malloc.h>
-
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -76,7 +74,5 @@ absl::Status CheckPromptLength(const Tokenizer& tokenizer, std::string_view text
   }
   return absl::OkStatus();
 }
-
-void ReleaseFreedMemory() { malloc_trim(0); }
 
 }  // namespace nibble::text

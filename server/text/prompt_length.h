@@ -2,11 +2,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "server/base/cancelled.h"
 #include "server/text/tokenizer.h"
 
 namespace nibble::text {
@@ -18,7 +18,7 @@ struct PromptLimits {
   const char* field = "text";           // named in errors; a literal
   std::int64_t max_tokens = std::numeric_limits<std::int64_t>::max();
   std::size_t max_bytes = std::numeric_limits<std::size_t>::max();  // of a text that is encoded: --max_prompt_bytes
-  std::function<bool()> cancelled = {};  // asked between pieces
+  base::Cancelled cancelled = {};  // asked between pieces
 };
 
 // OK where the text has to be encoded as a whole to know whether it fits; never an error for one that does, unless its tokenizer drops
@@ -27,8 +27,5 @@ struct PromptLimits {
 // Errors: InvalidArgument (PROMPT_TOO_LONG; of bytes metadata "bytes" and "max_bytes", of tokens "tokens", those that were counted, and
 // "max"), Cancelled, those of Tokenizer::Encode.
 absl::Status CheckPromptLength(const Tokenizer& tokenizer, std::string_view text, const PromptLimits& limits);
-
-// Returns to the system what the encoding of a large text has freed: the allocator would keep it.
-void ReleaseFreedMemory();
 
 }  // namespace nibble::text

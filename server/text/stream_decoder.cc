@@ -16,8 +16,8 @@ constexpr std::string_view kReplacement = "\uFFFD";
 // ids without any text the rest is held back and decoded once.
 constexpr std::size_t kMaxHead = 64;
 
-absl::StatusOr<std::string> TokenBytes(const NibbleTokenizer* tokenizer,
-                                       std::int32_t id) {
+absl::StatusOr<std::string> BytesOfToken(const NibbleTokenizer* tokenizer,
+                                         std::int32_t id) {
   FfiBytes answer;
   const NibbleTextCode code =
       nibble_tokenizer_token_bytes(tokenizer, id, answer.out());
@@ -55,7 +55,7 @@ absl::StatusOr<std::string> StreamDecoder::Append(std::int32_t id) {
 
 absl::StatusOr<std::string> StreamDecoder::AppendBytes(std::int32_t id) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string bytes,
-                          TokenBytes(tokenizer_.handle_, id));
+                          BytesOfToken(tokenizer_.handle_, id));
   incomplete_ += bytes;
   std::string delta;
   incomplete_.erase(0, TakeWholeCharacters(incomplete_, &delta));
@@ -64,7 +64,7 @@ absl::StatusOr<std::string> StreamDecoder::AppendBytes(std::int32_t id) {
 
 absl::StatusOr<std::string> StreamDecoder::AppendToRun(std::int32_t id) {
   NIBBLE_ASSIGN_OR_RETURN(const std::string byte,
-                          TokenBytes(tokenizer_.handle_, id));
+                          BytesOfToken(tokenizer_.handle_, id));
   // An id without a token does not end a run of bytes: Decode passes over it.
   if (byte.empty() && !tokenizer_.Token(id)) return std::string();
   pending_.push_back(id);

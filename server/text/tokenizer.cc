@@ -1,7 +1,7 @@
 #include "server/text/tokenizer.h"
 
 #include <algorithm>
-#include <cstring>
+#include <map>
 #include <utility>
 
 #include "server/base/status_macros.h"
@@ -13,15 +13,6 @@ namespace {
 // How many tokens may be tried as an anchor: the first ones of a vocabulary are
 // its special ones, which are texts.
 constexpr std::size_t kMaxAnchorsTried = 4096;
-
-template <typename T>
-std::vector<T> CopyAs(std::string_view bytes) {
-  std::vector<T> values(bytes.size() / sizeof(T));
-  if (!values.empty()) {
-    std::memcpy(values.data(), bytes.data(), values.size() * sizeof(T));
-  }
-  return values;
-}
 
 }  // namespace
 
@@ -130,6 +121,37 @@ std::size_t Tokenizer::longest_token_bytes() const {
     }
   });
   return longest_token_bytes_;
+}
+
+std::vector<std::int32_t> Tokenizer::Ids() const {
+  FfiBytes answer;
+  if (nibble_tokenizer_ids(handle_, answer.out()) != NIBBLE_TEXT_OK) return {};
+  return CopyAs<std::int32_t>(answer.view());
+}
+
+std::string Tokenizer::BytesOf(std::int32_t id) const {
+  FfiBytes bytes;
+  const bool read = nibble_tokenizer_token_bytes(handle_, id, bytes.out()) == NIBBLE_TEXT_OK;
+  const bool byte_level = nibble_tokenizer_decoder_kind(handle_) == NIBBLE_DECODER_BYTES;
+  if (read && (byte_level || !bytes.view().empty())) return std::string(bytes.view());
+  if (anchor_) {
+    const std::int32_t ids[] = {anchor_->id, id};
+    const auto text = Decode(ids, /*skip_special_tokens=*/false);
+    if (text.ok() && text->starts_with(anchor_->text)) return text->substr(anchor_->text.size());
+  }
+  return Decode(std::span(&id, 1), /*skip_special_tokens=*/false).value_or("");
+}
+
+const TokenBytes& Tokenizer::token_bytes() const {
+  std::call_once(listed_, [this] {
+    std::map<std::int32_t, std::string> added;
+    for (AddedToken& token : added_tokens()) added[token.id] = std::move(token.content);
+    for (const std::int32_t id : Ids()) {
+      const auto found = added.find(id);
+      token_bytes_.Add(id, found != added.end() ? found->second : BytesOf(id));
+    }
+  });
+  return token_bytes_;
 }
 
 std::vector<AddedToken> Tokenizer::added_tokens() const {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/text/token_bytes.h"
 
 struct NibbleTokenizer;
 
@@ -78,6 +79,8 @@ class Tokenizer {
   std::size_t longest_token_bytes() const;
   // Ascending by id.
   std::vector<AddedToken> added_tokens() const;
+  // The bytes of every token, computed by the first call: up to a second for the largest vocabularies.
+  const TokenBytes& token_bytes() const;
 
  private:
   friend class StreamDecoder;
@@ -90,11 +93,16 @@ class Tokenizer {
 
   explicit Tokenizer(NibbleTokenizer* handle) : handle_(handle) {}
   std::optional<Anchor> FindAnchor() const;
+  std::vector<std::int32_t> Ids() const;  // of all tokens, ascending
+  // TokenBytes, of a token that was not added.
+  std::string BytesOf(std::int32_t id) const;
 
   NibbleTokenizer* const handle_;
   std::optional<Anchor> anchor_;
   mutable std::once_flag measured_;
   mutable std::size_t longest_token_bytes_ = 0;  // after measured_
+  mutable std::once_flag listed_;
+  mutable TokenBytes token_bytes_;  // after listed_
 };
 
 }  // namespace nibble::text

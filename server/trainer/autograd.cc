@@ -19,6 +19,7 @@
 #include "kernels/ops/silu_mul_backward.h"
 #include "kernels/philox.h"
 #include "server/model/working_rows.h"
+#include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -29,10 +30,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
 
-Context& ContextOf(AutogradContext* ctx) { return *reinterpret_cast<Context*>(ctx->saved_data["context"].toInt()); }
-void Remember(AutogradContext* ctx, Context& context) {
-  ctx->saved_data["context"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&context));
-}
+Context& ContextOf(AutogradContext* ctx) { return Recall<Context>(ctx, "context"); }
 
 Tensor Dequantise(const kernels::Nf4Weight& weight, Context& context) {
   Tensor out = context.scratch.narrow(0, 0, weight.rows * weight.cols).view({weight.rows, weight.cols});
@@ -87,19 +85,14 @@ Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context)
   return linear.bias.defined() ? torch::addmm(linear.bias, x, weight.t()) : torch::mm(x, weight.t());
 }
 
-const Nf4Linear& LinearOf(AutogradContext* ctx) {
-  return *reinterpret_cast<const Nf4Linear*>(ctx->saved_data["linear"].toInt());
-}
-void Remember(AutogradContext* ctx, const Nf4Linear& linear) {
-  ctx->saved_data["linear"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&linear));
-}
+const Nf4Linear& LinearOf(AutogradContext* ctx) { return Recall<const Nf4Linear>(ctx, "linear"); }
 
 // A linear without an adapter: it keeps nothing but the packed weight, by reference. A function of its own because torch takes
 // no undefined tensors as a function's inputs.
 struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Nf4Linear* linear, Context* context) {
-    Remember(ctx, *context);
-    Remember(ctx, *linear);
+    Remember(ctx, "context", context);
+    Remember(ctx, "linear", linear);
     return FrozenProduct(x, *linear, *context);
   }
 
@@ -114,8 +107,8 @@ struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFuncti
 struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& a, const Tensor& b, const Nf4Linear* linear,
                         std::optional<DropoutKey> key, Context* context) {
-    Remember(ctx, *context);
-    Remember(ctx, *linear);
+    Remember(ctx, "context", context);
+    Remember(ctx, "linear", linear);
     const bool drops = key.has_value() && linear->dropout > 0;
     ctx->saved_data["drops"] = drops;
     if (drops) {
@@ -160,7 +153,7 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps, Context* context) {
-    Remember(ctx, *context);
+    Remember(ctx, "context", context);
     Tensor y = torch::empty_like(x);
     Tensor rstd = torch::empty({x.size(0)}, torch::kFloat32);
     ThrowIfError(kernels::RmsNorm({.x = ViewOf(x),
@@ -183,11 +176,11 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
 struct RopeFunction : torch::autograd::Function<RopeFunction> {
   static Tensor forward(AutogradContext* ctx, Tensor x, std::int64_t num_heads, const std::int32_t* position,
                         const float* cos, const float* sin, std::int64_t table_positions, Context* context) {
-    Remember(ctx, *context);
+    Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
-    ctx->saved_data["position"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(position));
-    ctx->saved_data["cos"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(cos));
-    ctx->saved_data["sin"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(sin));
+    Remember(ctx, "position", position);
+    Remember(ctx, "cos", cos);
+    Remember(ctx, "sin", sin);
     ctx->saved_data["positions"] = table_positions;
     Rotate(x, ctx, *context, false);
     ctx->mark_dirty({x});
@@ -203,9 +196,9 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
   static void Rotate(const Tensor& x, AutogradContext* ctx, Context& context, bool backward) {
     ThrowIfError(kernels::Rope({.x = ViewOf(x),
                          .num_heads = ctx->saved_data["heads"].toInt(),
-                         .position = reinterpret_cast<const std::int32_t*>(ctx->saved_data["position"].toInt()),
-                         .cos = reinterpret_cast<const float*>(ctx->saved_data["cos"].toInt()),
-                         .sin = reinterpret_cast<const float*>(ctx->saved_data["sin"].toInt()),
+                         .position = &Recall<const std::int32_t>(ctx, "position"),
+                         .cos = &Recall<const float>(ctx, "cos"),
+                         .sin = &Recall<const float>(ctx, "sin"),
                          .table_positions = ctx->saved_data["positions"].toInt(),
                          .backward = backward},
                         context.stream));
@@ -216,7 +209,7 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 template <bool kRelu2>
 struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
   static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up, Context* context) {
-    Remember(ctx, *context);
+    Remember(ctx, "context", context);
     Tensor y = torch::empty_like(gate);
     if constexpr (kRelu2) {
       ThrowIfError(kernels::Relu2Mul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));

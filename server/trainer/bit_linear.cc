@@ -13,6 +13,7 @@
 #include "kernels/ops/rms_norm_quantize.h"
 #include "kernels/ops/ternarise.h"
 #include "kernels/ops/ternarise_backward.h"
+#include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -22,14 +23,6 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
-
-// Rows are recorded with every node that reads them; what is not a tensor goes by address (it outlives the graph).
-template <typename T>
-void Remember(AutogradContext* ctx, const char* key, const T* object) {
-  ctx->saved_data[key] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(object));
-}
-template <typename T>
-T& Recall(AutogradContext* ctx, const char* key) { return *reinterpret_cast<T*>(ctx->saved_data[key].toInt()); }
 
 BitRows MakeRows(std::int64_t rows, std::int64_t cols, int bits) {
   return {torch::empty({rows, kernels::Int8PaddedK(cols)}, bits == 16 ? torch::kInt16 : torch::kInt8),

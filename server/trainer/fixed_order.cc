@@ -13,6 +13,7 @@
 #include "kernels/ops/matmul_dense.h"
 #include "server/base/status_macros.h"
 #include "server/model/working_rows.h"
+#include "server/trainer/saved_address.h"
 #include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -27,8 +28,8 @@ using Context = nibble::trainer::AutogradContext;
 struct PagedAttentionFunction : torch::autograd::Function<PagedAttentionFunction> {
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments* segments,
                         std::int64_t num_heads, std::int64_t num_kv_heads, Context* context) {
-    ctx->saved_data["segments"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(segments));
-    ctx->saved_data["context"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(context));
+    Remember(ctx, "segments", segments);
+    Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
     ctx->saved_data["kv_heads"] = num_kv_heads;
     Tensor out = torch::empty_like(q);
@@ -50,14 +51,14 @@ struct PagedAttentionFunction : torch::autograd::Function<PagedAttentionFunction
 
   // Through torch's attention over the same values: scores are made again, never kept.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto* segments = reinterpret_cast<const PagedSegments*>(ctx->saved_data["segments"].toInt());
-    auto& context = *reinterpret_cast<Context*>(ctx->saved_data["context"].toInt());
+    const auto& segments = Recall<const PagedSegments>(ctx, "segments");
+    auto& context = Recall<Context>(ctx, "context");
     variable_list leaves;
     for (const Tensor& saved : ctx->get_saved_variables()) {
       leaves.push_back(saved.detach().to(torch::kFloat32).requires_grad_(true));
     }
     const torch::AutoGradMode with_gradients(true);
-    const Tensor out = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], segments->segments(), ctx->saved_data["heads"].toInt(),
+    const Tensor out = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], segments.segments(), ctx->saved_data["heads"].toInt(),
                                              ctx->saved_data["kv_heads"].toInt(), context);
     const variable_list made = torch::autograd::grad({out}, leaves, {grads[0].contiguous()});
     return {made[0], made[1], made[2], Tensor(), Tensor(), Tensor(), Tensor()};
@@ -73,14 +74,14 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     Tensor out = torch::empty({num_ids, table.size(1)}, torch::kFloat32);
     ThrowIfError(kernels::Embedding({.ids = ids->data(), .num_ids = num_ids, .table = ViewOf(table), .packed = {}, .out = ViewOf(out)},
                                     context->stream));
-    ctx->saved_data["context"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(context));
+    Remember(ctx, "context", context);
     ctx->saved_data["vocabulary"] = master.size(0);
     ctx->save_for_backward({torch::tensor(std::vector<std::int64_t>(ids->begin(), ids->end()))});
     return out;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     // Row by row in order: index_add_ would do, but only its deterministic form, which sorts first. Threads share out the columns.
-    const auto* context = reinterpret_cast<const Context*>(ctx->saved_data["context"].toInt());
+    const auto& context = Recall<const Context>(ctx, "context");
     const Tensor ids = ctx->get_saved_variables()[0];
     const Tensor g = grads[0].contiguous();
     Tensor grad = torch::zeros({ctx->saved_data["vocabulary"].toInt(), g.size(1)}, torch::kFloat32);
@@ -88,7 +89,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     const float* from = g.data_ptr<float>();
     const std::int64_t* id = ids.data_ptr<std::int64_t>();
     const std::int64_t cols = g.size(1);
-    context->stream.ParallelFor(cols, kEmbeddingGrain, [&](std::int64_t begin, std::int64_t end) {
+    context.stream.ParallelFor(cols, kEmbeddingGrain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = 0; t < g.size(0); ++t) {
         float* row = to + id[t] * cols;
         for (std::int64_t i = begin; i < end; ++i) row[i] += from[t * cols + i];

@@ -1,8 +1,7 @@
 // QLoRA: an adapter on an nf4 base, served merged as int8.
-#include <malloc.h>
-
 #include "server/base/clock.h"
 #include "server/base/ids.h"
+#include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
@@ -88,7 +87,7 @@ class QLoraRecipe : public Recipe {
   void Release() override {
     model_->Release();
     base_.reset();
-    ::malloc_trim(0);  // small pieces that training has freed
+    base::ReturnFreeMemory();  // small pieces that training has freed
   }
 
   absl::Status Clean() override {

@@ -1,8 +1,6 @@
 #include "server/trainer/reporter.h"
 
 #include <grpcpp/grpcpp.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <deque>
@@ -90,8 +88,6 @@ struct Reporter::State {
     hello.mutable_hello()->set_job_id(options.job_id);
     hello.mutable_hello()->set_attempt(static_cast<std::int32_t>(options.attempt));
     hello.mutable_hello()->set_token(options.token);
-    hello.mutable_hello()->set_first_sequence(sent + 1);
-    hello.mutable_hello()->set_pid(static_cast<std::int32_t>(::getpid()));
     bool open = stream->Write(hello);
     while (open) {
       v1::ReportRequest request;
@@ -105,7 +101,6 @@ struct Reporter::State {
         if (broken || (stop && sent >= written)) break;
         const std::int64_t index = sent - acknowledged;
         ++sent;
-        request.mutable_line()->set_sequence(sent);
         request.mutable_line()->set_json(lines[static_cast<std::size_t>(index)]);
       }
       open = stream->Write(request);

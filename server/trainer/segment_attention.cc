@@ -7,6 +7,8 @@
 
 #include <tuple>
 
+#include "kernels/formats/int8.h"
+#include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -35,11 +37,11 @@ struct Segment {
   std::int64_t place = 0;   // sum of the padded sizes before it
 };
 
+std::int64_t Padded(std::int64_t size) { return kernels::RoundUp(size, kSegmentQuantum); }
+
 std::int64_t PaddedSize(const std::vector<std::int64_t>& segments) {
   std::int64_t total = 0;
-  for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
-    total += (segments[s + 1] - segments[s] + kSegmentQuantum - 1) / kSegmentQuantum * kSegmentQuantum;
-  }
+  for (std::size_t s = 0; s + 1 < segments.size(); ++s) total += Padded(segments[s + 1] - segments[s]);
   return total;
 }
 
@@ -48,11 +50,10 @@ void ForEachSegment(const std::vector<std::int64_t>& segments, const Context& co
   std::int64_t place = 0;
   for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
     const std::int64_t size = segments[s + 1] - segments[s];
-    const std::int64_t padded = (size + kSegmentQuantum - 1) / kSegmentQuantum * kSegmentQuantum;
     if (size == 0) continue;
     ThrowIfCancelled(context.cancelled);
-    body(Segment{segments[s], size, padded, place});
-    place += padded;
+    body(Segment{segments[s], size, Padded(size), place});
+    place += Padded(size);
   }
 }
 
@@ -88,8 +89,8 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
   static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
                         const std::vector<std::int64_t>* segments, std::int64_t num_heads, std::int64_t num_kv_heads,
                         Context* context) {
-    ctx->saved_data["segments"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(segments));
-    ctx->saved_data["context"] = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(context));
+    Remember(ctx, "segments", segments);
+    Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
     ctx->saved_data["kv_heads"] = num_kv_heads;
     const Heads heads = {num_kv_heads, num_heads / num_kv_heads, q.size(1) / num_heads};
@@ -108,8 +109,8 @@ struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunc
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& segments = *reinterpret_cast<const std::vector<std::int64_t>*>(ctx->saved_data["segments"].toInt());
-    const auto& context = *reinterpret_cast<const Context*>(ctx->saved_data["context"].toInt());
+    const auto& segments = Recall<const std::vector<std::int64_t>>(ctx, "segments");
+    const auto& context = Recall<const Context>(ctx, "context");
     const std::int64_t num_heads = ctx->saved_data["heads"].toInt();
     const std::int64_t num_kv_heads = ctx->saved_data["kv_heads"].toInt();
     const variable_list saved = ctx->get_saved_variables();

@@ -50,6 +50,38 @@ TEST(ExitCodeTest, ErrorsNameReasonAndField) {
   EXPECT_TRUE(server.create_job.asked[0].spec().qlora().has_r());
 }
 
+// Only the rows show it, so the job is there already: the command says and ends as if CreateJob had refused it.
+TEST(ExitCodeTest, AJobWhoseDataIsRefusedEndsAsARefusedCreateJob) {
+  const auto refusal = Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
+  const std::vector<std::string> command = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d"};
+  FakeServer refuses;
+  refuses.create_job.Fails(refusal);
+  const Result refused = RunNibble(refuses, command);
+
+  FakeServer plans;
+  plans.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_PLANNING"));
+  v1::Job failed = Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED");
+  ASSERT_TRUE(failed.mutable_error()->ParseFromString(refusal.error_details()));
+  plans.get_job.Answers(failed);
+  plans.watch_job.answer = [](const auto&, const std::function<bool(const v1::JobEvent&)>& write) {
+    write(Proto<v1::JobEvent>("sequence: 1 state { to: JOB_STATE_PLANNING }"));
+    write(Proto<v1::JobEvent>("sequence: 2 state { from: JOB_STATE_PLANNING to: JOB_STATE_FAILED }"));
+    return grpc::Status::OK;
+  };
+  const Result waited = RunNibble(plans, command);
+  EXPECT_EQ(waited.exit, 4);
+  EXPECT_EQ(waited.exit, refused.exit);
+  EXPECT_EQ(waited.err, refused.err);
+  EXPECT_THAT(waited.out, IsEmpty());
+
+  std::vector<std::string> at_once = command;
+  at_once.push_back("--no-wait");
+  const Result created = RunNibble(plans, at_once);
+  EXPECT_EQ(created.exit, 0) << created.err;
+  EXPECT_THAT(created.out, HasSubstr("PLANNING"));
+  EXPECT_EQ(plans.get_job.asked.size(), 1u) << "that of the command that waited";
+}
+
 TEST(ExitCodeTest, WhatIsNotBuiltYetIsSaidAsSuch) {
   FakeServer server;
   for (const char* command : {"pause", "resume", "delete", "checkpoints"}) {
@@ -151,8 +183,13 @@ TEST(ExitCodeTest, MalformedAnswersAreErrors) {
   server.generate.Answers(
       Proto<v1::GenerateResponse>("outputs { text: 'a' token_ids: 1 finish { reason: FINISH_REASON_EOS } } usage { }"));
   EXPECT_EQ(RunNibble(server, {"--json", "generate", "m", "--prompt", "p", "--logprobs", "1"}).exit, 1);
-  server.score.Answers(
-      Proto<v1::ScoreResponse>("tokens { token_id: 1 logprob: -1 } tokens { token_id: 1 logprob: -1 }"));
+  const auto both = Proto<v1::ScoreReply>("tokens { tokens { token_id: 1 logprob: -1 } tokens { token_id: 1 logprob: -1 } }");
+  const auto one = Proto<v1::ScoreReply>("tokens { tokens { token_id: 1 } }"), end = Proto<v1::ScoreReply>("finish {}");
+  for (const auto& replies : {std::vector{one, one, end}, {one}, {one, end, end}, {one, end, one}}) {
+    server.score.Answers(replies);
+    EXPECT_EQ(RunNibble(server, {"--json", "score", "m", "--text", "p"}).exit, 1) << "out of order or cut short";
+  }
+  server.score.Answers({both, end});
   EXPECT_EQ(RunNibble(server, {"--json", "score", "m", "--text", "p"}).exit, 1);
   server.tokenize.Answers(Proto<v1::TokenizeResponse>("token_ids: 1 token_ids: 2 tokens: 'a'"));
   EXPECT_EQ(RunNibble(server, {"--json", "tokenize", "m", "--text", "p"}).exit, 1);

@@ -170,7 +170,7 @@ struct FakeServer::Services {
     NIBBLE_FAKE_UNARY(Chat, v1::ChatRequest, v1::GenerateResponse, chat)
     NIBBLE_FAKE_STREAM(GenerateStream, v1::GenerateStreamRequest, v1::GenerateReply, generate_stream)
     NIBBLE_FAKE_STREAM(ChatStream, v1::ChatStreamRequest, v1::GenerateReply, chat_stream)
-    NIBBLE_FAKE_UNARY(Score, v1::ScoreRequest, v1::ScoreResponse, score)
+    NIBBLE_FAKE_STREAM(ScoreStream, v1::ScoreStreamRequest, v1::ScoreReply, score)
     NIBBLE_FAKE_UNARY(Tokenize, v1::TokenizeRequest, v1::TokenizeResponse, tokenize)
   };
 

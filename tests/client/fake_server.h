@@ -46,6 +46,13 @@ template <typename Request, typename Response>
 struct Streaming {
   std::function<grpc::Status(const Request&, const std::function<bool(const Response&)>& write)> answer;
   std::vector<Request> asked;
+
+  void Answers(const std::vector<Response>& replies) {
+    answer = [replies](const Request&, const std::function<bool(const Response&)>& write) {
+      for (const Response& reply : replies) write(reply);
+      return grpc::Status::OK;
+    };
+  }
 };
 
 // The files of one upload, as they came.
@@ -98,7 +105,7 @@ class FakeServer {
   Unary<v1::ChatRequest, v1::GenerateResponse> chat;
   Streaming<v1::GenerateStreamRequest, v1::GenerateReply> generate_stream;
   Streaming<v1::ChatStreamRequest, v1::GenerateReply> chat_stream;
-  Unary<v1::ScoreRequest, v1::ScoreResponse> score;
+  Streaming<v1::ScoreStreamRequest, v1::ScoreReply> score;
   Unary<v1::TokenizeRequest, v1::TokenizeResponse> tokenize;
   Unary<v1::GetServerInfoRequest, v1::ServerInfo> server_info;
   Unary<v1::GetLoadRequest, v1::ServerLoad> server_load;

@@ -39,8 +39,8 @@ constexpr char kJob[] = R"(
 
 constexpr char kGenerated[] = R"(
   start { request_id: "r-1" model_version: "smol" weights_digest: "ab12" prompt_tokens: 5 queue_ms: 0.5 }
-  outputs { text: "Paris \342\230\203" token_ids: 8 token_ids: 0 logprobs { token_id: 8 logprob: -0.25 top { token_id: 8 logprob: -0.25 } }
-            logprobs { token_id: 0 logprob: -1.5 top { token_id: 3 logprob: -0.5 } } finish { reason: FINISH_REASON_EOS } }
+  outputs { text: "Paris \342\230\203" token_ids: 8 token_ids: 0 logprobs { token_id: 8 logprob: -0.25 token: "Paris" top { token_id: 8 logprob: -0.25 token: "Paris" } }
+            logprobs { token_id: 0 logprob: -1.5 token: "\342\230" top { token_id: 3 logprob: -0.5 } } finish { reason: FINISH_REASON_EOS } }
   usage { prompt_tokens: 5 completion_tokens: 2 ttft_ms: 20.5 prefill_ms: 18.25 kernel_launches: 1234567890123 })";
 
 template <typename Response>
@@ -130,9 +130,19 @@ void Fill(FakeServer& server) {
   };
   server.generate.Answers(Proto<v1::GenerateResponse>(kGenerated));
   server.chat.Answers(Proto<v1::GenerateResponse>(kGenerated));
-  server.score.Answers(Proto<v1::ScoreResponse>(R"(
-    tokens { token_id: 5 } tokens { token_id: 0 logprob: -0.5 top { token_id: 9 logprob: -0.25 } }
-    mean_loss: 0.5 perplexity: 1.6484375 usage { prompt_tokens: 2 } weights_digest: "ab12")"));
+  server.generate_stream.Answers({Proto<v1::GenerateReply>(
+                                      R"(start { request_id: "r-1" model_version: "smol" weights_digest: "ab12" prompt_tokens: 5 queue_ms: 0.5 })"),
+                                  Proto<v1::GenerateReply>(R"(delta { token_ids: 8
+    logprobs { token_id: 8 logprob: -0.25 token: "Paris" top { token_id: 8 logprob: -0.25 token: "Paris" } } })"),
+                                  Proto<v1::GenerateReply>(R"(delta { text: "Paris \342\230\203" token_ids: 0
+    logprobs { token_id: 0 logprob: -1.5 token: "\342\230" top { token_id: 3 logprob: -0.5 } } })"),
+                                  Proto<v1::GenerateReply>("finish { reason: FINISH_REASON_EOS }"),
+                                  Proto<v1::GenerateReply>(R"(usage { prompt_tokens: 5 completion_tokens: 2 ttft_ms: 20.5 prefill_ms: 18.25
+    kernel_launches: 1234567890123 })")});
+  server.score.Answers({Proto<v1::ScoreReply>(R"(tokens { tokens { token_id: 5 token: "a" } })"), Proto<v1::ScoreReply>(R"(tokens {
+    first_position: 1 tokens { token_id: 0 logprob: -0.5 token: "\377" top { token_id: 9 logprob: -0.25 token: "b" } } })"),
+                        Proto<v1::ScoreReply>(R"(finish { mean_loss: 0.5 perplexity: 1.6484375 usage { prompt_tokens: 2 }
+    weights_digest: "ab12" })")});
   server.tokenize.Answers(Proto<v1::TokenizeResponse>("token_ids: 5 token_ids: 0 tokens: 'a' tokens: '\\304\\240b'"));
   server.server_info.Answers(Proto<v1::ServerInfo>(R"(version: "0.1.0" start_time { seconds: 1700000000 }
     devices { device { kind: DEVICE_KIND_CPU } name: "cpu" isa: "avx512" memory_total_bytes: 8589934592 }
@@ -234,18 +244,18 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
 
   RunNibble(server, {"--json", "generate", "m", "--prompt", "p", "--max-tokens", "7", "--temperature", "0.5", "--seed",
                      "0", "--logprobs", "1", "--ignore-eos"});
-  const v1::GenerateRequest& generate = server.generate.asked.at(0);
+  const v1::GenerateRequest& generate = server.generate_stream.asked.at(0).request();
   EXPECT_EQ(generate.text(), "p");
   EXPECT_EQ(generate.stopping().max_tokens(), 7);
   EXPECT_TRUE(generate.stopping().ignore_eos());
   EXPECT_EQ(generate.sampling().temperature(), 0.5);
   EXPECT_TRUE(generate.sampling().has_seed());
   RunNibble(server, {"--json", "generate", "m", "--prompt", ""});
-  EXPECT_TRUE(server.generate.asked.at(1).has_text());
-  EXPECT_FALSE(server.generate.asked[1].has_sampling());
+  EXPECT_TRUE(server.generate.asked.at(0).has_text());
+  EXPECT_FALSE(server.generate.asked[0].has_sampling());
   // Text that looks like an option is text.
   RunNibble(server, {"--json", "generate", "m", "--prompt", "--json -n [a,b] \"%\""});
-  EXPECT_EQ(server.generate.asked.at(2).text(), "--json -n [a,b] \"%\"");
+  EXPECT_EQ(server.generate.asked.at(1).text(), "--json -n [a,b] \"%\"");
   RunNibble(server, {"--json", "chat", "m", "--message", "hi"});
   EXPECT_EQ(server.chat.asked.at(0).request().stopping().max_tokens(), 256);
   server.chat.asked.clear();
@@ -255,8 +265,8 @@ TEST(JsonTest, OptionsArriveInTheRequests) {
   RunNibble(server, {"--json", "datasets", "preview", "d", "--model", "m", "-n", "5"});
   EXPECT_EQ(server.preview_dataset.asked.at(0).n(), 5);
   RunNibble(server, {"--json", "score", "m", "--file", WriteFile("f", "a\r\nb" + std::string(1, '\0') + "\n")});
-  EXPECT_EQ(server.score.asked.at(0).top_n(), 1);
-  EXPECT_EQ(server.score.asked[0].text(), "a\r\nb" + std::string(1, '\0') + "\n");  // the file's bytes, all of them
+  EXPECT_EQ(server.score.asked.at(0).request().top_n(), 1);
+  EXPECT_EQ(server.score.asked[0].request().text(), "a\r\nb" + std::string(1, '\0') + "\n");  // the file's bytes, all of them
 }
 
 TEST(JsonTest, AnAdapterIsSentWithItsBase) {

@@ -85,8 +85,17 @@ def test_jobs_that_cannot_be(shared, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text('{"text": ""}\n')
     shared.run("datasets", "upload", empty, "--name", "untrainable")
-    refused(shared, *job(dataset="untrainable"), names=["trainable"])
     assert len(shared.json("jobs", "list")["jobs"]) == before
+
+    # Only the rows show this one: the job is there, as FAILED.
+    assert refused(shared, *job(dataset="untrainable"), names=["trainable", "NO_TRAINABLE_TOKENS"]).returncode == 4
+    assert refused(shared, *job(dataset="untrainable"), "--watch", names=["trainable", "NO_TRAINABLE_TOKENS"]).returncode == 4
+    failed = shared.json("jobs", "list")["jobs"][:2]
+    assert [one["state"] for one in failed] == ["FAILED", "FAILED"] and failed[0]["attempt"] == 0, failed
+    assert "NO_TRAINABLE_TOKENS" in json.dumps(failed[0]["error"]), failed
+    created = shared.json(*job(dataset="untrainable"), "--no-wait")
+    assert created["state"] in ("PLANNING", "FAILED"), created
+    assert [event["state"] for event in shared.lines("jobs", "watch", created["id"], check=False)] == ["PLANNING", "FAILED"]
 
 
 def test_requests_that_cannot_be(shared):

@@ -208,3 +208,32 @@ def test_a_break_with_any_of_the_versions_is_a_failure(history):
     landed = [history.commit(version) for version in ["one", "two", "three"]]
     (history.folder / "proto/lint.sh").write_text(f"#!/bin/sh\necho compared with $2\n[ $2 != {landed[1]} ]\n")
     assert history.lint()[:2] == (1, landed[:0:-1])
+
+
+def test_protos_are_compared_only_with_commits_that_list_the_same_intended_breaks(history, tmp_path):
+    """Fake protoc and buf: the test is of which commits proto/lint.sh compares with."""
+    (history.folder / "proto/lint.sh").write_text((ROOT / "proto/lint.sh").read_text())
+    rules = history.folder / "proto/buf.yaml"
+    rules.write_text("version: v1\n")
+    for name, text in [("protoc", 'while [ "$1" != -o ]; do shift; done; : >"$2"'),
+                       ("buf", '[ "$1" != breaking ] || { echo compared; [ -z "$BROKEN" ]; }')]:
+        (history.bin / name).write_text(f"#!/bin/sh\n{text}\n")
+        (history.bin / name).chmod(0o755)
+    (tmp_path / "googleapis").mkdir()
+
+    def compared(commit, broken=""):
+        result = subprocess.run([history.folder / "proto/lint.sh", tmp_path / "googleapis", commit], capture_output=True, text=True,
+                                timeout=60, env={**os.environ, "PATH": f"{history.bin}:{os.environ['PATH']}", "BROKEN": broken})
+        assert result.returncode in (0, 1) and not result.stderr, result.stderr
+        return "compared\n" in result.stdout, result.returncode
+
+    one = history.commit("one")
+    assert compared(one) == (True, 0) and compared(one, broken="yes") == (True, 1)
+    rules.write_text("# Intended break: a\nversion: v1\n")
+    assert compared(one, broken="yes") == (False, 0)
+    two = history.commit("two")
+    assert compared(two) == (True, 0) and compared(two, broken="yes") == (True, 1)
+    rules.write_text("# Intended break: a\n# Intended break: b\nversion: v1\n")
+    assert compared(two, broken="yes") == (False, 0) and compared(one, broken="yes") == (False, 0)
+    three = history.commit("three")
+    assert compared(three, broken="yes") == (True, 1)

@@ -87,7 +87,7 @@ def test_R4_sigterm_to_the_trainer_checkpoints_and_counts_as_no_retry(calm_of_ea
     got = server.json("jobs", "get", job)
     assert got["state"] == "SUCCEEDED" and got["attempt"] == 2 and got["retries"] == 0
     states = [e for e in server.lines("jobs", "watch", job) if e["type"] == "state"]
-    assert [e["state"] for e in states] == ["QUEUED", "PREPARING", "RUNNING", "QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
+    assert [e["state"] for e in states] == ["PLANNING", "QUEUED", "PREPARING", "RUNNING", "QUEUED", "PREPARING", "RUNNING", "SUCCEEDED"]
     steps = [e["step"] for e in server.lines("jobs", "watch", job) if e["type"] == "step"]
     assert steps == list(range(1, STEPS + 1)), "no step was lost, none was made twice"
     assert curve(server, job) == undisturbed, "the curve is the same, bit for bit"

@@ -3,6 +3,7 @@ import functools
 import pathlib
 import subprocess
 import tempfile
+import threading
 
 import google.rpc
 import grpc
@@ -10,10 +11,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 FILES = ["fine_tune_service", "server_service", "inference_service", "dataset_service", "upload_service", "model_service"]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+POOL_LOCK = threading.Lock()
 
 
 @functools.lru_cache(maxsize=None)
-def pool():
+def make_pool():
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "set"
         googleapis = pathlib.Path(list(google.rpc.__path__)[0]).parents[1]  # googleapis-common-protos
@@ -29,6 +31,12 @@ def pool():
     for file in files.file:
         made.Add(file)
     return made
+
+
+def pool():
+    """One for all threads: messages of different pools never compare equal, and lru_cache may run a function twice at once."""
+    with POOL_LOCK:
+        return make_pool()
 
 
 def message(kind, /, **fields):

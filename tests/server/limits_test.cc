@@ -63,6 +63,7 @@ TEST(LimitsTest, DefaultsAreThoseOfTheTable) {
   EXPECT_EQ(l.max_queued_jobs, 1000);
   EXPECT_EQ(l.max_running_jobs, 1);
   EXPECT_EQ(l.max_jobs_per_principal, 10);
+  EXPECT_EQ(l.job_ageing_s, 3600);
   EXPECT_EQ(l.max_upload_bytes_per_principal, 2 * l.max_model_bytes) << "one on its way, and one to be imported";
   EXPECT_EQ(l.upload_kept_s, 3600);
   EXPECT_EQ(l.token_cache_bytes, std::int64_t{8} << 30);
@@ -150,6 +151,7 @@ const std::map<std::string, double (*)(const Limits&)>& Fields() {
       {"max_queued_jobs", [](const Limits& l) { return static_cast<double>(l.max_queued_jobs); }},
       {"max_running_jobs", [](const Limits& l) { return static_cast<double>(l.max_running_jobs); }},
       {"max_jobs_per_principal", [](const Limits& l) { return static_cast<double>(l.max_jobs_per_principal); }},
+      {"job_ageing_s", [](const Limits& l) { return l.job_ageing_s; }},
       {"train_memory_bytes", [](const Limits& l) { return static_cast<double>(l.train_memory_bytes); }},
       {"serve_memory_bytes", [](const Limits& l) { return static_cast<double>(l.serve_memory_bytes); }},
       {"max_retries", [](const Limits& l) { return static_cast<double>(l.max_retries); }},

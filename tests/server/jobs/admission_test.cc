@@ -38,9 +38,9 @@ TEST_F(AdmissionTest, BadSubmissionsLeaveNothing) {
   EXPECT_EQ(reason(Spec("other")), "IDEMPOTENCY_CONFLICT");
 }
 
-TEST_F(AdmissionTest, SpecCheckOfTheServerIsAskedWithTheResolvedSpec) {
+TEST_F(AdmissionTest, CheckWithoutRowsGetsTheResolvedSpec) {
   Kill();
-  options_.check_spec = [](const JobSpec& spec) {
+  options_.check_without_rows = [](const JobSpec& spec) {
     EXPECT_EQ(spec.device, "cpu");
     return base::FieldError("data.max_seq_len", "longer than the model");
   };
@@ -63,6 +63,49 @@ TEST_F(AdmissionTest, FiftyParallelSubmissionsOfOneRequestMakeOneJob) {  // R24
   KillAndReopen();
   EXPECT_EQ(controller_->Submit(Spec("out"), "request-1")->id, ids[0]);
   EXPECT_EQ(controller_->List({}, 100)->jobs.size(), 1u);
+}
+
+TEST_F(AdmissionTest, PrincipalsTakeTurnsAlsoAfterARestart) {
+  const auto submit = [&](const std::string& owner, const std::string& tenant) {
+    const auto job = controller_->Submit(Spec(), "", {.owner = owner, .tenant = tenant});
+    EXPECT_TRUE(job.ok()) << job.status();
+    if (job.ok()) AwaitPlan(job->id);
+    return job.ok() ? job->id : "";
+  };
+  const auto position = [&](const std::string& id) { return controller_->Get(id)->progress["queue_position"].get<int>(); };
+  const std::string ann1 = submit("ann", ""), ann2 = submit("ann", ""), ann3 = submit("ann", ""), bob1 = submit("bob", "");
+  EXPECT_EQ(position(bob1), 1) << "behind ann's first alone";
+  controller_->Tick();
+  EXPECT_EQ(State(ann1), kPreparing);
+  EXPECT_EQ(position(bob1), 0) << "ann has had her turn";
+  KillAndReopen();
+  EXPECT_EQ(position(bob1), 0) << "turns are remembered";
+  EXPECT_EQ(position(ann2), 1);
+  const std::string bob2 = submit("bob", "");
+  EXPECT_EQ(position(bob2), 2) << "bob's second is before ann's third: he never started one";
+  EXPECT_EQ(position(ann3), 3);
+}
+
+TEST_F(AdmissionTest, JobOfLowPriorityStartsInTheEnd) {
+  const auto submit = [&](std::int64_t priority) {
+    JobSpec spec = Spec();
+    spec.run.priority = priority;
+    return Submit(spec);
+  };
+  const auto position = [&](const std::string& id) { return controller_->Get(id)->progress["queue_position"].get<int>(); };
+  const std::string low = submit(0);
+  clock_.Advance(absl::Hours(2) - absl::Seconds(1));
+  const std::string urgent = submit(2);
+  EXPECT_EQ(position(low), 1);
+  clock_.Advance(absl::Seconds(1));
+  EXPECT_EQ(position(low), 0) << "two hours are two steps of priority, and it was submitted first";
+  KillAndReopen();
+  EXPECT_EQ(position(low), 0) << "the wait counts across a restart";
+  Kill();
+  options_.ageing = absl::ZeroDuration();
+  Open();
+  EXPECT_EQ(position(low), 1);
+  EXPECT_EQ(position(urgent), 0);
 }
 
 TEST_F(AdmissionTest, FullQueueIsSaid) {
@@ -176,14 +219,16 @@ TEST_F(AdmissionTest, JobsAreAdmittedByTheirPlannedMemory) {
   const auto submit = [&](std::int64_t r) {
     JobSpec spec = Spec();
     spec.qlora.r = r;
-    return controller_->Submit(spec, "");
+    return Submit(spec);
   };
-  const auto too_large = submit(11).status();
-  EXPECT_EQ(base::Reason(too_large), "OUT_OF_DEVICE_MEMORY");
-  EXPECT_EQ(base::ReasonMetadata(too_large).at("need"), "1100");
-  EXPECT_EQ(base::ReasonMetadata(too_large).at("have"), "1000");
-  EXPECT_EQ(base::ReasonMetadata(too_large).at("plan"), "adapter 1100");
-  const std::string a = submit(6)->id, b = submit(5)->id, c = submit(1)->id;
+  const auto too_large = controller_->Get(submit(11));
+  EXPECT_EQ(too_large->state, kFailed);
+  ASSERT_TRUE(too_large->error.has_value());
+  EXPECT_EQ(too_large->error->reason, "OUT_OF_DEVICE_MEMORY");
+  EXPECT_EQ(too_large->error->metadata.at("need"), "1100");
+  EXPECT_EQ(too_large->error->metadata.at("have"), "1000");
+  EXPECT_EQ(too_large->error->metadata.at("plan"), "adapter 1100");
+  const std::string a = submit(6), b = submit(5), c = submit(1);
   controller_->Tick();
   EXPECT_EQ(State(a), kPreparing);
   EXPECT_EQ(State(b), kQueued);
@@ -245,78 +290,16 @@ TEST_F(AdmissionTest, NothingIsToldOfAJobThatIsCancelledMeanwhile) {
   database.meddle = [&] { EXPECT_TRUE(controller_->Cancel(job).ok()); };
   controller_->Tick();
   EXPECT_FALSE(database.meddle) << "the scheduler was about to tell it";
-  EXPECT_EQ(Story(job), "state:QUEUED state:CANCELLED") << "the last event is the last";
+  EXPECT_EQ(Story(job), "state:PLANNING state:QUEUED state:CANCELLED") << "the last event is the last";
 
   // One that comes back to the queue has to wait again, and is told so.
   const std::string other = Submit();
   database.meddle = [&] { EXPECT_TRUE(controller_->Pause(other).ok()); };
   controller_->Tick();
-  EXPECT_EQ(Story(other), "state:QUEUED state:PAUSED");
+  EXPECT_EQ(Story(other), "state:PLANNING state:QUEUED state:PAUSED");
   ASSERT_TRUE(controller_->Resume(other).ok());
   for (int i = 0; i < 2; ++i) controller_->Tick();
-  EXPECT_EQ(Story(other), "state:QUEUED state:PAUSED state:QUEUED warning");
-}
-
-// A plan reads all data: minutes for a GiB of it.
-TEST_F(AdmissionTest, NobodyWaitsForAnothersPlan) {
-  Kill();
-  base::Mutex mutex;
-  base::Condition changed;
-  int planning = 0;
-  bool go_on = false;
-  options_.plan_memory = [&](const JobSpec& spec, const base::CancelToken&) -> absl::StatusOr<PlannedMemory> {
-    if (spec.train_dataset != "slow") return PlannedMemory{100, ""};
-    base::MutexLock lock(mutex);
-    ++planning;
-    changed.NotifyAll();
-    changed.Wait(lock, [&] { return go_on; });
-    return PlannedMemory{200, ""};
-  };
-  Open();
-  AddDataset("slow");
-  JobSpec spec = Spec("out");
-  spec.train_dataset = "slow";
-  std::vector<std::string> ids(2);
-  std::vector<std::thread> threads;
-  for (std::string& id : ids) {
-    threads.emplace_back([&, this] {
-      const auto job = controller_->Submit(spec, "request");
-      EXPECT_TRUE(job.ok()) << job.status();
-      if (job.ok()) id = job->id;
-    });
-  }
-  {
-    base::MutexLock lock(mutex);
-    changed.Wait(lock, [&] { return planning == 2; });
-  }
-  const std::string other = Submit(Spec("other"));
-  controller_->Tick();
-  EXPECT_EQ(State(other), kPreparing);
-  EXPECT_EQ(base::Reason(state_->datasets->Delete("slow")), "DATASET_IN_USE") << "what is planned is what will be trained";
-  {
-    base::MutexLock lock(mutex);
-    go_on = true;
-    changed.NotifyAll();
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(ids[0], ids[1]) << "one request";
-  EXPECT_EQ(controller_->List({}, 10)->jobs.size(), 2u);
-  ASSERT_TRUE(controller_->Cancel(ids[0]).ok());
-  EXPECT_TRUE(state_->datasets->Delete("slow").ok()) << "the second planner holds it no longer";
-}
-
-TEST_F(AdmissionTest, ACancelledPlanLeavesNothing) {
-  Kill();
-  options_.plan_memory = [](const JobSpec&, const base::CancelToken& cancel) -> absl::StatusOr<PlannedMemory> {
-    if (cancel.cancelled()) return absl::CancelledError("cancelled");
-    return PlannedMemory{100, ""};
-  };
-  Open();
-  JobController::Submission submission;
-  submission.cancel.Cancel();
-  EXPECT_TRUE(absl::IsCancelled(controller_->Submit(Spec("out"), "request", submission).status()));
-  EXPECT_TRUE(controller_->List({}, 10)->jobs.empty());
-  EXPECT_TRUE(controller_->Submit(Spec("out"), "request").ok()) << "neither request_id nor name were used up";
+  EXPECT_EQ(Story(other), "state:PLANNING state:QUEUED state:PAUSED state:QUEUED warning");
 }
 
 TEST_F(AdmissionTest, LowDiskIsRefusedBeforeItIsFullAndReadsGoOn) {  // R9
@@ -339,13 +322,15 @@ TEST_F(AdmissionTest, JobThatWritesMoreThanIsFreeIsRefused) {  // T10
     return PlannedMemory{100, "", bytes};
   };
   Open();
-  EXPECT_TRUE(controller_->Submit(Spec("fits"), "").ok());
+  EXPECT_EQ(State(Submit(Spec("fits"))), kQueued);
   bytes = std::int64_t{1} << 60;
-  const auto refused = controller_->Submit(Spec("large"), "").status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_EQ(base::Reason(refused), "DISK_FULL");
-  EXPECT_EQ(base::ReasonMetadata(refused).at("need"), std::to_string(bytes));
-  EXPECT_GT(std::stoll(base::ReasonMetadata(refused).at("have")), 0);
+  const auto refused = controller_->Get(Submit(Spec("large")));
+  EXPECT_EQ(refused->state, kFailed);
+  ASSERT_TRUE(refused->error.has_value());
+  EXPECT_EQ(refused->error->code, "RESOURCE_EXHAUSTED");
+  EXPECT_EQ(refused->error->reason, "DISK_FULL");
+  EXPECT_EQ(refused->error->metadata.at("need"), std::to_string(bytes));
+  EXPECT_GT(std::stoll(refused->error->metadata.at("have")), 0);
   EXPECT_TRUE(state_->models->CheckFree("large").ok());
 }
 

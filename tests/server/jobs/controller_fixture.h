@@ -108,7 +108,20 @@ class ControllerFixture : public ::testing::Test {
   std::string Submit(const JobSpec& spec = Spec()) {
     const auto job = controller_->Submit(spec, "");
     EXPECT_TRUE(job.ok()) << job.status();
+    if (job.ok()) AwaitPlan(job->id);
     return job.ok() ? job->id : "";
+  }
+  // Returns when the job is no longer PLANNING.
+  void AwaitPlan(const std::string& id) {
+    std::int64_t after = 0;
+    while (true) {
+      const auto job = controller_->Get(id);
+      ASSERT_TRUE(job.ok()) << job.status();
+      if (job->state != JobState::kPlanning) return;
+      const auto page = controller_->WaitForEvents(id, after, 10, absl::Seconds(60));
+      ASSERT_TRUE(page.ok()) << page.status();
+      if (!page->events.empty()) after = page->events.back().sequence;
+    }
   }
   JobState State(const std::string& id) {
     const auto job = controller_->Get(id);

@@ -45,9 +45,9 @@ TEST_F(ControllerTest, GoodRunEndsAsAModel) {
   EXPECT_EQ(job->progress["tokens"], 256);
   EXPECT_GT(job->progress["tokens_per_s"].get<double>(), 0);
   EXPECT_EQ(job->progress["eval_loss_int8"], 1.5);
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
-  EXPECT_EQ(Events(id)[7].body["model"], "out");
-  EXPECT_EQ(Events(id)[7].body["digest"], "abc");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
+  EXPECT_EQ(Events(id)[8].body["model"], "out");
+  EXPECT_EQ(Events(id)[8].body["digest"], "abc");
   EXPECT_TRUE(controller_->Events(id, 0, 100)->ended);
   EXPECT_FALSE(controller_->Events(id, 0, 3)->ended);
   EXPECT_TRUE(state_->models->Verify("out").ok());
@@ -203,12 +203,12 @@ TEST_F(ControllerTest, KilledTrainerIsRetriedFromItsLastCheckpointAfterABackoff)
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_EQ(Story(id),
-            "state:QUEUED state:PREPARING state:RUNNING step step checkpoint step state:QUEUED state:PREPARING "
+            "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step checkpoint step state:QUEUED state:PREPARING "
             "state:RUNNING step step model state:SUCCEEDED");
-  const Event resumed = Events(id)[9];
+  const Event resumed = Events(id)[10];
   EXPECT_EQ(resumed.attempt, 2);
   EXPECT_EQ(resumed.body["resumed_step"], 2);
-  EXPECT_EQ(Events(id)[7].body["reason"], "TRAINER_SIGNAL");
+  EXPECT_EQ(Events(id)[8].body["reason"], "TRAINER_SIGNAL");
 }
 
 TEST_F(ControllerTest, DamagedCheckpointIsPassedOverAtResume) {

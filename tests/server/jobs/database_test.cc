@@ -619,7 +619,7 @@ TEST_F(DatabaseTest, FiltersFindJobsOfEarlierVersions) {
   const auto queue = database_->Queue();
   ASSERT_TRUE(queue.ok()) << queue.status();
   ASSERT_EQ(queue->size(), 3u);
-  for (const QueueEntry& one : *queue) EXPECT_EQ(one.priority, one.id == "old" ? 7 : 0);
+  for (const QueuedJob& one : *queue) EXPECT_EQ(one.priority, one.id == "old" ? 7 : 0);
 }
 
 TEST_F(DatabaseTest, RequestsOfATenantAreItsOwnFromVersionFour) {

@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -11,7 +12,7 @@
 namespace nibble::jobs {
 
 // A database whose writes stop working at number `fail_at` (from 1), as when the process is killed there: the write before
-// which it died is lost, or (`after`) it is on the disk and nobody heard of it. One thread.
+// which it died is lost, or (`after`) it is on the disk and nobody heard of it.
 class FaultyDatabase : public Database {
  public:
   FaultyDatabase(std::unique_ptr<Database> real, int fail_at, bool after)
@@ -31,7 +32,7 @@ class FaultyDatabase : public Database {
   absl::StatusOr<JobPage> List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) override {
     return real_->List(query, limit, cancel);
   }
-  absl::StatusOr<std::vector<QueueEntry>> Queue() override { return real_->Queue(); }
+  absl::StatusOr<std::vector<QueuedJob>> Queue() override { return real_->Queue(); }
   absl::StatusOr<std::set<std::string>> Ids() override { return real_->Ids(); }
   absl::StatusOr<LogEnd> EndOfLog(const std::string& id) override { return real_->EndOfLog(id); }
   absl::StatusOr<std::vector<JobRecord>> ListAll(const std::vector<JobState>& states) override { return real_->ListAll(states); }
@@ -79,16 +80,16 @@ class FaultyDatabase : public Database {
  private:
   template <typename R, typename F>
   R Write(F f) {
-    ++writes_;
-    if (writes_ < fail_at_) return f();
-    if (writes_ == fail_at_ && after_) (void)f();
+    const int number = ++writes_;
+    if (number < fail_at_) return f();
+    if (number == fail_at_ && after_) (void)f();
     return absl::UnavailableError("injected");
   }
 
   const std::unique_ptr<Database> real_;
   const int fail_at_;
   const bool after_;
-  int writes_ = 0;
+  std::atomic<int> writes_ = 0;
 };
 
 // A database to which something happens just before a write that follows a look at a job: `meddle` is called once. One thread.

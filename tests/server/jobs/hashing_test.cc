@@ -152,7 +152,7 @@ TEST_F(HashingTest, SchedulerGoesOnWhileAnOutputIsVerified) {
   disk_.Release();
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
 }
 
 TEST_F(HashingTest, JobWhoseOutputIsVerifiedIsCancelledWithoutWaitingForIt) {

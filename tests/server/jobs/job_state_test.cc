@@ -17,6 +17,7 @@ using enum JobState;
 // The table of docs/life_of_a_job.md, written down once more.
 const std::map<JobState, std::set<JobState>>& Table() {
   static const std::map<JobState, std::set<JobState>> table = {
+      {kPlanning, {kQueued, kFailed, kCancelled}},
       {kQueued, {kPreparing, kPaused, kFailed, kCancelled}},
       {kPreparing, {kRunning, kQueued, kFailed, kCancelling}},
       {kRunning, {kSucceeded, kFailed, kQueued, kPausing, kCancelling}},
@@ -76,6 +77,60 @@ TEST(PolicyTest, HigherPriorityFirstThenFirstComeFirstServed) {
   EXPECT_EQ(PickNext(queue, {2}, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
   EXPECT_TRUE(PickNext(queue, {1}, {1}, absl::ZeroDuration()).empty());
   EXPECT_TRUE(PickNext({}, {}, {1}, absl::ZeroDuration()).empty());
+}
+
+std::vector<std::string> IdsOf(const std::vector<QueuedJob>& queue) {
+  std::vector<std::string> ids;
+  for (const QueuedJob& job : queue) ids.push_back(job.id);
+  return ids;
+}
+
+TEST(PolicyTest, PrincipalsTakeTurnsWithinAPriority) {
+  const auto job = [](const char* id, std::int64_t number, const char* owner, std::int64_t priority = 0) {
+    return QueuedJob{.id = id, .priority = priority, .submitted = number, .not_before = {}, .owner = owner};
+  };
+  const std::vector<QueuedJob> queue = {job("a1", 1, "ann"), job("a2", 2, "ann"),     job("a3", 3, "ann"), job("b1", 4, "bob"),
+                                        job("c1", 5, "cid"), job("b2", 6, "bob"), job("urgent", 7, "ann", 1)};
+  EXPECT_EQ(IdsOf(Order(queue)), std::vector<std::string>({"urgent", "a1", "b1", "c1", "a2", "b2", "a3"}));
+
+  std::vector<QueuedJob> started = queue;
+  for (QueuedJob& one : started) {
+    if (one.owner == "ann") one.principal_started = absl::FromUnixSeconds(20);
+    if (one.owner == "bob") one.principal_started = absl::FromUnixSeconds(10);
+  }
+  EXPECT_EQ(IdsOf(Order(started)), std::vector<std::string>({"urgent", "c1", "b1", "a1", "b2", "a2", "a3"}))
+      << "cid never started a job, and bob's last start is longer ago than ann's";
+
+  std::vector<QueuedJob> tenants = {job("red1", 1, "ann"), job("red2", 2, "ann"), job("blue1", 3, "ann")};
+  tenants[0].tenant = tenants[1].tenant = "red";
+  tenants[2].tenant = "blue";
+  EXPECT_EQ(IdsOf(Order(tenants)), std::vector<std::string>({"red1", "blue1", "red2"})) << "one name in two tenants is two principals";
+}
+
+TEST(PolicyTest, WaitingRaisesThePriority) {
+  const absl::Time now = absl::FromUnixSeconds(100'000);
+  const auto job = [&](const char* id, std::int64_t priority, absl::Duration waited, const char* owner = "") {
+    return QueuedJob{.id = id, .priority = priority, .submitted = 1, .not_before = {}, .owner = owner, .queued = now - waited};
+  };
+  const std::vector<QueuedJob> fresh = {job("new", 0, absl::Minutes(59)), job("old", 0, absl::Minutes(60)),
+                                        job("older", -1, absl::Hours(5)), job("future", 2, -absl::Hours(3))};
+  const auto priorities = [](const std::vector<QueuedJob>& queue) {
+    std::vector<std::int64_t> all;
+    for (const QueuedJob& one : queue) all.push_back(one.priority);
+    return all;
+  };
+  std::vector<QueuedJob> queue = fresh;
+  Age(queue, now, absl::Hours(1));
+  EXPECT_EQ(priorities(queue), std::vector<std::int64_t>({0, 1, 4, 2}));
+  queue = fresh;
+  Age(queue, now, absl::ZeroDuration());
+  EXPECT_EQ(priorities(queue), std::vector<std::int64_t>({0, 0, -1, 2}));
+
+  // Ann's jobs have waited for days, but one of hers was started half an hour ago.
+  queue = {job("ann", 0, absl::Hours(48), "ann"), job("bob", 0, absl::Hours(2), "bob")};
+  queue[0].principal_started = now - absl::Minutes(30);
+  Age(queue, now, absl::Hours(1));
+  EXPECT_EQ(priorities(queue), std::vector<std::int64_t>({0, 2}));
 }
 
 TEST(PolicyTest, JobInBackoffLetsOthersPass) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <algorithm>
 #include <limits>
 #include <string>
 #include <string_view>
@@ -117,7 +116,7 @@ TEST_F(RestartTest, LiveTrainerIsAdoptedAndNoEventIsLostOrDoubled) {
   machine_.Exit(trainer, 0);  // Its exit code is nobody's to wait for; its outcome is.
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step step step model state:SUCCEEDED");
 }
 
 TEST_F(RestartTest, TrainerThatDiedWithTheServerIsLostAndGoesOnAtOnceFromItsCheckpoint) {
@@ -132,10 +131,10 @@ TEST_F(RestartTest, TrainerThatDiedWithTheServerIsLostAndGoesOnAtOnceFromItsChec
   controller_->Tick();
   EXPECT_THAT(observer_.attempts, ElementsAre("LOST"));
   EXPECT_EQ(database_->GetAttempt(id, 1)->state, "LOST");
-  EXPECT_EQ(Events(id)[6].body["reason"], "ATTEMPT_LOST");
+  EXPECT_EQ(Events(id)[7].body["reason"], "ATTEMPT_LOST");
   EXPECT_EQ(Trainer(id).order.attempt, 2);
   EXPECT_EQ(Trainer(id).order.resume_step, 1);
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step checkpoint step state:QUEUED state:PREPARING");
 }
 
 TEST_F(RestartTest, ABackoffIsWaitedOutWhoeverWaits) {
@@ -203,7 +202,7 @@ TEST_F(RestartTest, TrainerThatFinishedMeanwhileHasSucceeded) {
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_TRUE(state_->models->Get("out").ok());
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step model state:SUCCEEDED");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step model state:SUCCEEDED");
 }
 
 TEST_F(RestartTest, ACancelBeforeTheFirstRoundLeavesNoModelOfATrainerThatFinishedMeanwhile) {
@@ -333,7 +332,7 @@ TEST_F(RestartTest, StreamAndDiskTogetherGiveEachLineOnce) {
   answer = controller_->IngestReport(id, 1, token, {Step(trainer, 4)});
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(answer->acknowledged, 5);
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING step step step step");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step step step");
   ASSERT_TRUE(controller_->Cancel(id).ok());
   EXPECT_EQ(controller_->IngestReport(id, 1, token, {})->command, Control::kCancel);
 }
@@ -368,8 +367,8 @@ TEST_F(RestartTest, DamagedJournalIsToldAndDoesNotHoldUpTheEnd) {
   machine_.Exit(trainer, 0);
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
-  EXPECT_EQ(Events(id)[3].body["reason"], "JOURNAL_DAMAGED");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
+  EXPECT_EQ(Events(id)[4].body["reason"], "JOURNAL_DAMAGED");
 }
 
 // One job from submission to model, with one trainer death, played against a database that dies at write `fail_at`. Then
@@ -597,7 +596,7 @@ TEST_F(RestartTest, PublishThatFailsIsTriedAgainWithoutARestart) {
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_TRUE(state_->models->Verify("out").ok());
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
 }
 
 TEST_F(RestartTest, AnOutputThatIsLostBeforeItIsPublishedIsToldInAWarning) {
@@ -606,8 +605,8 @@ TEST_F(RestartTest, AnOutputThatIsLostBeforeItIsPublishedIsToldInAWarning) {
   KillAndReopen();
   EXPECT_EQ(State(id), kSucceeded);
   EXPECT_TRUE(absl::IsNotFound(state_->models->Get("out").status()));
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning state:SUCCEEDED");
-  EXPECT_EQ(Events(id)[3].body["reason"], "PUBLISH_FAILED");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING warning state:SUCCEEDED");
+  EXPECT_EQ(Events(id)[4].body["reason"], "PUBLISH_FAILED");
   EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "the name is free again";
 }
 
@@ -651,8 +650,8 @@ TEST_F(RestartTest, AModelThatIsDeletedBeforeItsJobIsDoneHoldsTheJobUpNoLonger) 
       database->fails = false;
       controller_->Tick();
       EXPECT_EQ(State(id), kSucceeded);
-      EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning state:SUCCEEDED");
-      EXPECT_EQ(Events(id)[3].body["reason"], "PUBLISH_FAILED");
+      EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING warning state:SUCCEEDED");
+      EXPECT_EQ(Events(id)[4].body["reason"], "PUBLISH_FAILED");
       EXPECT_TRUE(state_->models->Reserve("out", "another").ok()) << "it is not the job's any more";
       KillAndReopen();
     }
@@ -735,7 +734,7 @@ TEST_F(UnsyncedTest, PublishThatFailsAfterItsRenameLosesNoModel) {
       if (restarted) KillAndReopen();
       controller_->Tick();
       EXPECT_EQ(State(id), kSucceeded);
-      EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
+      EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING model state:SUCCEEDED");
       EXPECT_TRUE(state_->models->Verify("out").ok());
       ASSERT_TRUE(state_->models->Delete("out").ok());
     }

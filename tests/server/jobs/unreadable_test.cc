@@ -78,7 +78,7 @@ TEST_F(UnreadableTest, OutcomeIsWaitedForAndADamagedJournalIsToldOnce) {
   const std::string id = Start();
   std::ofstream(Trainer(id).directory + "/journal.jsonl", std::ios::app) << "{\"sequence\":\n";
   EndUnreadable(id, "/outcome.json");
-  EXPECT_EQ(Story(id), "state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
+  EXPECT_EQ(Story(id), "state:PLANNING state:QUEUED state:PREPARING state:RUNNING warning model state:SUCCEEDED");
 }
 
 TEST_F(UnreadableTest, OutputIsWaitedFor) {

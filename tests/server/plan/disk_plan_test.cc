@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "server/model/layout.h"
 #include "tests/server/model/small_models.h"
 
 namespace nibble::plan {
@@ -18,7 +19,7 @@ TEST(DiskPlanTest, PlannedBytesAreThoseOfTheFiles) {
     ASSERT_TRUE(artifact.ok()) << artifact.status();
     std::int64_t bytes = 0;
     for (const auto& [name, view] : (*artifact)->tensors()) bytes += static_cast<std::int64_t>(view.bytes.size());
-    EXPECT_EQ(WeightFileBytes((*artifact)->config(), (*artifact)->info(), /*float_bytes=*/2), bytes);
+    EXPECT_EQ(*model::WeightFileBytes((*artifact)->config(), (*artifact)->info(), /*float_bytes=*/2), bytes);
   }
 }
 

@@ -95,7 +95,7 @@ std::int64_t Total(const std::vector<MemoryItem>& items) {
 TEST(MemoryPlanTest, CountsTheServedFormThatIsLoadedAtTheEnd) {
   const model::ModelConfig config = Qwen3Of600M();
   const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
-  BatchShape batch = {.tokens = 64, .row_tokens = 64, .rows = 1, .examples = 10};
+  BatchShape batch = {.tokens = 64, .examples = 10};
   batch.evaluation = {.rows = 256, .pages = 8};
   const std::vector<MemoryItem> items = PlanMemory(spec, config, /*base_bytes=*/2, batch);
   const std::int64_t served = ServedModelBytes(spec, config, 2);
@@ -108,7 +108,7 @@ TEST(MemoryPlanTest, CountsTheServedFormThatIsLoadedAtTheEnd) {
 TEST(MemoryPlanTest, TrainingThatNeedsMoreThanPublishingIsThePlan) {
   const model::ModelConfig config = Qwen3Of600M();
   const jobs::JobSpec spec = Spec(jobs::kMethodQLora);
-  const BatchShape batch = {.tokens = 65'536, .row_tokens = 1024, .rows = 64, .examples = 64};
+  const BatchShape batch = {.tokens = 65'536, .examples = 64};
   for (const MemoryItem& item : PlanMemory(spec, config, /*base_bytes=*/2, batch)) EXPECT_STRNE(item.pool, "publishing");
 }
 

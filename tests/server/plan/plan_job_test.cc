@@ -190,8 +190,7 @@ TEST(MemoryPlanTest, MoreBytesThanInt64HoldsAreStillMoreThanAMachineHas) {
   config.ffn_size = 1 << 20;
   config.vocab_size = 1 << 22;
   const std::int64_t tokens = std::int64_t{65'536} << 20;
-  const BatchShape batch = {.tokens = tokens, .row_tokens = 1 << 20, .rows = 65'536, .ragged = true, .dataset_tokens = tokens,
-                            .examples = 65'536};
+  const BatchShape batch = {.tokens = tokens, .dataset_tokens = tokens, .examples = 65'536};
   const std::int64_t most = std::int64_t{1} << 50;
   for (const char* method : {jobs::kMethodQLora, jobs::kMethodBitNetQat}) {
     for (const bool checkpointing : {false, true}) {

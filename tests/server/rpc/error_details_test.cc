@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -99,6 +100,21 @@ class ErrorDetailsTest : public AppTest {
   grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
     return Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, job);
   }
+  // Of a job that was taken and whose plan then failed: what a CreateJob that read the rows would have answered.
+  grpc::Status ErrorOfPlan(const v1::CreateJobRequest& request) {
+    v1::Job job;
+    const grpc::Status created = Create(request, &job);
+    EXPECT_TRUE(created.ok()) << created.error_message();
+    v1::GetJobRequest get;
+    get.set_name(job.name());
+    for (int i = 0; created.ok() && job.state() == v1::JOB_STATE_PLANNING && i < 6000; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      const grpc::Status got = Call(jobs_, &v1::FineTuneService::Stub::GetJob, get, &job);
+      EXPECT_TRUE(got.ok()) << got.error_message();
+    }
+    EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
+    return grpc::Status(static_cast<grpc::StatusCode>(job.error().code()), job.error().message(), job.error().SerializeAsString());
+  }
   void UploadTexts() { Upload("texts", kTinyTexts); }
   // The operation that a path below the import root begins.
   google::longrunning::Operation Begin(const std::string& path, const std::string& name) {
@@ -184,8 +200,9 @@ TEST_F(ErrorDetailsTest, InvalidArgumentNoTrainableTokens) {
   Upload("texts", "{\"prompt\": \"" + prompt + "\", \"completion\": \"c\"}\n");
   v1::CreateJobRequest request = TinyJob();
   request.mutable_spec()->mutable_data()->set_max_seq_len(8);
-  v1::Job job;
-  Check(Create(request, &job), grpc::StatusCode::INVALID_ARGUMENT, "NO_TRAINABLE_TOKENS");
+  const auto details = Check(ErrorOfPlan(request), grpc::StatusCode::INVALID_ARGUMENT, "NO_TRAINABLE_TOKENS");
+  EXPECT_EQ(Fields(details), "train_dataset");
+  EXPECT_EQ(Metadata(details, "fault"), "user");
 }
 
 TEST_F(ErrorDetailsTest, InvalidArgumentPromptTooLong) {
@@ -533,8 +550,7 @@ class SmallMemoryTest : public ErrorDetailsTest {
 
 TEST_F(SmallMemoryTest, ResourceExhaustedOutOfDeviceMemoryOfAJobAndOfAModel) {
   UploadTexts();
-  v1::Job job;
-  Refused(Create(TinyJob(), &job), "1000");
+  Refused(ErrorOfPlan(TinyJob()), "1000");
   v1::LoadModelRequest load;
   load.set_name("tiny");
   v1::LoadModelResponse loaded;

@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include "google/rpc/error_details.pb.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
 
@@ -32,9 +33,30 @@ class FineTuneServiceTest : public AppTest {
     Upload("texts", kTinyTexts);
   }
   std::int64_t keep_free_bytes_ = 0;  // of the next server, where it is set
+  // Reads the job again until it is no longer PLANNING.
+  void AwaitPlan(v1::Job* job) {
+    v1::WatchJobRequest request;
+    request.set_name(job->name());
+    grpc::ClientContext context;
+    const auto reader = jobs_->WatchJob(&context, request);
+    v1::JobEvent event;
+    while (reader->Read(&event)) {
+      if (event.has_snapshot() && event.snapshot().job().state() != v1::JOB_STATE_PLANNING) break;
+      if (event.has_state() && event.state().to() != v1::JOB_STATE_PLANNING) break;
+    }
+    context.TryCancel();
+    v1::GetJobRequest get;
+    get.set_name(job->name());
+    const grpc::Status got = Call(jobs_, &v1::FineTuneService::Stub::GetJob, get, job);
+    EXPECT_TRUE(got.ok()) << got.error_message();
+    EXPECT_NE(job->state(), v1::JOB_STATE_PLANNING);
+  }
+  // What CreateJob answers; `job` as it is after its planning.
   grpc::Status Create(const v1::CreateJobRequest& request, v1::Job* job) {
     grpc::ClientContext context;
-    return jobs_->CreateJob(&context, request, job);
+    const grpc::Status status = jobs_->CreateJob(&context, request, job);
+    if (status.ok()) AwaitPlan(job);
+    return status;
   }
   // Names on each page, from the first to the one without a token.
   std::vector<std::vector<std::string>> Pages(v1::ListJobsRequest request, int page_size) {
@@ -82,7 +104,7 @@ TEST_F(FineTuneServiceTest, WhatIsWrongIsRefusedBeforeAnythingIsQueued) {
   EXPECT_EQ(list.jobs_size(), 0);
 }
 
-TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenIsRefused) {
+TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenEndsTheJobAsFailed) {
   // The prompt alone fills the sequence, so that the completion is cut off.
   std::string prompt;
   for (int i = 0; i < 64; ++i) prompt += "a b ";
@@ -91,7 +113,14 @@ TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenIsRefused) {
   request.mutable_spec()->set_train_dataset("hopeless");
   request.mutable_spec()->mutable_data()->set_max_seq_len(8);
   v1::Job job;
-  EXPECT_EQ(ReasonOf(Create(request, &job)), "NO_TRAINABLE_TOKENS");
+  ASSERT_TRUE(Create(request, &job).ok());
+  EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(job.error().code(), static_cast<int>(grpc::StatusCode::INVALID_ARGUMENT));
+  google::rpc::ErrorInfo info;
+  for (const auto& detail : job.error().details()) detail.UnpackTo(&info);
+  EXPECT_EQ(info.reason(), "NO_TRAINABLE_TOKENS");
+  EXPECT_EQ(info.metadata().at("fault"), "user");
+  EXPECT_EQ(info.metadata().at("field"), "train_dataset");
 }
 
 TEST_F(FineTuneServiceTest, MethodsAndFieldsThatAreNotBuiltAreNamed) {
@@ -378,7 +407,7 @@ TEST_F(FineTuneServiceTest, AWatchBeginsWithASnapshotAndEndsWithTheJob) {
   ASSERT_TRUE(reader->Read(&event));
   EXPECT_EQ(event.sequence(), 1);
   ASSERT_TRUE(event.has_state());
-  EXPECT_EQ(event.state().to(), v1::JOB_STATE_QUEUED);
+  EXPECT_EQ(event.state().to(), v1::JOB_STATE_PLANNING);
   v1::CancelJobRequest cancel;
   cancel.set_name(job.name());
   grpc::ClientContext context2;

@@ -357,11 +357,21 @@ TEST_F(InferenceServiceTest, LogprobsComeWithEveryTokenAndOfThePrompt) {
     EXPECT_EQ(token.top(0).token_id(), token.token_id());  // greedy
     EXPECT_GE(token.top(0).logprob(), token.top(1).logprob());
   }
-  const auto& prompt = response.start().prompt_logprobs();
+  const auto& prompt = response.prompt_logprobs();
   ASSERT_EQ(prompt.size(), response.usage().prompt_tokens());
   EXPECT_FALSE(prompt[0].has_logprob());
   EXPECT_TRUE(prompt[1].has_logprob());
   EXPECT_EQ(prompt[1].top_size(), 1);
+  // "a b c" again: the tokens' bytes are the text's.
+  std::string bytes;
+  for (const auto& token : prompt) bytes += token.token();
+  EXPECT_THAT(bytes, testing::EndsWith("a b c"));
+  std::string made;
+  for (const auto& token : response.outputs(0).logprobs()) {
+    made += token.token();
+    EXPECT_EQ(token.top(0).token(), token.token());
+  }
+  EXPECT_EQ(made, response.outputs(0).text());
 }
 
 TEST_F(InferenceServiceTest, ScoreGivesEveryTokenButTheFirstALogprob) {
@@ -377,6 +387,7 @@ TEST_F(InferenceServiceTest, ScoreGivesEveryTokenButTheFirstALogprob) {
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(response.tokens(i).token_id(), 5 + i);
     EXPECT_EQ(response.tokens(i).has_logprob(), i > 0);
+    EXPECT_FALSE(response.tokens(i).token().empty()) << i;
     sum += response.tokens(i).logprob();
   }
   EXPECT_NEAR(response.mean_loss(), -sum / 3, 1e-6);
@@ -393,6 +404,108 @@ TEST_F(InferenceServiceTest, ScoreOfOneTokenHasNoLogprobAndNoLoss) {
   ASSERT_EQ(response.tokens_size(), 1);
   EXPECT_FALSE(response.tokens(0).has_logprob());
   EXPECT_EQ(response.mean_loss(), 0);
+}
+
+v1::ScoreRequest LongScore(int tokens) {
+  v1::ScoreRequest request;
+  request.set_model("tiny");
+  for (int i = 0; i < tokens; ++i) request.mutable_token_ids()->add_ids(3 + i * 7 % 100);
+  request.set_top_n(20);
+  request.set_logits_digests(true);
+  return request;
+}
+
+// Joins a stream; every piece begins where the one before ended and has at most max_bytes.
+grpc::Status ReadScore(v1::InferenceService::Stub* stub, const v1::ScoreRequest& score, std::size_t max_bytes,
+                       v1::ScoreResponse* joined, int* pieces) {
+  v1::ScoreStreamRequest request;
+  *request.mutable_request() = score;
+  grpc::ClientContext context;
+  auto reader = stub->ScoreStream(&context, request);
+  *pieces = 0;
+  for (v1::ScoreReply reply; reader->Read(&reply);) {
+    EXPECT_LE(reply.ByteSizeLong(), max_bytes);
+    if (reply.has_tokens()) {
+      EXPECT_EQ(reply.tokens().first_position(), joined->tokens_size());
+      joined->mutable_tokens()->MergeFrom(reply.tokens().tokens());
+      ++*pieces;
+    } else {
+      joined->set_mean_loss(reply.finish().mean_loss());
+      joined->set_perplexity(reply.finish().perplexity());
+      joined->set_weights_digest(reply.finish().weights_digest());
+    }
+  }
+  return reader->Finish();
+}
+
+TEST_F(InferenceServiceTest, ScoreStreamJoinedIsScore) {
+  const auto request = LongScore(200);
+  v1::ScoreResponse whole, joined;
+  const auto unary = Call(inference_, &v1::InferenceService::Stub::Score, request, &whole);
+  ASSERT_TRUE(unary.ok()) << unary.error_message();
+  int pieces = 0;
+  const auto status = ReadScore(inference_.get(), request, 2 << 20, &joined, &pieces);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_GT(pieces, 1);
+  whole.clear_usage();
+  EXPECT_EQ(joined.SerializeAsString(), whole.SerializeAsString());
+  v1::ScoreRequest bad = request;
+  bad.set_top_n(21);
+  EXPECT_EQ(FieldOf(ReadScore(inference_.get(), bad, 2 << 20, &joined, &pieces)), "top_n");
+}
+
+class SmallMessagesTest : public InferenceServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = InferenceServiceTest::Options();
+    options.max_send_bytes = 16 << 10;
+    return options;
+  }
+};
+
+TEST_F(SmallMessagesTest, ScoreIsRefusedBeforeAnyStepAndScoreStreamAnswersInPieces) {
+  const auto request = LongScore(200);
+  v1::ScoreResponse whole, joined;
+  const auto refused = Call(inference_, &v1::InferenceService::Stub::Score, request, &whole);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
+  EXPECT_THAT(refused.error_message(), HasSubstr("use ScoreStream"));
+  EXPECT_EQ(Load().requests_total(), 0);
+  int pieces = 0;
+  const auto status = ReadScore(inference_.get(), request, 16 << 10, &joined, &pieces);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(joined.tokens_size(), 200);
+  EXPECT_GT(pieces, 4);
+}
+
+TEST_F(SmallMessagesTest, PromptLogprobsComeBetweenTheStartAndTheDeltasInPieces) {
+  auto request = Prompt("tiny", "", 4);
+  for (int i = 0; i < 200; ++i) request.mutable_token_ids()->add_ids(3 + i * 7 % 100);
+  request.mutable_output()->set_prompt_logprobs(20);
+  request.mutable_output()->set_echo(true);
+  v1::GenerateResponse whole;
+  const auto refused = Generate(request, &whole);
+  EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
+  EXPECT_THAT(refused.error_message(), HasSubstr("use GenerateStream"));
+  EXPECT_EQ(Load().requests_total(), 0);
+  v1::GenerateStreamRequest stream;
+  *stream.mutable_request() = request;
+  grpc::ClientContext context;
+  auto reader = inference_->GenerateStream(&context, stream);
+  std::string order;
+  int scored = 0;
+  for (v1::GenerateReply reply; reader->Read(&reply);) {
+    EXPECT_LE(reply.ByteSizeLong(), 16u << 10);
+    const char kind = reply.has_start() ? 's' : reply.has_prompt_logprobs() ? 'p' : reply.has_delta() ? 'd' : 'e';
+    if (order.empty() || order.back() != kind) order += kind;
+    if (!reply.has_prompt_logprobs()) continue;
+    EXPECT_EQ(reply.prompt_logprobs().first_position(), scored);
+    for (const auto& token : reply.prompt_logprobs().tokens()) EXPECT_EQ(token.token_id(), 3 + scored++ * 7 % 100);
+  }
+  const auto status = reader->Finish();
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(order, "spde");
+  EXPECT_EQ(scored, 200);
 }
 
 // That of the server, which is over before anything can have been answered. The rest of the way: tests/e2e/test_limits.py.
@@ -870,7 +983,7 @@ TEST_F(AddedTokenTest, APromptHasItWhereItIsText) {
     const auto status = Generate(request, &response);
     EXPECT_TRUE(status.ok()) << status.error_message();
     std::vector<std::int32_t> ids;
-    for (const auto& token : response.start().prompt_logprobs()) ids.push_back(token.token_id());
+    for (const auto& token : response.prompt_logprobs()) ids.push_back(token.token_id());
     EXPECT_EQ(response.start().prompt_tokens(), static_cast<int>(ids.size()));
     EXPECT_EQ(response.usage().prompt_tokens(), static_cast<int>(ids.size()));
     return ids;

@@ -67,6 +67,15 @@ class StreamReactorTest : public testing::Test {
     return load;
   }
 
+  // Until the transport takes no more of a client that reads nothing.
+  static void Fill(Stream& stream) {
+    do {
+      v1::ServerLoad message = Message(1);
+      while (stream.Push(message)) message = Message(1);
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    } while (stream.space() > 0);
+  }
+
   int Handled(const char* code) {
     return testing_support::Handled(metrics_, "server_stream", "nibble.v1.ServerService/WatchLoad", code);
   }
@@ -206,11 +215,7 @@ TEST_F(StreamReactorTest, AbortedStreamWhoseClientReadsNothingIsCutOff) {
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
-  do {  // until the transport takes no more
-    v1::ServerLoad message = Message(1);
-    while (stream->Push(message)) message = Message(1);
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  } while (stream->space() > 0);
+  Fill(*stream);
   stream->Abort(absl::ResourceExhaustedError("too slow"));
   stream.reset();
   while (slots.open() > 0) std::this_thread::yield();
@@ -229,11 +234,7 @@ TEST_F(StreamReactorTest, EndedStreamWhoseClientReadsNothingIsCutOff) {
   Start();
   auto reader = stub_->WatchLoad(&context_, {});
   auto stream = service_.Take();
-  do {  // until the transport takes no more
-    v1::ServerLoad message = Message(1);
-    while (stream->Push(message)) message = Message(1);
-    std::this_thread::sleep_for(std::chrono::milliseconds(100));
-  } while (stream->space() > 0);
+  Fill(*stream);
   stream->End(absl::OkStatus());
   stream.reset();
   while (slots.open() > 0) std::this_thread::yield();

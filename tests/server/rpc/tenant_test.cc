@@ -70,6 +70,7 @@ const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
       {"nibble.v1.InferenceService/Chat", ""},
       {"nibble.v1.InferenceService/ChatStream", ""},
       {"nibble.v1.InferenceService/Score", ""},
+      {"nibble.v1.InferenceService/ScoreStream", ""},
       {"nibble.v1.InferenceService/Tokenize", ""},
       {"nibble.v1.InferenceService/Detokenize", ""},
       {"nibble.v1.InferenceService/RenderTemplate", ""},

@@ -91,7 +91,6 @@ class TrainerReportTest : public AppTest {
   }
   static internal::v1::ReportRequest Line(int sequence, const std::string& fields) {
     internal::v1::ReportRequest request;
-    request.mutable_line()->set_sequence(sequence);
     request.mutable_line()->set_json(StrCat(R"({"sequence":)", sequence, R"(,"time":"2026-01-02T03:04:05Z",)", fields, "}"));
     return request;
   }

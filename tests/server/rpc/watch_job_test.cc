@@ -139,7 +139,7 @@ TEST_F(WatchJobTest, AReaderThatStoodStillMissesNothing) {
   EXPECT_EQ(steps, kSteps);
   EXPECT_EQ(story, Story(id).substr(0, story.size()));
   EXPECT_EQ(story.size(), Story(id).size());
-  EXPECT_EQ(story.rfind("state:QUEUED state:PREPARING state:RUNNING step step", 0), 0u) << story.substr(0, 80);
+  EXPECT_EQ(story.rfind("state:PLANNING state:QUEUED state:PREPARING state:RUNNING step step", 0), 0u) << story.substr(0, 80);
   EXPECT_EQ(story.substr(story.size() - 15), "state:SUCCEEDED");
 }
 
@@ -203,13 +203,13 @@ TEST_F(WatchJobTest, ASequenceBelowNoneIsRefusedByName) {
 // The job goes on whoever watches it: a watch that is cut cancels nothing.
 TEST_F(WatchJobTest, AServerThatDrainsEndsTheWatchAndNotTheJob) {
   const std::string id = SubmitLong();
-  const auto watch = Begin(id, 3);
+  const auto watch = Begin(id, 4);
   // The drain list hears of the watch after its snapshot: a step that arrives says that it has.
   Step(Trainer(id), 1);
   controller_->Tick();
   v1::JobEvent event;
   ASSERT_TRUE(watch->reader->Read(&event));
-  EXPECT_EQ(event.sequence(), 4);
+  EXPECT_EQ(event.sequence(), 5);
   edge_.drain.Fire();
   EXPECT_FALSE(watch->reader->Read(&event));
   const grpc::Status status = watch->reader->Finish();

@@ -288,7 +288,55 @@ TEST_F(EngineTest, StopIdsAndEndTokensEndAtOnceUnlessTooEarly) {
   EXPECT_THAT(stopped->ids, ElementsAre(whole->ids[0]));
   EXPECT_EQ(stopped->text, "");
   request.stopping.min_tokens = 12;
-  EXPECT_EQ(Answer(*engine, request)->ids, whole->ids);
+  const auto masked = Answer(*engine, request);
+  EXPECT_EQ(masked->ids.size(), 12u);
+  EXPECT_THAT(masked->ids, testing::Each(testing::Ne(whole->ids[0])));
+}
+
+TEST_F(EngineTest, MinTokensMasksEndTokensAndStopIdsButNotTheirLogprobs) {
+  auto engine = Start();
+  for (const float temperature : {0.0f, 1.0f}) {
+    Request request = Ask(6, 12);
+    request.sampling.temperature = temperature;
+    request.sampling.seed = 5;
+    request.stopping.ignore_eos = false;
+    request.stopping.token_ids = {70};
+    request.penalties.bias = {{1, 100.0f}, {70, 90.0f}};  // "</s>" and "d", whatever comes before
+    request.stopping.min_tokens = 3;
+    request.logprobs = true;
+    const auto masked = Answer(*engine, request);
+    ASSERT_EQ(masked->ids.size(), 4u);
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_NE(masked->ids[i], 1);
+      EXPECT_NE(masked->ids[i], 70);
+    }
+    EXPECT_EQ(masked->ids[3], 1);
+    EXPECT_EQ(masked->finish.reason, FinishReason::kEos);
+    // The same tokens have the same logprobs as prompt tokens, which nothing masks.
+    Request score = Ask(6, 0);
+    score.prompt.insert(score.prompt.end(), masked->ids.begin(), masked->ids.end());
+    score.prompt_logprobs = true;
+    const auto scored = Answer(*engine, score);
+    ASSERT_EQ(scored->scored.size(), 9u);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(masked->logprobs[i], scored->scored[5 + i].logprob) << i;
+  }
+}
+
+TEST_F(EngineTest, RefusesMinTokensWhenEveryTokenIsMasked) {
+  auto engine = Start();
+  Request request = Ask(6, 4);
+  request.stopping.ignore_eos = false;
+  const std::int64_t vocab = models_.Load(models_.int8())->config().vocab_size;
+  for (std::int32_t token = 0; token < vocab; ++token) {
+    if (token != 1) request.stopping.token_ids.push_back(token);  // "</s>" is masked as the model's end token
+  }
+  EXPECT_EQ(Answer(*engine, request)->ids.size(), 1u);  // without min_tokens nothing is masked
+  request.stopping.min_tokens = 1;
+  const absl::Status refused = engine->Submit(request, std::make_shared<Sink>());
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_EQ(base::ReasonMetadata(refused)["field"], "stopping.stop_token_ids");
+  request.stopping.ignore_eos = true;  // "</s>" is left
+  EXPECT_EQ(Answer(*engine, request)->ids.at(0), 1);
 }
 
 TEST_F(EngineTest, TheModelsEndTokenEndsTheAnswerUnlessItIsIgnored) {
@@ -309,7 +357,10 @@ TEST_F(EngineTest, TheModelsEndTokenEndsTheAnswerUnlessItIsIgnored) {
   request.include_special_tokens = true;
   EXPECT_EQ(Answer(*engine, request)->text, "</s>");
   request.stopping.min_tokens = 3;
-  EXPECT_THAT(Answer(*engine, request)->ids, ElementsAre(1, 1, 1));
+  sink = Answer(*engine, request);
+  ASSERT_EQ(sink->ids.size(), 4u);
+  EXPECT_THAT(std::span(sink->ids).first(3), testing::Each(testing::Ne(1)));
+  EXPECT_EQ(sink->ids[3], 1);
   request.stopping.ignore_eos = true;
   sink = Answer(*engine, request);
   EXPECT_EQ(sink->ids, std::vector<std::int32_t>(12, 1));
@@ -790,6 +841,23 @@ TEST_F(EngineTest, ARequestWhoseReaderIsBehindTakesNoStep) {
   caught_up = true;
   EXPECT_TRUE(stalled->Wait().status.ok());
   EXPECT_EQ(stalled->ids, Answer(*engine, Ask(3, 10))->ids);
+}
+
+// The same while its prompt is scored: what the reader has not taken would pile up.
+TEST_F(EngineTest, PromptIsScoredNoFasterThanItsReaderTakesIt) {
+  auto engine = Start();
+  auto stalled = std::make_shared<Sink>();
+  std::atomic<bool> caught_up{false};
+  stalled->ready = [&] { return caught_up.load() || stalled->scored.empty(); };
+  Request request = Ask(40, 0);
+  request.prompt_logprobs = true;
+  request.score_chunk = 10;
+  ASSERT_TRUE(engine->Submit(request, stalled).ok());
+  EXPECT_TRUE(Answer(*engine, Ask(5, 50))->finish.status.ok());
+  EXPECT_EQ(stalled->scored.size(), 10u) << "one step, until the reader catches up";
+  caught_up = true;
+  EXPECT_TRUE(stalled->Wait().status.ok());
+  EXPECT_EQ(stalled->scored.size(), 39u);
 }
 
 TEST_F(EngineTest, TotalsCountWhatWasDone) {

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
+
 namespace nibble::serve {
 namespace {
 
@@ -34,6 +36,12 @@ TEST(PenaltiesTest, PresenceAndFrequencyAreOfTheAnswerAlone) {
 TEST(PenaltiesTest, BiasComesFirst) {
   EXPECT_THAT(Applied({.repetition = 2, .bias = {{1, 4.0f}, {3, -1.0f}}}, {1, 3}, {}),
               ElementsAre(2.0f, 1.0f, 1.0f, -2.0f, 0.5f));
+}
+
+TEST(PenaltiesTest, MaskedTokensAreMinusInfinityAndUnknownTokensAreIgnored) {
+  std::vector<float> logits = {2.0f, -2.0f, 1.0f};
+  MaskTokens(std::vector<std::int32_t>{0, 0, -1, 3}, logits);
+  EXPECT_THAT(logits, ElementsAre(-std::numeric_limits<float>::infinity(), -2.0f, 1.0f));
 }
 
 }  // namespace

@@ -64,6 +64,70 @@ TEST(TokenizerTest, DecodeUndoesEncode) {
   }
 }
 
+// The blank that SentencePiece puts before a text is in the first token's bytes, as the model reads it.
+std::string JoinedBytes(const Tokenizer& tokenizer, const Ids& ids) {
+  std::string joined;
+  for (const std::int32_t id : ids) joined += tokenizer.token_bytes().Of(id);
+  return joined;
+}
+
+TEST(TokenizerTest, BytesOfTokensJoinedAreTheText) {
+  std::vector<std::unique_ptr<Tokenizer>> byte_level, byte_fallback;
+  byte_level.push_back(Load(TinyGguf("byte_level", "smollm")));
+  byte_fallback.push_back(Load(TinyGguf("sentence_piece", "")));
+  const std::string golden = NIBBLE_SOURCE_DIR "/tests/golden/text/";
+  byte_level.push_back(*Tokenizer::FromJson(ReadFileOrDie(golden + "hf_qwen.json")));
+  byte_fallback.push_back(*Tokenizer::FromJson(ReadFileOrDie(golden + "hf_llama.json")));
+  const std::vector<std::string> texts = {"In the year 1969", "the  cat", " a", "caf\u00e9 \u4f60\u597d", "\U0001f600!", "a\nb\tc"};
+  for (const std::string& text : texts) {
+    for (const auto& tokenizer : byte_level) {
+      EXPECT_EQ(JoinedBytes(*tokenizer, *tokenizer->Encode(text, false)), text);
+    }
+    for (const auto& tokenizer : byte_fallback) {
+      const std::string joined = JoinedBytes(*tokenizer, *tokenizer->Encode(text, false));
+      EXPECT_TRUE(joined == text || joined == " " + text) << joined << " of " << text;
+    }
+  }
+}
+
+TEST(TokenizerTest, BytesOfATokenAreThoseItAddsAndNotItsSpelling) {
+  const auto byte_level = Load(TinyGguf("byte_level", "smollm"));
+  const auto ids = byte_level->Encode("\U0001f600", false);
+  EXPECT_EQ(byte_level->token_bytes().Of(ids->front()).substr(0, 1), "\xf0") << "the first byte of the character";
+  const std::int32_t blank = byte_level->Encode(" ", false)->front();
+  EXPECT_EQ(*byte_level->Token(blank), "\u0120");
+  EXPECT_EQ(byte_level->token_bytes().Of(blank), " ");
+  EXPECT_EQ(byte_level->token_bytes().Of(*byte_level->TokenId("<|im_end|>")), "<|im_end|>") << "special";
+  EXPECT_EQ(byte_level->token_bytes().Of(1 << 30), "") << "no such token";
+  const auto llama = Tokenizer::FromJson(ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/hf_llama.json"));
+  ASSERT_TRUE(llama.ok());
+  EXPECT_EQ((*llama)->token_bytes().Of(*(*llama)->TokenId("<0xE4>")), "\xe4");
+  EXPECT_EQ((*llama)->token_bytes().Of(*(*llama)->TokenId("<s>")), "<s>");
+  std::size_t blanks = 0;
+  for (std::int32_t id = 0; id < static_cast<std::int32_t>((*llama)->vocab_size()); ++id) {
+    const std::string spelling = (*llama)->Token(id).value_or("");
+    if (!spelling.starts_with("\u2581")) continue;
+    ++blanks;
+    EXPECT_TRUE((*llama)->token_bytes().Of(id).starts_with(" ")) << spelling;
+  }
+  EXPECT_GT(blanks, 1u);
+}
+
+TEST(TokenBytesTest, BoundsDifferentTokensByTheLongest) {
+  TokenBytes table;
+  for (const auto& [id, bytes] : std::vector<std::pair<int, std::string>>{{0, "a"}, {2, "ccc"}, {7, "bb"}}) table.Add(id, bytes);
+  table.Add(9, std::string(2 * TokenBytes::kMaxBytes, 'x'));
+  EXPECT_EQ(table.Of(0), "a");
+  EXPECT_EQ(table.Of(1), "");
+  EXPECT_EQ(table.Of(2), "ccc");
+  EXPECT_EQ(table.Of(7), "bb");
+  EXPECT_EQ(table.Of(9).size(), TokenBytes::kMaxBytes) << "cut";
+  EXPECT_EQ(table.Of(10), "");
+  EXPECT_EQ(table.BytesOfLongest(0), 0u);
+  EXPECT_EQ(table.BytesOfLongest(2), TokenBytes::kMaxBytes + 3);
+  EXPECT_EQ(table.BytesOfLongest(20), TokenBytes::kMaxBytes + 6);
+}
+
 // T9 (docs/faults.md). The styles of Llama 2 (<s> before a text) and Qwen 2 (one token on each side).
 TEST(TokenizerTest, AddsNoSpecialTokenThatTheTextBeginsOrEndsWith) {
   const auto ids = [](const EncodedText& encoded) {

@@ -22,6 +22,9 @@ namespace {
 
 namespace v1 = ::nibble::internal::v1;
 
+// The tests' lines begin with their sequence.
+int Sequence(const v1::JournalLine& line) { return std::stoi(line.json()); }
+
 // Acknowledges `known` lines when it is told to, as a server does that has read them from the disk; and reads what the
 // stream carries only once it is told that too.
 class LateReader final : public v1::TrainerReportService::Service {
@@ -42,8 +45,8 @@ class LateReader final : public v1::TrainerReportService::Service {
     read.get_future().wait();
     while (stream->Read(&request)) {
       lines.push_back(request.line());
-      response.set_acknowledged_sequence(request.line().sequence());
-      if (request.line().sequence() > known_) stream->Write(response);
+      response.set_acknowledged_sequence(Sequence(request.line()));
+      if (Sequence(request.line()) > known_) stream->Write(response);
     }
     ended.set_value();
     return grpc::Status::OK;
@@ -78,9 +81,9 @@ TEST(ReporterTest, LinesThatTheServerAcknowledgedUnsentAreNotSent) {
   service.ended.get_future().wait();
   ASSERT_FALSE(service.lines.empty());
   EXPECT_LT(service.lines.size(), static_cast<std::size_t>(kKnown));
-  EXPECT_EQ(service.lines.back().sequence(), kKnown + 1);
+  EXPECT_EQ(Sequence(service.lines.back()), kKnown + 1);
   for (const v1::JournalLine& got : service.lines) {
-    EXPECT_EQ(got.json(), line(static_cast<int>(got.sequence()))) << got.sequence();
+    EXPECT_EQ(got.json(), line(Sequence(got))) << Sequence(got);
   }
 }
 
@@ -115,10 +118,10 @@ class RefusingOnce final : public v1::TrainerReportService::Service {
     }
     while (stream->Read(&request)) {
       v1::ReportResponse response;
-      response.set_acknowledged_sequence(request.line().sequence());
       {
         base::MutexLock lock(mutex_);
         lines_[job].push_back(request.line().json());
+        response.set_acknowledged_sequence(static_cast<std::int64_t>(lines_[job].size()));
       }
       stream->Write(response);
     }

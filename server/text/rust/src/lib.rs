@@ -184,6 +184,11 @@ pub unsafe extern "C" fn nibble_tokenizer_vocab_size(tokenizer: *const Tokenizer
 }
 
 #[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_ids(tokenizer: *const Tokenizer, out: *mut Bytes) -> i32 {
+    answer(out, || Ok((*tokenizer).ids()))
+}
+
+#[no_mangle]
 pub unsafe extern "C" fn nibble_tokenizer_added_tokens(
     tokenizer: *const Tokenizer,
     out: *mut Bytes,

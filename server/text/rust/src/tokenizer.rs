@@ -265,6 +265,14 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    pub fn ids(&self) -> Vec<u8> {
+        let known = |id: &u32| *id <= i32::MAX as u32;
+        let mut ids: Vec<u32> = self.inner.get_vocab(true).into_values().filter(known).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.into_iter().flat_map(u32::to_ne_bytes).collect()
+    }
+
     pub fn added_tokens(&self) -> Vec<u8> {
         let mut ids: Vec<u32> = self.inner.get_added_tokens_decoder().into_keys().collect();
         ids.sort_unstable();

@@ -1,0 +1,25 @@
+// How many bytes an answer with logprobs can have, known before the first step.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "server/text/token_bytes.h"
+
+namespace nibble::rpc {
+
+// Of one message of a stream: a gRPC client that was not told otherwise takes 4 MiB.
+inline constexpr std::size_t kMaxPieceBytes = std::size_t{2} << 20;
+
+// Upper bound of the bytes that one TokenLogprob adds to a message. num_top: alternatives; digest: with a logits_digest.
+std::size_t LogprobBytes(const text::TokenBytes& tokens, std::int64_t num_top, bool digest);
+
+// ResourceExhausted (MESSAGE_TOO_LARGE; metadata need, max) where a unary answer may have `need` bytes, more than max_bytes. `instead`:
+// the method that streams the same answer.
+absl::Status CheckUnaryAnswer(std::size_t need, std::size_t max_bytes, const char* instead);
+
+// Prompt tokens that one step may score so that their entries, of at most `entry` bytes each, and the one of the first token fit one
+// message of kMaxPieceBytes and of max_bytes. At least 1. Errors: ResourceExhausted (MESSAGE_TOO_LARGE; metadata need, max): two do not.
+absl::StatusOr<std::int64_t> TokensOfAPiece(std::size_t entry, std::size_t max_bytes);
+
+}  // namespace nibble::rpc

@@ -1,0 +1,56 @@
+// A stream that an engine's answer feeds.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "server/base/cancel_token.h"
+#include "server/rpc/slow_reader.h"
+#include "server/rpc/stream_reactor.h"
+
+namespace nibble::rpc {
+
+// A reader that is behind stops its request between steps, so that at most stream_buffer messages wait; one that stays behind loses its
+// request. Used by the engine's thread alone.
+template <typename Reply>
+class PacedStream {
+ public:
+  explicit PacedStream(std::shared_ptr<StreamReactor<Reply>> stream)
+      : stream_(std::move(stream)),
+        cancel_(stream_->call().cancel()),
+        reader_(stream_->call().edge().slow_reader, stream_->call().edge().min_read_rate) {}
+
+  // Whether another step may be taken. reserve: messages that may come before the engine asks again.
+  bool Ready(std::size_t reserve) {
+    if (stream_->ended() || stream_->caught_up()) {
+      reader_.CaughtUp();
+      return true;
+    }
+    const bool behind = stream_->space() <= reserve;
+    if (reader_.TooSlow(stream_->taken(), behind, stream_->call().edge().clock.Monotonic())) Lose();
+    return !behind;
+  }
+  void Push(Reply& reply) {
+    if (!slow_ && !stream_->Push(reply) && !stream_->ended()) Lose();
+  }
+  // The status that the caller gets where the engine ended with `status`: never OK for half an answer.
+  absl::Status Why(const absl::Status& status) const {
+    return slow_ && (status.ok() || absl::IsCancelled(status)) ? ReadsTooSlowly() : status;
+  }
+  // Drops what a slow reader has not taken: it would not come to the end.
+  void End(const absl::Status& status) { slow_ ? stream_->Abort(status) : stream_->End(status); }
+
+ private:
+  void Lose() {
+    slow_ = true;
+    cancel_.Cancel();
+  }
+
+  const std::shared_ptr<StreamReactor<Reply>> stream_;
+  base::CancelToken cancel_;
+  SlowReader reader_;
+  bool slow_ = false;
+};
+
+}  // namespace nibble::rpc
