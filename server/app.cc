@@ -324,7 +324,9 @@ absl::Status App::State::OpenServing() {
 absl::Status App::State::StartGrpc() {
   dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, *uploads, options.import_root);
   fine_tune_service = std::make_unique<rpc::FineTuneService>(
-      *edge, *controller, *texts, [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); });
+      *edge, *controller, *texts, *operations,
+      rpc::Planner{.plan = [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); },
+                   .check = [this](const auto& spec) { return planner->Check(spec); }});
   model_service = std::make_unique<rpc::ModelService>(*edge, *model_library, *loads, *operations);
   inference_service = std::make_unique<rpc::InferenceService>(*edge, *loads, *texts);
   const auto begin_drain = [this](std::optional<absl::Duration> deadline) { drainer->Begin(deadline.value_or(options.drain)); };

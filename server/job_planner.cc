@@ -78,12 +78,24 @@ absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobS
   return paths;
 }
 
+absl::StatusOr<jobs::JobSpec> JobPlanner::Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs) {
+  jobs::JobSpec resolved = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
+  NIBBLE_RETURN_IF_ERROR(jobs::Validate(resolved));  // as CreateJob: what was left open may not fit what was said
+  return resolved;
+}
+
+absl::Status JobPlanner::Check(const jobs::JobSpec& spec) const {
+  NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, {}));
+  NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec resolved, Resolved(spec, inputs));
+  return plan::CheckWithoutRows(resolved, inputs);
+}
+
 absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
   NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, cancel));
   rpc::PlannedJob planned;
-  planned.spec = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
-  NIBBLE_RETURN_IF_ERROR(jobs::Validate(planned.spec));  // as CreateJob: what was left open may not fit what was said
+  NIBBLE_ASSIGN_OR_RETURN(planned.spec, Resolved(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, PlanOf(planned.spec, inputs));
   planned.available_bytes = MemoryBytes(limits_.train_memory_bytes, OwnMemoryBytes(limits_), base::RealFileSystem());
   NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes,

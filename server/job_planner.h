@@ -33,6 +33,8 @@ class JobPlanner {
 
   // Errors: those of a job that is refused; Unimplemented without a trainer.
   absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
+  // What Plan refuses without reading rows; milliseconds.
+  absl::Status Check(const jobs::JobSpec& spec) const;
   // Of a resolved spec. Checks the job as well.
   absl::StatusOr<jobs::PlannedMemory> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   // Of a resolved spec. What can be refused without reading rows; milliseconds.
@@ -41,6 +43,8 @@ class JobPlanner {
   absl::StatusOr<std::vector<std::string>> TokenFiles(const jobs::JobSpec& spec) const;
 
  private:
+  // What the user left open is chosen. Errors: of Validate.
+  static absl::StatusOr<jobs::JobSpec> Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs);
   absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   absl::StatusOr<plan::JobPlan> PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const;
 

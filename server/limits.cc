@@ -66,7 +66,7 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
                  "Of Generate, Chat and Score, streams too, whose client gave no deadline, from their arrival to their end; 0: none")
       ->check(seconds);
   cli.add_option("--operation_deadline_s", l.operation_deadline_s,
-                 "Of an import, a conversion or an export, from its beginning: then it stops at its next write; 0: none")
+                 "Of an operation (an import, a conversion, a load, a plan and the like), from its beginning: then it is stopped; 0: none")
       ->check(seconds);
   cli.add_option("--max_stream_age_s", l.max_stream_age_s, "Of an upload")->check(seconds);
   cli.add_option("--max_stream_messages", l.max_stream_messages, "Of an upload, of less than 512 KiB each")->check(CLI::PositiveNumber);
@@ -88,10 +88,10 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_downloads_per_principal", l.max_downloads_per_principal, "Of one user who has a name; 0: no bound of its own")
       ->check(CLI::Range(0, 1000));
   cli.add_option("--max_plans_per_principal", l.max_plans_per_principal,
-                 "PlanJob calls of one user who has a name, running or waiting; 0: no bound of its own")
+                 "Plans (PlanJob) of one user who has a name, running or waiting; 0: no bound of its own")
       ->check(CLI::Range(0, 1000));
   cli.add_option("--max_operations_per_principal", l.max_operations_per_principal,
-                 "Imports, conversions and exports of one user who has a name that have not ended; 0: no bound of its own")
+                 "Operations of one user who has a name that have not ended; 0: no bound of its own")
       ->check(CLI::Range(0, 1000));
   cli.add_option("--max_dataset_bytes", l.max_dataset_bytes, "Of one dataset")->check(CLI::PositiveNumber);
   cli.add_option("--max_dataset_line_bytes", l.max_dataset_line_bytes,

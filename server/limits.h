@@ -37,7 +37,7 @@ struct Limits {
   int workers = 4;               // threads for what waits for the disk or a load
   double default_deadline_s = 30;  // that a unary call whose client gave none waits for a worker; not those that may take long
   double generate_deadline_s = 0;  // of Generate, Chat, Score and their streams, whose client gave none; 0: none
-  double operation_deadline_s = 0;  // of an import, conversion or export, from its beginning; 0: none
+  double operation_deadline_s = 0;  // of an operation, from its beginning; 0: none
   double max_stream_age_s = 3600;  // of an upload
   std::int64_t max_stream_messages = 10'000;
   int stream_buffer = 256;         // messages that a slow reader may be behind

@@ -20,6 +20,12 @@ void AddCommandOn(CLI::App& group, Session& session, const char* command, const 
   sub->callback([&session, value, run] { session.command = [&session, value, run] { return run(session, *value); }; });
 }
 
+std::shared_ptr<bool> AddNoWait(CLI::App& command) {
+  auto no_wait = std::make_shared<bool>(false);
+  command.add_flag("--no-wait", *no_wait, "Show the operation instead of waiting for its end");
+  return no_wait;
+}
+
 void PrintList(Session& session, const char* key, base::Json json, const Table& table) {
   if (session.json) return session.Print({{key, std::move(json)}});
   table.Print(session.out());

@@ -1,5 +1,6 @@
 // What several commands have in common: an argument, a list over all its pages, a deletion.
 #pragma once
+#include <memory>
 #include <string>
 
 #include "client/cli/session.h"
@@ -18,6 +19,9 @@ void AddCommand(CLI::App& group, Session& session, const char* command, const ch
 // A command whose one argument says what it is about: `argument` "NAME", `what` "Model".
 void AddCommandOn(CLI::App& group, Session& session, const char* command, const char* help, const char* argument, const char* what,
                   absl::Status (*run)(Session&, const std::string&));
+
+// The option --no-wait of a command that begins an operation.
+std::shared_ptr<bool> AddNoWait(CLI::App& command);
 
 // What a list shows: `json` under `key`, or the table.
 void PrintList(Session& session, const char* key, base::Json json, const Table& table);

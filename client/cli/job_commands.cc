@@ -220,18 +220,20 @@ void AddPublish(CLI::App& group, Session& session) {
   auto request = std::make_shared<v1::PublishCheckpointRequest>();
   sub->add_option("CHECKPOINT", *request->mutable_checkpoint(), "As `jobs checkpoints` names it: ID/STEP")->required();
   sub->add_option("--name", *request->mutable_name(), "Of the model")->required();
-  sub->callback([&session, request] {
-    session.command = [&session, request]() -> absl::Status {
+  const auto no_wait = AddNoWait(*sub);
+  sub->callback([&session, request, no_wait] {
+    session.command = [&session, request, no_wait]() -> absl::Status {
       NIBBLE_RETURN_IF_ERROR(CheckText("checkpoint", request->checkpoint()));
       NIBBLE_RETURN_IF_ERROR(CheckText("name", request->name()));
-      NIBBLE_ASSIGN_OR_RETURN(const v1::Model model,
-                              session.client().LongCall(&v1::ModelService::Stub::PublishCheckpoint, *request));
+      NIBBLE_ASSIGN_OR_RETURN(const auto answer, RunOperation<v1::PublishCheckpointResponse>(
+                                                     session, &v1::ModelService::Stub::PublishCheckpoint, *request, *no_wait));
+      if (!answer.has_value()) return absl::OkStatus();
       if (session.json) {
-        base::Json json = ModelJson(model);
-        json["residents"] = ResidentsJson(model.residents());
+        base::Json json = ModelJson(answer->model());
+        json["residents"] = ResidentsJson(answer->residents());
         session.Print(json);
       } else {
-        session.out() << "published " << model.name() << '\n';
+        session.out() << "published " << answer->model().name() << '\n';
       }
       return absl::OkStatus();
     };
@@ -258,10 +260,13 @@ void AddSpecFlags(CLI::App& sub, JobFlags& f) {
   sub.add_option("--spec", f.spec_file, "JobSpec as JSON; options win over it");
 }
 
-absl::Status Plan(Session& session, const JobFlags& flags) {
+absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
   v1::PlanJobRequest request;
   NIBBLE_ASSIGN_OR_RETURN(*request.mutable_spec(), BuildSpec(flags));
-  NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse plan, session.client().LongCall(&FineTuneService::Stub::PlanJob, request));
+  NIBBLE_ASSIGN_OR_RETURN(const auto ended,
+                          RunOperation<v1::PlanJobResponse>(session, &FineTuneService::Stub::PlanJob, request, no_wait));
+  if (!ended.has_value()) return absl::OkStatus();
+  const v1::PlanJobResponse& plan = *ended;
   if (session.json) {
     session.Print(PlanJson(plan));
     return absl::OkStatus();
@@ -310,7 +315,8 @@ void AddJobCommands(CLI::App& app, Session& session) {
     CLI::App* sub = jobs.add_subcommand("plan", "What a job would need and how long it is; nothing is created");
     auto flags = std::make_shared<JobFlags>();
     AddSpecFlags(*sub, *flags);
-    sub->callback([&session, flags] { session.command = [&session, flags] { return Plan(session, *flags); }; });
+    const auto no_wait = AddNoWait(*sub);
+    sub->callback([&session, flags, no_wait] { session.command = [&session, flags, no_wait] { return Plan(session, *flags, *no_wait); }; });
   }
   {
     CLI::App* sub = jobs.add_subcommand("list", "Jobs, newest first");

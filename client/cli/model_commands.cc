@@ -152,15 +152,16 @@ void PrintResidents(Session& session, const Answer& answer) {
   table.Print(session.out());
 }
 
-absl::Status Load(Session& session, const std::string& name, const std::optional<std::string>& device) {
+absl::Status Load(Session& session, const std::string& name, const std::optional<std::string>& device, bool no_wait) {
   NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
   v1::LoadModelRequest request;
   request.set_name(name);
   if (device.has_value()) {
     NIBBLE_ASSIGN_OR_RETURN(*request.mutable_device(), ParseDevice("device", *device));
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.client().LongCall(&ModelService::Stub::LoadModel, request));
-  PrintResidents(session, answer);
+  NIBBLE_ASSIGN_OR_RETURN(const auto answer,
+                          RunOperation<v1::LoadModelResponse>(session, &ModelService::Stub::LoadModel, request, no_wait));
+  if (answer.has_value()) PrintResidents(session, *answer);
   return absl::OkStatus();
 }
 
@@ -173,11 +174,14 @@ absl::Status Unload(Session& session, const std::string& name) {
   return absl::OkStatus();
 }
 
-absl::Status Verify(Session& session, const std::string& name) {
+absl::Status Verify(Session& session, const std::string& name, bool no_wait) {
   NIBBLE_RETURN_IF_ERROR(CheckText("name", name));
   v1::VerifyModelRequest request;
   request.set_name(name);
-  NIBBLE_ASSIGN_OR_RETURN(const auto answer, session.client().LongCall(&ModelService::Stub::VerifyModel, request));
+  NIBBLE_ASSIGN_OR_RETURN(const auto ended,
+                          RunOperation<v1::VerifyModelResponse>(session, &ModelService::Stub::VerifyModel, request, no_wait));
+  if (!ended.has_value()) return absl::OkStatus();
+  const v1::VerifyModelResponse& answer = *ended;
   if (session.json) session.Print(VerifyJson(name, answer));
   if (answer.equal() && answer.rows() >= 1 && answer.differing_rows() == 0) {
     if (!session.json) session.out() << name << ": " << answer.rows() << " rows equal, all bits\n";
@@ -303,12 +307,19 @@ void AddModelCommands(CLI::App& app, Session& session) {
     auto device = std::make_shared<std::optional<std::string>>();
     sub->add_option("NAME", *name, "Model")->required();
     sub->add_option("--device", *device, "auto, cpu or cuda:N (default: the server's)");
-    sub->callback([&session, name, device] {
-      session.command = [&session, name, device] { return Load(session, *name, *device); };
+    const auto no_wait = AddNoWait(*sub);
+    sub->callback([&session, name, device, no_wait] {
+      session.command = [&session, name, device, no_wait] { return Load(session, *name, *device, *no_wait); };
     });
   }
   add("unload", "Unload a model", &Unload);
-  add("verify", "Replay the model's record: exit 0 only when every row has the recorded bits", &Verify);
+  {
+    CLI::App* sub = models.add_subcommand("verify", "Replay the model's record: exit 0 only when every row has the recorded bits");
+    auto name = std::make_shared<std::string>();
+    sub->add_option("NAME", *name, "Model")->required();
+    const auto no_wait = AddNoWait(*sub);
+    sub->callback([&session, name, no_wait] { session.command = [&session, name, no_wait] { return Verify(session, *name, *no_wait); }; });
+  }
   {
     CLI::App* sub = models.add_subcommand("convert", "Make an int8, ternary or nf4 model of another");
     auto o = std::make_shared<ConvertOptions>();

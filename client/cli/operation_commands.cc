@@ -40,18 +40,6 @@ base::Json OperationJson(const Operation& operation) {
   return json;
 }
 
-void Print(Session& session, const Operation& operation) {
-  if (session.json) return session.Print(OperationJson(operation));
-  const v1::ModelOperationMetadata metadata = MetadataOf(operation);
-  Table table({"id", operation.name()});
-  table.Add({"state", StateOf(operation)});
-  if (!metadata.stage().empty()) {
-    table.Add({"stage", base::StrCat(metadata.stage(), " ", metadata.done(), " of ", metadata.total())});
-  }
-  if (operation.has_error()) table.Add({"error", operation.error().message()});
-  table.Print(session.out());
-}
-
 absl::StatusOr<Operation> Find(Session& session, const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
   google::longrunning::GetOperationRequest request;
@@ -78,7 +66,7 @@ absl::Status List(Session& session) {
 
 absl::Status Get(Session& session, const std::string& id) {
   NIBBLE_ASSIGN_OR_RETURN(const Operation operation, Find(session, id));
-  Print(session, operation);
+  PrintOperation(session, operation);
   return absl::OkStatus();
 }
 
@@ -87,7 +75,7 @@ absl::Status Wait(Session& session, const std::string& id) {
   Progress progress(session.terminal);
   NIBBLE_RETURN_IF_ERROR(session.WaitForEnd(operation, progress));
   progress.End();
-  Print(session, operation);
+  PrintOperation(session, operation);
   return absl::OkStatus();
 }
 
@@ -101,8 +89,21 @@ absl::Status Cancel(Session& session, const std::string& id) {
 
 }  // namespace
 
+void PrintOperation(Session& session, const Operation& operation) {
+  if (session.json) return session.Print(OperationJson(operation));
+  const v1::ModelOperationMetadata metadata = MetadataOf(operation);
+  Table table({"id", operation.name()});
+  table.Add({"state", StateOf(operation)});
+  if (!metadata.stage().empty()) {
+    table.Add({"stage", base::StrCat(metadata.stage(), " ", metadata.done(), " of ", metadata.total())});
+  }
+  if (operation.has_error()) table.Add({"error", operation.error().message()});
+  table.Print(session.out());
+}
+
 void AddOperationCommands(CLI::App& app, Session& session) {
-  CLI::App& operations = *app.add_subcommand("operations", "Imports, conversions and exports that run at the server");
+  CLI::App& operations = *app.add_subcommand(
+      "operations", "Imports, conversions, exports, loads, verifications, publications and plans that run at the server");
   operations.require_subcommand(1);
   AddCommand(operations, session, "list", "Those that run, and those that ended within a day", &List);
   const auto add = [&](const char* command, const char* help, absl::Status (*run)(Session&, const std::string&)) {

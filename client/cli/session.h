@@ -13,6 +13,7 @@
 #include "client/cli/terminal.h"
 #include "client/client.h"
 #include "server/base/json.h"
+#include "server/base/status_macros.h"
 
 namespace nibble::cli {
 
@@ -68,6 +69,29 @@ class Session {
   std::optional<client::Client> client_;
 };
 
+// A random UUID (version 4).
+std::string NewUuid();
+// Shows an operation as `operations get` does.
+void PrintOperation(Session& session, const google::longrunning::Operation& operation);
+
+// Begins an operation under an id of its own, and gives its response once it has ended; with `no_wait` it shows the operation and gives
+// nothing.
+template <typename Response, typename Stub, typename Request>
+absl::StatusOr<std::optional<Response>> RunOperation(
+    Session& session, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, google::longrunning::Operation*), Request request,
+    bool no_wait) {
+  request.set_request_id(NewUuid());
+  NIBBLE_ASSIGN_OR_RETURN(google::longrunning::Operation operation, session.client().Call(method, request));
+  if (no_wait) {
+    PrintOperation(session, operation);
+    return std::optional<Response>();
+  }
+  Progress progress(session.terminal);
+  NIBBLE_ASSIGN_OR_RETURN(Response response, session.Wait<Response>(std::move(operation), progress));
+  progress.End();
+  return std::optional<Response>(std::move(response));
+}
+
 // The user's text for a string field: InvalidArgument when it is not UTF-8, which no proto can carry.
 absl::Status CheckText(std::string_view field, std::string_view text);
 // The file's content, at most 64 MiB, as text.
@@ -76,7 +100,4 @@ absl::StatusOr<std::string> ReadText(std::string_view field, const std::string& 
 absl::StatusOr<v1::Device> ParseDevice(std::string_view field, const std::string& text);
 // An upload that failed with this status may be resumable: names the option that resumes it.
 absl::Status WithResumeHint(const absl::Status& status, const std::string& upload_id);
-// A random UUID (version 4).
-std::string NewUuid();
-
 }  // namespace nibble::cli

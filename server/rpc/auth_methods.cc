@@ -69,7 +69,7 @@ constexpr MethodRule kRules[] = {
     {"google.longrunning.Operations/GetOperation", kByRole, Role::kViewer},
     {"google.longrunning.Operations/WaitOperation", kByRole, Role::kViewer},
     {"google.longrunning.Operations/DeleteOperation", kByRole, Role::kTrain},
-    {"google.longrunning.Operations/CancelOperation", kByRole, Role::kTrain},
+    {"google.longrunning.Operations/CancelOperation", kByRole, Role::kInfer},  // below train: its own
 
     {"grpc.health.v1.Health/Check", Access::kHealth, Role::kViewer},
     {"grpc.health.v1.Health/Watch", Access::kHealth, Role::kViewer},

@@ -71,7 +71,7 @@ struct Edge {
   std::size_t max_send_bytes = 16u << 20;               // of an answer: more is not begun, for gRPC would not send it
   StreamSlots watches{"--max_watches", 256, "--max_watches_per_principal", 64};  // WatchJob and WatchLoad
   StreamSlots downloads{"--max_downloads", 16, "--max_downloads_per_principal", 8};
-  // PlanJob calls, running and waiting. Limited per principal alone: the queue of the planners has a limit of its own.
+  // Plans of PlanJob, running and waiting. Limited per principal alone: their lane of operations has a limit of its own.
   StreamSlots plans{"", std::numeric_limits<int>::max(), "--max_plans_per_principal", 8, "QUEUE_FULL"};
   // For watches alone: however many wake at once, other calls find their workers free. The last members: their tasks use the others.
   WorkerPool watch_workers{/*num_threads=*/2, /*max_waiting=*/256};

@@ -14,6 +14,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/auth.h"
+#include "server/rpc/begin_operation.h"
 #include "server/rpc/job_proto.h"
 #include "server/rpc/page.h"
 #include "server/rpc/plan_eta.h"
@@ -89,37 +90,58 @@ absl::StatusOr<jobs::JobSpec> FineTuneService::SpecOf(const v1::JobSpec& request
   return spec;
 }
 
+absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) {
+  NIBBLE_ASSIGN_OR_RETURN(const PlannedJob planned, planner_.plan(spec, cancel));
+  v1::PlanJobResponse response = ToProto(planned.plan);
+  const auto warn = [&response](const char* reason, const std::string& message) {
+    v1::Warning& warning = *response.add_warnings();
+    warning.set_reason(reason);
+    warning.set_message(message);
+  };
+  *response.mutable_spec() = ToProto(planned.spec);
+  response.set_memory_available_bytes(planned.available_bytes);
+  if (planned.available_bytes > 0 && planned.plan.memory_bytes() > planned.available_bytes) {
+    warn("MEMORY", base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
+  }
+  if (static_cast<std::uint64_t>(planned.plan.disk_bytes) > planned.spare_disk_bytes) {
+    warn("DISK", base::StrCat("the job writes up to ", planned.plan.disk_bytes, " bytes, ", planned.spare_disk_bytes,
+                              " may be written on the server's disk"));
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const std::optional<PlanEta> eta, EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
+  if (!eta.has_value()) return response;
+  *response.mutable_eta() = ToProto(absl::Seconds(eta->seconds));
+  if (eta->rough) {
+    warn("ETA_ROUGH", "none of the newest 100 jobs that run or have succeeded is of this base, method and device: the time is that of "
+                      "another base, scaled by the weights");
+  }
+  return response;
+}
+
 grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* context, const v1::PlanJobRequest* request,
-                                                   v1::PlanJobResponse* response) {
-  return UnaryOnSlowWorker(edge_, planners_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(const jobs::JobSpec spec, SpecOf(request->spec()));
-    NIBBLE_ASSIGN_OR_RETURN(const PlannedJob planned, plan_(spec, call.cancel()));
-    *response = ToProto(planned.plan);
-    *response->mutable_spec() = ToProto(planned.spec);
-    response->set_memory_available_bytes(planned.available_bytes);
-    if (planned.available_bytes > 0 && planned.plan.memory_bytes() > planned.available_bytes) {
-      v1::Warning& warning = *response->add_warnings();
-      warning.set_reason("MEMORY");
-      warning.set_message(
-          base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
+                                                   google::longrunning::Operation* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.FineTuneService/PlanJob", [=, this](const Call& call) -> absl::Status {
+    jobs::JobSpec spec;
+    std::shared_ptr<const void> slot;  // held until the plan has ended
+    const auto check = [&]() -> absl::Status {
+      NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
+      NIBBLE_RETURN_IF_ERROR(planner_.check(spec));
+      NIBBLE_ASSIGN_OR_RETURN(slot, edge_.plans.Take(FairnessKey(call.principal())));
+      return absl::OkStatus();
+    };
+    const OperationStart start = StartOf(call, OperationLane::kPlans, *request, request->spec().base_model());
+    NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
+    if (!known.has_value()) {
+      NIBBLE_RETURN_IF_ERROR(check());
+      const auto plan = [this, spec, slot](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+        scope.Progress("plan", 0, 1);
+        NIBBLE_ASSIGN_OR_RETURN(const v1::PlanJobResponse planned, PlanOf(spec, scope.cancel()));
+        return Packed(planned);
+      };
+      NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, plan));
     }
-    if (static_cast<std::uint64_t>(planned.plan.disk_bytes) > planned.spare_disk_bytes) {
-      v1::Warning& warning = *response->add_warnings();
-      warning.set_reason("DISK");
-      warning.set_message(base::StrCat("the job writes up to ", planned.plan.disk_bytes, " bytes, ", planned.spare_disk_bytes,
-                                       " may be written on the server's disk"));
-    }
-    NIBBLE_ASSIGN_OR_RETURN(const std::optional<PlanEta> eta, EtaOf(planned.spec, planned.plan.tokens, jobs_, texts_));
-    if (!eta.has_value()) return absl::OkStatus();
-    *response->mutable_eta() = ToProto(absl::Seconds(eta->seconds));
-    if (eta->rough) {
-      v1::Warning& warning = *response->add_warnings();
-      warning.set_reason("ETA_ROUGH");
-      warning.set_message("none of the newest 100 jobs that run or have succeeded is of this base, method and device: the time is that of "
-                          "another base, scaled by the weights");
-    }
+    *response = *std::move(known);
     return absl::OkStatus();
-  }, absl::InfiniteDuration(), &edge_.plans);
+  });
 }
 
 grpc::ServerUnaryReactor* FineTuneService::CreateJob(grpc::CallbackServerContext* context,

@@ -6,8 +6,8 @@
 #include "server/jobs/controller.h"
 #include "server/plan/plan_job.h"
 #include "server/rpc/call.h"
+#include "server/rpc/operations.h"
 #include "server/rpc/text_cache.h"
-#include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
 
@@ -18,15 +18,19 @@ struct PlannedJob {
   std::int64_t available_bytes = 0;  // memory that all trainers may use together; 0: not known
   std::uint64_t spare_disk_bytes = 0;  // that may be written before the disk is at its watermark
 };
-using Planner = std::function<absl::StatusOr<PlannedJob>(const jobs::JobSpec&, const base::CancelToken&)>;
+struct Planner {
+  std::function<absl::StatusOr<PlannedJob>(const jobs::JobSpec&, const base::CancelToken&)> plan;  // may take minutes
+  std::function<absl::Status(const jobs::JobSpec&)> check;  // what can be refused without reading rows; milliseconds
+};
 
 // Thread-safe.
 class FineTuneService : public v1::FineTuneService::CallbackService {
  public:
-  FineTuneService(Edge& edge, jobs::JobController& jobs, TextCache& texts, Planner plan)
-      : edge_(edge), jobs_(jobs), texts_(texts), plan_(std::move(plan)) {}
+  FineTuneService(Edge& edge, jobs::JobController& jobs, TextCache& texts, OperationTable& operations, Planner planner)
+      : edge_(edge), jobs_(jobs), texts_(texts), operations_(operations), planner_(std::move(planner)) {}
 
-  grpc::ServerUnaryReactor* PlanJob(grpc::CallbackServerContext*, const v1::PlanJobRequest*, v1::PlanJobResponse*) override;
+  grpc::ServerUnaryReactor* PlanJob(grpc::CallbackServerContext*, const v1::PlanJobRequest*,
+                                    google::longrunning::Operation*) override;
   grpc::ServerUnaryReactor* CreateJob(grpc::CallbackServerContext*, const v1::CreateJobRequest*, v1::Job*) override;
   grpc::ServerUnaryReactor* GetJob(grpc::CallbackServerContext*, const v1::GetJobRequest*, v1::Job*) override;
   grpc::ServerUnaryReactor* ListJobs(grpc::CallbackServerContext*, const v1::ListJobsRequest*,
@@ -46,13 +50,13 @@ class FineTuneService : public v1::FineTuneService::CallbackService {
  private:
   // As the client sent it; the default of max_seq_len fits the model.
   absl::StatusOr<jobs::JobSpec> SpecOf(const v1::JobSpec& request);
+  absl::StatusOr<v1::PlanJobResponse> PlanOf(const jobs::JobSpec& spec, const base::CancelToken& cancel);
 
   Edge& edge_;
   jobs::JobController& jobs_;
   TextCache& texts_;
-  const Planner plan_;
-  // Other calls do not wait behind plans. Two: a small job is not behind one large data set, nor has memory many at a time.
-  WorkerPool planners_{2, /*max_waiting=*/64};
+  OperationTable& operations_;
+  const Planner planner_;
 };
 
 }  // namespace nibble::rpc

@@ -124,6 +124,11 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::ResponseOf(const std::string
     model.mutable_conversion()->clear_layers();
     *response.mutable_model() = std::move(model);
     any.PackFrom(response);
+  } else if (model.origin() == v1::MODEL_ORIGIN_CHECKPOINT) {
+    v1::PublishCheckpointResponse response;
+    *response.mutable_model() = std::move(model);
+    *response.mutable_residents() = ToProto(manager_);
+    any.PackFrom(response);
   } else {
     any.PackFrom(model);
   }
@@ -163,10 +168,12 @@ absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, 
   return base::About(made.status(), request.base_model());
 }
 
-absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, const store::Cancelled& cancelled) {
+absl::Status ModelLibrary::Find(const std::string& name) const { return FindModel(*state_.models, metrics_, name).status(); }
+
+absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& name, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, FindModel(*state_.models, metrics_, name));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(name, "verify"));
-  auto replayed = Replay(stored, cancelled);
+  auto replayed = Replay(stored, scope);
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(stored.info));
   const bool promised = info.determinism() == model::Determinism::kBitwise;
   if (absl::IsDataLoss(replayed.status())) {
@@ -177,7 +184,7 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Verify(const std::string& 
   if (!replayed.ok() && !promised) return replayed;  // it never had a record
   // What a reader cannot make sense of may be a file that was altered, and logits can be equal although a file is not (a weight
   // that no token of the record reaches): the manifest knows. Rows that differ are told as such, and the log says which it was.
-  const absl::Status files = CheckModelFiles(*state_.models, metrics_, name, cancelled);
+  const absl::Status files = CheckModelFiles(*state_.models, metrics_, name, scope.stopped());
   const bool differs = replayed.ok() && replayed->differing_rows() > 0;
   if (absl::IsCancelled(files) || (!files.ok() && !differs)) return files;
   if (differs && files.ok()) {
@@ -191,11 +198,11 @@ absl::StatusOr<WorkAdmission::Turn> ModelLibrary::AwaitTurn(const std::string& w
   return admission_.Await(what, need, scope.stopped(), [&scope] { scope.Progress("wait", 0, 1); });
 }
 
-absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored, const store::Cancelled& cancelled) {
+absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::StoredModel& stored, OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const model::Record record, model::ReadRecord(state_.files, stored.directory));
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(stored.directory));
-  NIBBLE_ASSIGN_OR_RETURN(const auto turn,
-                          admission_.Await(StrCat("verify of model ", stored.name), ReplayMemory(*artifact, record), cancelled));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("verify of model ", stored.name), ReplayMemory(*artifact, record), scope));
+  scope.Progress("verify", 0, 1);
   // Read again from the disk: what is verified is what a restart would serve.
   NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(stored.directory, {}, serve_stream_));
   NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(*loaded, record, serve_stream_));

@@ -68,8 +68,8 @@ class ModelLibrary {
   absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const RequestOwner& owner, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Convert(const v1::ConvertModelRequest& request, OperationScope& scope);
   absl::StatusOr<google::protobuf::Any> Export(const v1::ExportModelRequest& request, OperationScope& scope);
-  // OperationTable::Recover: the response of the import or conversion that made `model`. What an export makes does not outlive the
-  // server.
+  // OperationTable::Recover: the response of the import, conversion or publication that made `model`. What an export makes does not
+  // outlive the server.
   absl::StatusOr<std::optional<google::protobuf::Any>> Recover(const OperationIdentity& operation, const std::string& model);
 
   // The files of an export, as long as its operation keeps them. NotFound (ARTIFACT).
@@ -80,19 +80,25 @@ class ModelLibrary {
   };
   absl::StatusOr<std::shared_ptr<const ExportedFiles>> Exported(const std::string& artifact_id);
 
+  // NotFound (MODEL), DataLoss of one that is damaged.
+  absl::Status Find(const std::string& name) const;
   // Waits for other work with whole models (WorkAdmission). Errors: NotFound (MODEL), FailedPrecondition (NO_RECORD), DataLoss,
   // Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), those of a load.
-  absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name, const store::Cancelled& cancelled);
-  // Waits as Verify does. Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition (NOT_SERVABLE), Cancelled,
-  // ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss (CHECKPOINT_CORRUPT; of the base ARTIFACT_CORRUPT).
-  absl::StatusOr<v1::Model> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant,
-                                              const store::Cancelled& cancelled);
+  absl::StatusOr<v1::VerifyModelResponse> Verify(const std::string& name, OperationScope& scope);
+  // A PublishCheckpointResponse. Waits as Verify does. Errors: NotFound (CHECKPOINT), AlreadyExists (NAME_TAKEN), FailedPrecondition
+  // (NOT_SERVABLE), Cancelled, ResourceExhausted (OUT_OF_DEVICE_MEMORY), DataLoss (CHECKPOINT_CORRUPT; of the base ARTIFACT_CORRUPT).
+  absl::StatusOr<google::protobuf::Any> PublishCheckpoint(const v1::PublishCheckpointRequest& request, const std::string& tenant,
+                                                          OperationScope& scope);
+  // Before it begins: the name, the checkpoint and its base.
+  absl::Status CheckPublish(const v1::PublishCheckpointRequest& request, const std::string& tenant);
 
  private:
-  // Of an import or conversion, as the published model tells it.
+  // Of what made this model (an import, a conversion, a publication), as the published model tells it.
   absl::StatusOr<google::protobuf::Any> ResponseOf(const std::string& name);
   // The record of a model against its logits now, and the tensors against their digests.
-  absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored, const store::Cancelled& cancelled);
+  absl::StatusOr<v1::VerifyModelResponse> Replay(const store::StoredModel& stored, OperationScope& scope);
+  // Whether the model of the wanted name was made of this very checkpoint: a repeated request is answered with it.
+  bool IsPublished(const v1::PublishCheckpointRequest& request, const CheckpointSource& source) const;
   // The turn of an operation, whose progress says that it waits. `what`: as of WorkAdmission::Await.
   absl::StatusOr<WorkAdmission::Turn> AwaitTurn(const std::string& what, const WorkMemory& need, OperationScope& scope);
   absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,

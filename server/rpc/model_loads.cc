@@ -13,6 +13,8 @@ namespace {
 
 constexpr absl::Duration kLongestTimer = absl::Hours(24 * 365);  // no load takes so long, and the clock's type has an end
 
+constexpr std::chrono::milliseconds kAskCancelled(100);
+
 absl::Status Late() {
   return StoppedAt(absl::DeadlineExceededError("the deadline passed while the model was loaded"), kStageQueue, 0);
 }
@@ -50,6 +52,32 @@ absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, Then the
   at->second.wishes.emplace(++last_wish_, std::move(then));
   if (first) loaders_.Run([this, name] { Load(name); });
   return last_wish_;
+}
+
+ModelLoads::Loaded ModelLoads::Await(const std::string& name, const base::Cancelled& cancelled) {
+  struct Answer {
+    base::Mutex mutex;
+    base::Condition came;
+    std::optional<Loaded> loaded ABSL_GUARDED_BY(mutex);
+  };
+  const auto answer = std::make_shared<Answer>();
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t wish, Wait(name, [answer](Loaded loaded) {
+                            base::MutexLock lock(answer->mutex);
+                            answer->loaded = std::move(loaded);
+                            answer->came.NotifyAll();
+                          }));
+  const auto loaded = [&]() -> std::optional<Loaded> {
+    base::MutexLock lock(answer->mutex);
+    while (!answer->loaded.has_value()) {
+      if (cancelled()) return std::nullopt;
+      answer->came.WaitFor(lock, kAskCancelled,
+                           [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(answer->mutex) { return answer->loaded.has_value(); });
+    }
+    return std::move(answer->loaded);
+  }();
+  if (loaded.has_value()) return *loaded;
+  Forget(name, wish);
+  return absl::CancelledError("cancelled while the model was loaded");
 }
 
 bool ModelLoads::Forget(const std::string& name, std::uint64_t wish) {

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/base/cancelled.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/rpc/unary.h"
@@ -41,6 +42,8 @@ class ModelLoads {
   // that was begun goes on when nobody waits any more: whoever asks again, as clients with short deadlines do, finds it further on.
   // Errors: those of `exists`; ResourceExhausted (QUEUE_FULL); Unavailable (DRAINING) after Stop.
   absl::StatusOr<std::uint64_t> Wait(const std::string& name, Then then);
+  // Waits for the load, asking `cancelled` ten times a second. Errors: those of the load and of Wait; Cancelled.
+  Loaded Await(const std::string& name, const base::Cancelled& cancelled);
   // False: `then` was called, or will be.
   bool Forget(const std::string& name, std::uint64_t wish);
   // The loads that run are stopped, and have ended when it comes back; who waited is told on the workers. Again, it does nothing.

@@ -12,6 +12,7 @@
 #include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_memory.h"
+#include "server/rpc/operation_mark.h"
 #include "server/store/published_directory.h"
 
 namespace nibble::rpc {
@@ -29,17 +30,28 @@ bool IsOf(base::FileSystem& files, const store::StoredModel& model, const std::s
 
 }  // namespace
 
-absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,
-                                                         const std::string& tenant, const store::Cancelled& cancelled) {
+bool ModelLibrary::IsPublished(const v1::PublishCheckpointRequest& request, const CheckpointSource& source) const {
+  const auto made = state_.models->Get(request.name());
+  return made.ok() && IsOf(state_.files, *made, request.checkpoint(), source.directory);
+}
+
+absl::Status ModelLibrary::CheckPublish(const v1::PublishCheckpointRequest& request, const std::string& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
-  if (const auto made = state_.models->Get(request.name());
-      made.ok() && IsOf(state_.files, *made, request.checkpoint(), source.directory)) {
-    return Describe(request.name(), false);
-  }
+  if (IsPublished(request, source)) return absl::OkStatus();
+  NIBBLE_RETURN_IF_ERROR(Find(source.spec.base_model));
+  return state_.models->CheckFree(request.name());
+}
+
+absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,
+                                                                      const std::string& tenant, OperationScope& scope) {
+  const base::Cancelled cancelled = scope.stopped();
+  NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
+  if (IsPublished(request, source)) return ResponseOf(request.name());
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel base_model, FindModel(*state_.models, metrics_, source.spec.base_model));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(source.spec.base_model, "a checkpoint that is being published"));
   NIBBLE_ASSIGN_OR_RETURN(const auto pending, state_.models->Begin(request.name(), tenant));
+  scope.Progress("read", 0, 1);
   // Every byte, before any is used. The job may remove the checkpoint meanwhile: then it is gone, not damaged.
   const auto missing = [&] { return !state_.files.Exists(source.directory); };
   const auto gone = [&] {
@@ -64,8 +76,8 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
   // The tensors of an adapter are nearly all of its checkpoint, beside the optimiser's state.
   const WorkMemory need = masters ? MastersMemory(plan::TrainedConfig(source.spec, artifact->config()))
                                   : AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
-  NIBBLE_ASSIGN_OR_RETURN(const auto turn,
-                          admission_.Await(base::StrCat("publication of checkpoint ", request.checkpoint()), need, cancelled));
+  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));
+  scope.Progress("write", 0, 1);
   const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     if (masters) {
       return convert::MakeMasterCheckpointModel(state_.files, *artifact, plan::TrainedConfig(source.spec, artifact->config()),
@@ -78,8 +90,9 @@ absl::StatusOr<v1::Model> ModelLibrary::PublishCheckpoint(const v1::PublishCheck
   };
   const auto made = make();
   if (!made.ok()) return missing() ? gone() : base::About(made.status(), request.checkpoint());
+  NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(cancelled).status());
-  return Describe(request.name(), false);
+  return ResponseOf(request.name());
 }
 
 }  // namespace nibble::rpc

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "server/base/error.h"
-#include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/rpc/begin_operation.h"
 #include "server/rpc/model_name.h"
 #include "server/rpc/model_proto.h"
 #include "server/rpc/model_transfer.h"
@@ -16,31 +16,6 @@
 namespace nibble::rpc {
 
 namespace {
-
-// The request without its id: what a repeated id is compared by.
-template <typename Request>
-std::string DigestOf(Request request) {
-  request.clear_request_id();
-  return base::Sha256Hex(base::StrCat(request.GetTypeName(), request.SerializeAsString()));
-}
-
-template <typename Request>
-OperationStart StartOf(const Call& call, const Request& request, const std::string& model) {
-  return {.model = model, .owner = OwnerOf(call.principal()), .request_id = request.request_id(), .digest = DigestOf(request)};
-}
-
-// Answers the operation that this request began before, although its name is taken by now; else checks the request and begins it.
-template <typename Check>
-absl::Status Begin(OperationTable& operations, const OperationStart& start, Check check, OperationTable::Body body,
-                   google::longrunning::Operation* response) {
-  NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations.Find(start));
-  if (!known.has_value()) {
-    NIBBLE_RETURN_IF_ERROR(check());
-    NIBBLE_ASSIGN_OR_RETURN(known, operations.Start(start, std::move(body)));
-  }
-  *response = *std::move(known);
-  return absl::OkStatus();
-}
 
 v1::Model Damaged(const store::StoredModel& stored) {
   v1::Model model;
@@ -97,9 +72,10 @@ grpc::ServerUnaryReactor* ModelService::ImportModel(grpc::CallbackServerContext*
                                                     const v1::ImportModelRequest* request,
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ImportModel", [=, this](const Call& call) -> absl::Status {
-    const OperationStart start = StartOf(call, *request, request->name());
+    const OperationStart start = StartOf(call, OperationLane::kModels, *request, request->name());
     return Begin(operations_, start, [&] { return library_.CheckImport(*request, start.owner); },
-                 [this, copy = *request, owner = start.owner](OperationScope& scope) { return library_.Import(copy, owner, scope); }, response);
+                 [this, copy = *request, owner = start.owner](OperationScope& scope) { return library_.Import(copy, owner, scope); },
+                 response);
   });
 }
 
@@ -111,7 +87,7 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
       auto made = library_.Convert(copy, scope);
       return made.ok() ? made : base::About(made.status(), copy.model());
     };
-    return Begin(operations_, StartOf(call, *request, request->name()),
+    return Begin(operations_, StartOf(call, OperationLane::kModels, *request, request->name()),
                  [&] { return base::About(library_.CheckConvert(*request), request->model()); }, convert, response);
   });
 }
@@ -120,7 +96,8 @@ grpc::ServerUnaryReactor* ModelService::ExportModel(grpc::CallbackServerContext*
                                                     const v1::ExportModelRequest* request,
                                                     google::longrunning::Operation* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ExportModel", [=, this](const Call& call) -> absl::Status {
-    return Begin(operations_, StartOf(call, *request, request->model()), [&] { return library_.CheckExport(*request); },
+    return Begin(operations_, StartOf(call, OperationLane::kModels, *request, request->model()),
+                 [&] { return library_.CheckExport(*request); },
                  [this, copy = *request](OperationScope& scope) { return library_.Export(copy, scope); }, response);
   });
 }
@@ -135,24 +112,36 @@ grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadAr
   return stream.get();
 }
 
+absl::StatusOr<google::protobuf::Any> ModelService::Loaded(const std::string& name) const {
+  v1::LoadModelResponse response;
+  NIBBLE_ASSIGN_OR_RETURN(*response.mutable_model(), library_.Describe(name, false));
+  *response.mutable_residents() = ToProto(library_.manager());
+  return Packed(response);
+}
+
 grpc::ServerUnaryReactor* ModelService::LoadModel(grpc::CallbackServerContext* context, const v1::LoadModelRequest* request,
-                                                  v1::LoadModelResponse* response) {
-  const auto check = [request]() -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckModelName("LoadModelRequest.name", request->name()));
-    return CheckDevice(request->device());
-  };
-  const auto answer = [=, this](const ModelLoads::Loaded& loaded) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(loaded.status());
-    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_model(), library_.Describe(request->name(), false));
-    *response->mutable_residents() = ToProto(library_.manager());
+                                                  google::longrunning::Operation* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/LoadModel", [=, this](const Call& call) -> absl::Status {
+    const OperationStart start = StartOf(call, OperationLane::kLoads, *request, request->name());
+    NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations_.Find(start));
+    if (!known.has_value()) {
+      NIBBLE_RETURN_IF_ERROR(CheckModelName("LoadModelRequest.name", request->name()));
+      NIBBLE_RETURN_IF_ERROR(CheckDevice(request->device()));
+      NIBBLE_RETURN_IF_ERROR(library_.Find(request->name()));
+      const auto load = [this, name = request->name()](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+        scope.Progress("load", 0, 1);
+        NIBBLE_RETURN_IF_ERROR(loads_.Await(name, scope.stopped()).status());
+        return Loaded(name);
+      };
+      std::optional<google::protobuf::Any> there;
+      if (loads_.Find(request->name()) != nullptr) {
+        NIBBLE_ASSIGN_OR_RETURN(there, Loaded(request->name()));
+      }
+      NIBBLE_ASSIGN_OR_RETURN(known, operations_.Start(start, load, std::move(there)));
+    }
+    *response = *std::move(known);
     return absl::OkStatus();
-  };
-  const auto start = [=, this](UnaryCall* call) {
-    if (const absl::Status good = check(); !good.ok()) return call->Done(good);
-    WithModel(loads_, request->name(), call, call->call().deadline(),
-              [call, answer](const ModelLoads::Loaded& loaded) { call->Done(answer(loaded)); });
-  };
-  return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.ModelService/LoadModel", start);
+  });
 }
 
 grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext* context,
@@ -169,24 +158,27 @@ grpc::ServerUnaryReactor* ModelService::UnloadModel(grpc::CallbackServerContext*
 
 grpc::ServerUnaryReactor* ModelService::PublishCheckpoint(grpc::CallbackServerContext* context,
                                                           const v1::PublishCheckpointRequest* request,
-                                                          v1::Model* response) {
-  return UnaryOnSlowWorker(edge_, readers_, context, "nibble.v1.ModelService/PublishCheckpoint",
-                           [=, this](const Call& call) -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(*response, library_.PublishCheckpoint(*request, call.principal().tenant, call.stopped()));
-    *response->mutable_residents() = ToProto(library_.manager());
-    return absl::OkStatus();
+                                                          google::longrunning::Operation* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/PublishCheckpoint", [=, this](const Call& call) -> absl::Status {
+    const std::string& tenant = call.principal().tenant;
+    return Begin(operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
+                 [&] { return library_.CheckPublish(*request, tenant); },
+                 [this, copy = *request, tenant](OperationScope& scope) { return library_.PublishCheckpoint(copy, tenant, scope); },
+                 response);
   });
 }
 
 grpc::ServerUnaryReactor* ModelService::VerifyModel(grpc::CallbackServerContext* context,
                                                     const v1::VerifyModelRequest* request,
-                                                    v1::VerifyModelResponse* response) {
-  return UnaryOnSlowWorker(edge_, readers_, context, "nibble.v1.ModelService/VerifyModel",
-                           [=, this](const Call& call) -> absl::Status {
-    auto verified = library_.Verify(request->name(), call.stopped());
-    if (!verified.ok()) return base::About(verified.status(), request->name());
-    *response = *std::move(verified);
-    return absl::OkStatus();
+                                                    google::longrunning::Operation* response) {
+  return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/VerifyModel", [=, this](const Call& call) -> absl::Status {
+    const auto verify = [this, name = request->name()](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+      const auto verified = library_.Verify(name, scope);
+      if (!verified.ok()) return base::About(verified.status(), name);
+      return Packed(*verified);
+    };
+    return Begin(operations_, StartOf(call, OperationLane::kReaders, *request, request->name()),
+                 [&] { return library_.Find(request->name()); }, verify, response);
   });
 }
 

@@ -4,7 +4,6 @@
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/operations.h"
-#include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
 
@@ -30,21 +29,22 @@ class ModelService : public v1::ModelService::CallbackService {
   grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* DownloadArtifact(grpc::CallbackServerContext*,
                                                                            const v1::DownloadArtifactRequest*) override;
   grpc::ServerUnaryReactor* LoadModel(grpc::CallbackServerContext*, const v1::LoadModelRequest*,
-                                      v1::LoadModelResponse*) override;
+                                      google::longrunning::Operation*) override;
   grpc::ServerUnaryReactor* UnloadModel(grpc::CallbackServerContext*, const v1::UnloadModelRequest*,
                                         v1::UnloadModelResponse*) override;
   grpc::ServerUnaryReactor* PublishCheckpoint(grpc::CallbackServerContext*, const v1::PublishCheckpointRequest*,
-                                              v1::Model*) override;
+                                              google::longrunning::Operation*) override;
   grpc::ServerUnaryReactor* VerifyModel(grpc::CallbackServerContext*, const v1::VerifyModelRequest*,
-                                        v1::VerifyModelResponse*) override;
+                                        google::longrunning::Operation*) override;
 
  private:
+  // The LoadModelResponse of a model that is in memory.
+  absl::StatusOr<google::protobuf::Any> Loaded(const std::string& name) const;
+
   Edge& edge_;
   ModelLibrary& library_;
   ModelLoads& loads_;
   OperationTable& operations_;
-  // Those that read whole models: beside the workers that admit requests.
-  WorkerPool readers_{2, /*max_waiting=*/64};
 };
 
 }  // namespace nibble::rpc

@@ -21,7 +21,6 @@ namespace longrunning = google::longrunning;
 
 namespace {
 
-constexpr std::size_t kMaxWaiting = 64;
 constexpr std::uint64_t kMaxFileBytes = 4u << 20;
 constexpr absl::Duration kKept = absl::Hours(24);
 constexpr char kPrefix[] = "operations/";
@@ -32,6 +31,7 @@ constexpr absl::Duration kLongestRetry = absl::Hours(1);
 }  // namespace
 
 struct OperationTable::Entry {
+  OperationLane lane = OperationLane::kModels;
   longrunning::Operation operation;  // by the table's mutex_
   v1::ModelOperationMetadata metadata;  // by the table's mutex_
   RequestOwner owner;
@@ -43,6 +43,8 @@ struct OperationTable::Entry {
   absl::Duration kept;               // by the table's mutex_; how long after the end
   absl::Duration held_until;         // by the table's mutex_; monotonic
   base::CancelToken cancel;
+  bool cancel_asked = false;               // by the table's mutex_; else it is the deadline that cancelled it
+  absl::Duration until = absl::InfiniteDuration();  // by the table's mutex_; monotonic: the deadline of one that runs
   std::map<std::uint64_t, Done> waiting;  // by the table's mutex_
 };
 
@@ -58,6 +60,7 @@ class OperationTable::Scope : public OperationScope {
     entry_.operation.mutable_metadata()->PackFrom(entry_.metadata);
   }
   bool cancelled() const override { return entry_.cancel.cancelled() || late(); }
+  base::CancelToken cancel() const override { return entry_.cancel; }
   OperationIdentity identity() const override { return {name_, entry_.request_digest}; }
   void Hold(std::shared_ptr<const void> handle, absl::Duration kept) override {
     base::MutexLock lock(table_.mutex_);
@@ -74,11 +77,14 @@ class OperationTable::Scope : public OperationScope {
 };
 
 OperationTable::OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline)
-    : files_(files), clock_(clock), directory_(std::move(directory)), deadline_(deadline), worker_(1, kMaxWaiting) {}
+    : files_(files), clock_(clock), directory_(std::move(directory)), deadline_(deadline) {}
 
 OperationTable::~OperationTable() {
   base::MutexLock lock(mutex_);
-  for (auto& [name, entry] : entries_) entry->cancel.Cancel();
+  for (auto& [name, entry] : entries_) {
+    entry->cancel_asked = true;
+    entry->cancel.Cancel();
+  }
 }
 
 absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileSystem& files, base::Clock& clock,
@@ -186,6 +192,25 @@ void OperationTable::DropOld() {
   std::vector<std::shared_ptr<const void>> dropped;  // after the lock
   base::MutexLock lock(mutex_);
   dropped = TakeOld();
+  const absl::Duration now = clock_.Monotonic();
+  for (auto& [name, entry] : entries_) {
+    if (!entry->operation.done() && now >= entry->until) entry->cancel.Cancel();
+  }
+}
+
+std::shared_ptr<const void> OperationTable::DropOldestOf(const RequestOwner& owner) {
+  std::size_t ended = 0;
+  auto oldest = entries_.end();
+  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+    if (it->second->owner != owner || !it->second->operation.done()) continue;
+    ++ended;
+    if (oldest == entries_.end() || it->second->ended < oldest->second->ended) oldest = it;
+  }
+  if (ended < kMaxEndedOfOwner) return nullptr;
+  if (!files_.RemoveAll(PathOf(oldest->first)).ok()) base::LogWarning("old operation not removed", {{"name", oldest->first}});
+  std::shared_ptr<const void> held = std::move(oldest->second->held);
+  entries_.erase(oldest);
+  return held;
 }
 
 absl::StatusOr<const OperationTable::Entry*> OperationTable::FindEntry(const OperationStart& start) const {
@@ -208,7 +233,8 @@ absl::StatusOr<std::optional<longrunning::Operation>> OperationTable::Find(const
   return entry->operation;
 }
 
-absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStart& start, Body body) {
+absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStart& start, Body body,
+                                                             std::optional<google::protobuf::Any> response) {
   NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(start.request_id));
   auto entry = std::make_shared<Entry>();
   std::vector<std::shared_ptr<const void>> dropped;  // after the lock
@@ -219,13 +245,16 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStar
   const auto open = std::count_if(entries_.begin(), entries_.end(), [&](const auto& one) {
     return one.second->owner == start.owner && !one.second->operation.done();
   });
-  if (max_of_owner_ > 0 && start.owner.name != kNobody && open >= max_of_owner_) {
-    return base::WithReason(absl::ResourceExhaustedError(base::StrCat(open, " operations of ", start.owner.name, " have not ended, which is "
-                                                                      "the limit --max_operations_per_principal")),
-                            "QUEUE_FULL", {{"flag", "--max_operations_per_principal"},
-                                           {"max", std::to_string(max_of_owner_)},
-                                           {"retry_ms", std::to_string(absl::ToInt64Milliseconds(UntilNextEnd()))}});
+  const auto full = [&](const std::string& message, std::map<std::string, std::string> metadata) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    metadata["retry_ms"] = std::to_string(absl::ToInt64Milliseconds(UntilNextEnd(start.lane)));
+    return base::WithReason(absl::ResourceExhaustedError(message), "QUEUE_FULL", metadata);
+  };
+  if (!response.has_value() && max_of_owner_ > 0 && start.owner.name != kNobody && open >= max_of_owner_) {
+    return full(base::StrCat(open, " operations of ", start.owner.name,
+                             " have not ended, which is the limit --max_operations_per_principal"),
+                {{"flag", "--max_operations_per_principal"}, {"max", std::to_string(max_of_owner_)}});
   }
+  entry->lane = start.lane;
   entry->operation.set_name(kPrefix + base::NewId("op"));
   entry->owner = start.owner;
   entry->request_id = start.request_id;
@@ -234,47 +263,58 @@ absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStar
   entry->metadata.set_stage("queue");
   *entry->metadata.mutable_create_time() = ToProto(clock_.Now());
   entry->operation.mutable_metadata()->PackFrom(entry->metadata);
-  // It is taken or refused before another request can find it.
-  if (!worker_.TryRun([this, entry, body = std::move(body)] { Run(entry, body); })) {
-    return base::WithReason(absl::ResourceExhaustedError("too many operations wait already"), "QUEUE_FULL",
-                            {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(UntilNextEnd()))}});
+  if (response.has_value()) {
+    *entry->operation.mutable_response() = *std::move(response);
+    entry->operation.set_done(true);
+    entry->ended = clock_.Now();
+  } else if (!workers_[static_cast<int>(start.lane)].TryRun([this, entry, body = std::move(body)]() mutable {
+               Run(entry, std::exchange(body, {}));
+             })) {  // it is taken or refused before another request can find it
+    return full("too many operations wait already", {});
   }
+  dropped.push_back(DropOldestOf(start.owner));
   entries_[entry->operation.name()] = entry;
   Save(*entry);
   return entry->operation;
 }
 
-// A place comes free when the one that runs ends: the mean of those that ended lately, less what it has run already.
-absl::Duration OperationTable::UntilNextEnd() const {
-  const absl::Duration run = running_since_.has_value() ? clock_.Monotonic() - *running_since_ : absl::ZeroDuration();
-  return std::clamp(mean_run_ - run, kShortestRetry, kLongestRetry);
+// A place comes free when the one that has run longest ends: the mean of those that ended lately, less what it has run already.
+absl::Duration OperationTable::UntilNextEnd(OperationLane lane) const {
+  const auto& running = running_since_[static_cast<int>(lane)];
+  const absl::Duration run = running.empty() ? absl::ZeroDuration() : clock_.Monotonic() - *running.begin();
+  return std::clamp(mean_run_[static_cast<int>(lane)] - run, kShortestRetry, kLongestRetry);
 }
 
-void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) {
+void OperationTable::Run(const std::shared_ptr<Entry>& entry, Body body) {
+  const auto lane = static_cast<std::size_t>(entry->lane);
   const absl::Duration began = clock_.Monotonic();
   std::string name;
   {
     base::MutexLock lock(mutex_);
-    running_since_ = began;
+    running_since_[lane].insert(began);
+    entry->until = began + deadline_;
     name = entry->operation.name();
   }
   Scope scope(*this, *entry, name, began + deadline_);
   absl::StatusOr<google::protobuf::Any> result =
       entry->cancel.cancelled() ? absl::StatusOr<google::protobuf::Any>(absl::CancelledError("cancelled before it began"))
                                 : body(scope);
-  // One that came to its end is done, however late it was.
-  if (absl::IsCancelled(result.status()) && !entry->cancel.cancelled() && scope.late()) {
-    result = absl::DeadlineExceededError(base::StrCat("it ran for longer than ", absl::FormatDuration(deadline_)));
-  }
-  const absl::Status status = result.status();
+  body = {};  // what it holds goes before anybody hears of the end
+  absl::Status status;
   std::map<std::uint64_t, Done> waiting;
   longrunning::Operation operation;
   std::shared_ptr<const void> dropped;  // after the lock
   {
     base::MutexLock lock(mutex_);
-    running_since_.reset();
+    running_since_[lane].erase(running_since_[lane].find(began));
     const absl::Duration run = clock_.Monotonic() - began;
-    mean_run_ = mean_run_ == absl::ZeroDuration() ? run : mean_run_ * 0.8 + run * 0.2;  // the last few count most
+    absl::Duration& mean = mean_run_[lane];
+    mean = mean == absl::ZeroDuration() ? run : mean * 0.8 + run * 0.2;  // the last few count most
+    // One that came to its end is done, however late it was.
+    if (absl::IsCancelled(result.status()) && !entry->cancel_asked && scope.late()) {
+      result = absl::DeadlineExceededError(base::StrCat("it ran for longer than ", absl::FormatDuration(deadline_)));
+    }
+    status = result.status();
     if (status.ok()) {
       *entry->operation.mutable_response() = *std::move(result);
       entry->holds = entry->held != nullptr;
@@ -297,36 +337,49 @@ void OperationTable::Run(const std::shared_ptr<Entry>& entry, const Body& body) 
   for (auto& [handle, done] : waiting) done(operation);
 }
 
-absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name) const {
-  base::MutexLock lock(mutex_);
+absl::StatusOr<std::shared_ptr<OperationTable::Entry>> OperationTable::Seen(const std::string& name,
+                                                                            const OperationViewer& viewer) const {
   const auto it = entries_.find(name);
-  if (it == entries_.end()) {
+  if (it == entries_.end() || (!viewer.tenant.empty() && viewer.tenant != it->second->owner.tenant)) {
     return base::WithReason(absl::NotFoundError(base::StrCat("there is no operation \"", name.substr(0, 128), "\"")),
                             "OPERATION", {{"name", name}});
   }
-  return it->second->operation;
+  return it->second;
 }
 
-std::vector<longrunning::Operation> OperationTable::List() const {
+absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name, const OperationViewer& viewer) const {
+  base::MutexLock lock(mutex_);
+  NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Seen(name, viewer));
+  return entry->operation;
+}
+
+std::vector<longrunning::Operation> OperationTable::List(const OperationViewer& viewer) const {
   base::MutexLock lock(mutex_);
   std::vector<longrunning::Operation> result;
-  for (const auto& [name, entry] : entries_) result.push_back(entry->operation);
+  for (const auto& [name, entry] : entries_) {
+    if (viewer.tenant.empty() || viewer.tenant == entry->owner.tenant) result.push_back(entry->operation);
+  }
   return result;
 }
 
-absl::Status OperationTable::Cancel(const std::string& name) {
-  NIBBLE_RETURN_IF_ERROR(Get(name).status());
+absl::Status OperationTable::Cancel(const std::string& name, const OperationViewer& viewer) {
   base::MutexLock lock(mutex_);
-  if (const auto it = entries_.find(name); it != entries_.end()) it->second->cancel.Cancel();
+  NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Seen(name, viewer));
+  if (viewer.only_own.has_value() && *viewer.only_own != entry->owner) {
+    return base::WithReason(absl::PermissionDeniedError(base::StrCat(name, " is another's: to cancel it wants the role ",
+                                                                     Name(Role::kTrain))),
+                            "ROLE", {{"needed", Name(Role::kTrain)}, {"principal", viewer.only_own->name}});
+  }
+  entry->cancel_asked = true;
+  entry->cancel.Cancel();
   return absl::OkStatus();
 }
 
-absl::Status OperationTable::Delete(const std::string& name) {
-  NIBBLE_RETURN_IF_ERROR(Get(name).status());
+absl::Status OperationTable::Delete(const std::string& name, const OperationViewer& viewer) {
   std::shared_ptr<const void> dropped;  // after the lock; the thread that ran the operation may still hold its entry
   base::MutexLock lock(mutex_);
+  NIBBLE_RETURN_IF_ERROR(Seen(name, viewer).status());
   const auto it = entries_.find(name);
-  if (it == entries_.end()) return absl::OkStatus();  // deleted meanwhile
   if (!it->second->operation.done()) {
     return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE", {{"name", name}});
   }
@@ -335,17 +388,17 @@ absl::Status OperationTable::Delete(const std::string& name) {
   return files_.RemoveAll(PathOf(name));
 }
 
-absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Done done) {
+absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Done done, const OperationViewer& viewer) {
   longrunning::Operation operation;
   {
     base::MutexLock lock(mutex_);
-    const auto it = entries_.find(name);
-    if (it != entries_.end() && !it->second->operation.done()) {
-      it->second->waiting[next_handle_] = std::move(done);
+    NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Seen(name, viewer));
+    if (!entry->operation.done()) {
+      entry->waiting[next_handle_] = std::move(done);
       return next_handle_++;
     }
+    operation = entry->operation;
   }
-  NIBBLE_ASSIGN_OR_RETURN(operation, Get(name));
   done(operation);
   return 0;
 }

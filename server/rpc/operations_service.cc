@@ -18,6 +18,14 @@ namespace longrunning = google::longrunning;
 
 namespace {
 
+// Who may cancel what it has begun (VerifyModel) may cancel no other's; from the role train on, all that it sees.
+OperationViewer ViewerOf(const Call& call) {
+  const Principal& principal = call.principal();
+  OperationViewer viewer{.tenant = principal.tenant};
+  if (principal.role < Role::kTrain) viewer.only_own = OwnerOf(principal);
+  return viewer;
+}
+
 constexpr absl::Duration kLongestWait = absl::Minutes(10);
 constexpr absl::Duration kBeforeDeadline = absl::Milliseconds(200);
 
@@ -25,7 +33,7 @@ constexpr absl::Duration kBeforeDeadline = absl::Milliseconds(200);
 class Wait : public std::enable_shared_from_this<Wait> {
  public:
   Wait(OperationTable& operations, std::string name, UnaryCall* call, longrunning::Operation* response)
-      : operations_(operations), name_(std::move(name)), call_(call), response_(response) {}
+      : operations_(operations), name_(std::move(name)), viewer_(ViewerOf(call->call())), call_(call), response_(response) {}
 
   void Begin(absl::Duration timeout) {
     auto self = shared_from_this();
@@ -34,7 +42,8 @@ class Wait : public std::enable_shared_from_this<Wait> {
     timer_.Set(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout), [weak = weak_from_this()](bool) {
       if (const auto still_there = weak.lock(); still_there != nullptr) still_there->Timeout();
     });
-    const auto handle = operations_.OnEnd(name_, [self](const longrunning::Operation& operation) { self->Answer(operation); });
+    const auto handle =
+        operations_.OnEnd(name_, [self](const longrunning::Operation& operation) { self->Answer(operation); }, viewer_);
     if (!handle.ok()) {
       if (Take()) call_->Done(handle.status());
     } else {
@@ -55,7 +64,7 @@ class Wait : public std::enable_shared_from_this<Wait> {
     Forget();
   }
   void Timeout() {
-    if (const auto operation = operations_.Get(name_); operation.ok()) {
+    if (const auto operation = operations_.Get(name_, viewer_); operation.ok()) {
       Answer(*operation);
     } else if (Take()) {
       call_->Done(operation.status());
@@ -77,6 +86,7 @@ class Wait : public std::enable_shared_from_this<Wait> {
 
   OperationTable& operations_;
   const std::string name_;
+  const OperationViewer viewer_;
   UnaryCall* const call_;
   longrunning::Operation* const response_;
   std::atomic<bool> taken_{false};
@@ -89,10 +99,10 @@ class Wait : public std::enable_shared_from_this<Wait> {
 grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServerContext* context,
                                                             const longrunning::ListOperationsRequest* request,
                                                             longrunning::ListOperationsResponse* response) {
-  return Unary(edge_, context, "google.longrunning.Operations/ListOperations", [&]() -> absl::Status {
+  return Unary(edge_, context, "google.longrunning.Operations/ListOperations", [&](const Call& call) -> absl::Status {
     if (!request->filter().empty()) return NotBuilt("ListOperationsRequest.filter");
     if (!request->name().empty() && request->name() != "operations") return NotBuilt("ListOperationsRequest.name");  // there is one list
-    const auto all = operations_.List();
+    const auto all = operations_.List(ViewerOf(call));
     const auto name_of = [](const longrunning::Operation& one) { return one.name(); };
     const auto row_of = [](const auto& one) -> absl::StatusOr<std::optional<longrunning::Operation>> { return one; };
     NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
@@ -105,8 +115,8 @@ grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServer
 grpc::ServerUnaryReactor* OperationsService::GetOperation(grpc::CallbackServerContext* context,
                                                           const longrunning::GetOperationRequest* request,
                                                           longrunning::Operation* response) {
-  return Unary(edge_, context, "google.longrunning.Operations/GetOperation", [&]() -> absl::Status {
-    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Get(request->name()));
+  return Unary(edge_, context, "google.longrunning.Operations/GetOperation", [&](const Call& call) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(*response, operations_.Get(request->name(), ViewerOf(call)));
     return absl::OkStatus();
   });
 }
@@ -115,14 +125,14 @@ grpc::ServerUnaryReactor* OperationsService::DeleteOperation(grpc::CallbackServe
                                                              const longrunning::DeleteOperationRequest* request,
                                                              google::protobuf::Empty*) {
   return UnaryOnWorker(edge_, context, "google.longrunning.Operations/DeleteOperation",
-                       [=, this](const Call&) { return operations_.Delete(request->name()); });
+                       [=, this](const Call& call) { return operations_.Delete(request->name(), ViewerOf(call)); });
 }
 
 grpc::ServerUnaryReactor* OperationsService::CancelOperation(grpc::CallbackServerContext* context,
                                                              const longrunning::CancelOperationRequest* request,
                                                              google::protobuf::Empty*) {
   return Unary(edge_, context, "google.longrunning.Operations/CancelOperation",
-               [&] { return operations_.Cancel(request->name()); });
+               [&](const Call& call) { return operations_.Cancel(request->name(), ViewerOf(call)); });
 }
 
 grpc::ServerUnaryReactor* OperationsService::WaitOperation(grpc::CallbackServerContext* context,

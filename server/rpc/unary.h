@@ -79,25 +79,16 @@ grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context
 }
 
 // Runs `start(call)` on one of `workers`; it, or what it starts, calls Done once. Not begun after the client's deadline or, where
-// it gave none, after `patience`. It takes one of `slots`, where they are given, until `start` has come back.
+// it gave none, after `patience`.
 template <typename Start>
 grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context, const char* method,
-                                     Start start, absl::Duration patience = absl::InfiniteDuration(), StreamSlots* slots = nullptr) {
+                                     Start start, absl::Duration patience = absl::InfiniteDuration()) {
   auto* call = new UnaryCall(edge, context, method);
   if (!call->call().admitted().ok()) {
     call->Done(call->call().admitted());
     return call;
   }
-  std::shared_ptr<const void> slot;
-  if (slots != nullptr) {
-    auto place = slots->Take(FairnessKey(call->call().principal()));
-    if (!place.ok()) {
-      call->Done(place.status());
-      return call;
-    }
-    slot = *std::move(place);
-  }
-  const bool taken = workers.TryRun([&edge, &workers, call, patience, slot, start = std::move(start)]() mutable {
+  const bool taken = workers.TryRun([&edge, &workers, call, patience, start = std::move(start)]() mutable {
     workers.NoteWait(edge.clock.Monotonic() - call->call().began());
     if (const absl::Status wanted = call->call().StillWanted(call->call().DeadlineOr(patience)); !wanted.ok()) {
       call->Done(wanted);
@@ -112,10 +103,9 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::Call
 // Body returns absl::Status and may take minutes on workers of its own, for whom a call waits as long as its client does.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnSlowWorker(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context,
-                                            const char* method, Body body, absl::Duration patience = absl::InfiniteDuration(),
-                                            StreamSlots* slots = nullptr) {
+                                            const char* method, Body body, absl::Duration patience = absl::InfiniteDuration()) {
   return UnaryAsync(edge, workers, context, method,
-                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience, slots);
+                    [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
 }
 
 // Body may wait for the disk.

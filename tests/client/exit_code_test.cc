@@ -147,7 +147,7 @@ TEST(ExitCodeTest, VerifyIsZeroOnlyWhenAllRowsAreEqual) {
        1}};
   for (const auto& [answer, exit] : answers) {
     FakeServer server;
-    server.verify_model.Answers(Proto<v1::VerifyModelResponse>(answer));
+    server.verify_model.Answers(Done<v1::VerifyModelResponse>(answer));
     const Result result = RunNibble(server, {"--json", "models", "verify", "m"});
     EXPECT_EQ(result.exit, exit) << answer;
     EXPECT_THAT(result.out, HasSubstr("{\"equal\":"));  // the answer is printed in any case

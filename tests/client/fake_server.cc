@@ -111,7 +111,7 @@ struct FakeServer::Services {
   struct Jobs final : v1::FineTuneService::Service {
     explicit Jobs(FakeServer& owner) : fake(owner) {}
     FakeServer& fake;
-    NIBBLE_FAKE_UNARY(PlanJob, v1::PlanJobRequest, v1::PlanJobResponse, plan_job)
+    NIBBLE_FAKE_UNARY(PlanJob, v1::PlanJobRequest, Operation, plan_job)
     NIBBLE_FAKE_UNARY(CreateJob, v1::CreateJobRequest, v1::Job, create_job)
     NIBBLE_FAKE_UNARY(GetJob, v1::GetJobRequest, v1::Job, get_job)
     NIBBLE_FAKE_UNARY(ListJobs, v1::ListJobsRequest, v1::ListJobsResponse, list_jobs)
@@ -131,9 +131,10 @@ struct FakeServer::Services {
     NIBBLE_FAKE_UNARY(ImportModel, v1::ImportModelRequest, Operation, import_model)
     NIBBLE_FAKE_UNARY(ConvertModel, v1::ConvertModelRequest, Operation, convert_model)
     NIBBLE_FAKE_UNARY(ExportModel, v1::ExportModelRequest, Operation, export_model)
-    NIBBLE_FAKE_UNARY(LoadModel, v1::LoadModelRequest, v1::LoadModelResponse, load_model)
+    NIBBLE_FAKE_UNARY(LoadModel, v1::LoadModelRequest, Operation, load_model)
     NIBBLE_FAKE_UNARY(UnloadModel, v1::UnloadModelRequest, v1::UnloadModelResponse, unload_model)
-    NIBBLE_FAKE_UNARY(VerifyModel, v1::VerifyModelRequest, v1::VerifyModelResponse, verify_model)
+    NIBBLE_FAKE_UNARY(VerifyModel, v1::VerifyModelRequest, Operation, verify_model)
+    NIBBLE_FAKE_UNARY(PublishCheckpoint, v1::PublishCheckpointRequest, Operation, publish_checkpoint)
     NIBBLE_FAKE_STREAM(DownloadArtifact, v1::DownloadArtifactRequest, v1::DownloadArtifactResponse, download_artifact)
     Status UploadModel(ServerContext*, grpc::ServerReader<v1::UploadModelRequest>* reader,
                        v1::UploadModelResponse* response) override {

@@ -21,6 +21,16 @@ Message Proto(const std::string& text) {
   return message;
 }
 
+// An operation that has ended with this response.
+template <typename Response>
+google::longrunning::Operation Done(const std::string& text) {
+  google::longrunning::Operation operation;
+  operation.set_name("operations/1");
+  operation.set_done(true);
+  operation.mutable_response()->PackFrom(Proto<Response>(text));
+  return operation;
+}
+
 // A status with ErrorInfo and, where `field` is given, BadRequest.
 grpc::Status Error(grpc::StatusCode code, const std::string& message, const std::string& reason,
                    const std::string& field = "");
@@ -82,7 +92,7 @@ class FakeServer {
   Unary<v1::ListDatasetsRequest, v1::ListDatasetsResponse> list_datasets;
   Unary<v1::DeleteDatasetRequest, v1::DeleteDatasetResponse> delete_dataset;
   Unary<v1::PreviewDatasetRequest, v1::PreviewDatasetResponse> preview_dataset;
-  Unary<v1::PlanJobRequest, v1::PlanJobResponse> plan_job;
+  Unary<v1::PlanJobRequest, google::longrunning::Operation> plan_job;
   Unary<v1::CreateJobRequest, v1::Job> create_job;
   Unary<v1::GetJobRequest, v1::Job> get_job;
   Unary<v1::ListJobsRequest, v1::ListJobsResponse> list_jobs;
@@ -97,9 +107,10 @@ class FakeServer {
   Unary<v1::ImportModelRequest, google::longrunning::Operation> import_model;
   Unary<v1::ConvertModelRequest, google::longrunning::Operation> convert_model;
   Unary<v1::ExportModelRequest, google::longrunning::Operation> export_model;
-  Unary<v1::LoadModelRequest, v1::LoadModelResponse> load_model;
+  Unary<v1::LoadModelRequest, google::longrunning::Operation> load_model;
   Unary<v1::UnloadModelRequest, v1::UnloadModelResponse> unload_model;
-  Unary<v1::VerifyModelRequest, v1::VerifyModelResponse> verify_model;
+  Unary<v1::VerifyModelRequest, google::longrunning::Operation> verify_model;
+  Unary<v1::PublishCheckpointRequest, google::longrunning::Operation> publish_checkpoint;
   Streaming<v1::DownloadArtifactRequest, v1::DownloadArtifactResponse> download_artifact;
   Unary<v1::GenerateRequest, v1::GenerateResponse> generate;
   Unary<v1::ChatRequest, v1::GenerateResponse> chat;

@@ -43,15 +43,6 @@ constexpr char kGenerated[] = R"(
             logprobs { token_id: 0 logprob: -1.5 token: "\342\230" top { token_id: 3 logprob: -0.5 } } finish { reason: FINISH_REASON_EOS } }
   usage { prompt_tokens: 5 completion_tokens: 2 ttft_ms: 20.5 prefill_ms: 18.25 kernel_launches: 1234567890123 })";
 
-template <typename Response>
-google::longrunning::Operation Done(const std::string& text) {
-  google::longrunning::Operation operation;
-  operation.set_name("operations/1");
-  operation.set_done(true);
-  operation.mutable_response()->PackFrom(Proto<Response>(text));
-  return operation;
-}
-
 void Fill(FakeServer& server) {
   server.import_model.Answers(Done<v1::Model>(kModel));
   server.get_model.answer = [model = Proto<v1::Model>(kModel)](const v1::GetModelRequest& request, v1::Model* out) {
@@ -69,9 +60,9 @@ void Fill(FakeServer& server) {
   const std::string residents = std::string("model {") + kModel + R"(}
     residents { models { name: "smol-q" format: MODEL_FORMAT_INT8 digest: "ab12" device { kind: DEVICE_KIND_CPU } bytes: 135 }
                 weights_bytes: 135 })";
-  server.load_model.Answers(Proto<v1::LoadModelResponse>(residents));
+  server.load_model.Answers(Done<v1::LoadModelResponse>(residents));
   server.unload_model.Answers(Proto<v1::UnloadModelResponse>(residents));
-  server.verify_model.Answers(Proto<v1::VerifyModelResponse>(
+  server.verify_model.Answers(Done<v1::VerifyModelResponse>(
       "equal: true rows: 32 recorded_by: 'convert' device: DEVICE_KIND_CPU digest: 'ab12'"));
   server.convert_model.Answers(Done<v1::ConvertModelResponse>(std::string("model {") + kModel + R"(}
     report { source_format: MODEL_FORMAT_LORA target_format: MODEL_FORMAT_INT8 source_digest: "s" target_digest: "ab12"

@@ -66,7 +66,7 @@ TEST(TextTest, ListsAreTables) {
 
 TEST(TextTest, WarningsNameTheirLines) {
   FakeServer server;
-  server.plan_job.Answers(Proto<v1::PlanJobResponse>("warnings { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 } "
+  server.plan_job.Answers(Done<v1::PlanJobResponse>("warnings { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 } "
                                                      "warnings { reason: 'NO_EVALUATION' message: 'none' }"));
   const std::vector<std::string> plan = {"jobs", "plan", "--method", "qlora", "--base", "b", "--dataset", "d"};
   const Result told = RunNibble(server, plan);

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 import small_model
-from wire import Api, message
+from wire import Api, message, wait_for
 
 BLOCK_BYTES = 1 << 20  # the contract's limit of a chunk
 STD = 0.02
@@ -162,16 +162,6 @@ def upload(api, shape, seed=0, timeout=7200):
         yield request(finish={"sha256": digest.hexdigest()})
 
     return invoke(messages(), timeout=timeout).upload_id, sent
-
-
-def wait_for(api, operation, timeout=7200):
-    """Of google.longrunning: returns when it is done without an error."""
-    until = time.monotonic() + timeout
-    while not operation.done:
-        assert time.monotonic() < until, f"{operation.name} took more than {timeout} s"
-        operation = api.call("google.longrunning.Operations", "WaitOperation", name=operation.name, timeout=60)
-    assert not operation.HasField("error"), operation.error
-    return operation
 
 
 def send(api, name, shape, seed=0):

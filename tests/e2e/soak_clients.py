@@ -9,10 +9,9 @@ import uuid
 
 import grpc
 
-from llama_shape import wait_for
 from soak_calls import DEADLINE_S, LONG_S, CountedApi
 from test_server_kills import request
-from wire import message
+from wire import message, unpacked, wait_for
 
 SERVED = ("small-int8", "small-ternary", "small")
 PROMPTS = ("The keeper of the light", "He counted the boats,", "The tide turned", "x")
@@ -42,6 +41,16 @@ class Client(threading.Thread):
                 self.soak.failures.append(traceback.format_exc(limit=6)[-2000:])
             self.soak.stopping.wait(self.random.uniform(0, 2 * self.pause_s))
         self.api.close()
+
+    def finish(self, api, operation):
+        """None: a kill of the server has ended it."""
+        life = self.soak.life.number
+        try:
+            return wait_for(api, operation, LONG_S)
+        except AssertionError:
+            if self.soak.life.number != life or life > 0:
+                return None
+            raise
 
 
 class Jobs(Client):
@@ -73,7 +82,10 @@ class Plans(Client):
     pause_s = 0.5
 
     def turn(self, api):
-        answer = api.call("FineTuneService", "PlanJob", spec=request(0).spec, timeout=LONG_S)
+        done = self.finish(api, api.call("FineTuneService", "PlanJob", spec=request(0).spec))
+        if done is None:
+            return
+        answer = unpacked(done, "PlanJobResponse")
         assert answer.memory_total_bytes > 0 and answer.max_steps > 0
 
 
@@ -198,16 +210,6 @@ class Models(Client):
             self.convert(api)
         self.clean_up(api)
 
-    def finish(self, api, operation):
-        """None: a kill of the server has ended it."""
-        life = self.soak.life.number
-        try:
-            return wait_for(api, operation, LONG_S)
-        except AssertionError:
-            if self.soak.life.number != life or life > 0:
-                return None
-            raise
-
     def keep(self, api, name, of):
         digest = api.call("ModelService", "GetModel", name=name).digest
         want = self.soak.digests.setdefault(of, digest)
@@ -220,13 +222,15 @@ class Models(Client):
         if self.finish(api, operation) is None:
             return
         self.keep(api, name, target)
-        api.call("ModelService", "LoadModel", name=name, timeout=LONG_S)
+        if self.finish(api, api.call("ModelService", "LoadModel", name=name)) is None:
+            return
         try:
             answer = api.call("InferenceService", "Generate", timeout=LONG_S, model=name, text=PROMPTS[0],
                               stopping={"max_tokens": 8, "ignore_eos": True})
             assert len(answer.outputs[0].token_ids) == 8
             if TARGETS[target]:
-                assert api.call("ModelService", "VerifyModel", name=name, timeout=LONG_S).equal
+                verified = self.finish(api, api.call("ModelService", "VerifyModel", name=name))
+                assert verified is None or unpacked(verified, "VerifyModelResponse").equal
         finally:
             api.call("ModelService", "UnloadModel", name=name)
         api.call("google.longrunning.Operations", "DeleteOperation", name=operation.name)

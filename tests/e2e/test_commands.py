@@ -158,6 +158,13 @@ def test_operations_are_listed_waited_for_and_cancelled(shared):
     one = next(operation for operation in ended if operation["state"] == "done")
     assert one["error"] is None and shared.json("operations", "get", one["id"]) == one == shared.json("operations", "wait", one["id"])
     assert shared.json("operations", "cancel", one["id"]) == one, "what has ended stays as it is"
+    shared.run("models", "convert", "small", "--to", "int8", "--name", "by-operation-int8")
+    for command in (["models", "verify", "by-operation-int8"], ["models", "load", "by-operation"],
+                    ["jobs", "plan", "--method", "qlora", "--base", "small", "--dataset", "page", "--max-steps", 3]):
+        begun = shared.json(*command, "--no-wait")
+        assert begun["id"].startswith("operations/"), begun
+        assert shared.json("operations", "wait", begun["id"])["state"] == "done"
+    shared.run("models", "unload", "by-operation")
     for command in ("get", "wait", "cancel"):
         missing = shared.run("operations", command, "nothing", check=False)
         assert missing.returncode == 3 and "OPERATION" in missing.stderr

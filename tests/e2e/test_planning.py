@@ -70,3 +70,26 @@ def test_a_job_that_is_planned_is_cancelled_at_once_and_not_paused(server):
     server.run("datasets", "delete", "large")  # it is held no longer
     states = [event["state"] for event in server.lines("jobs", "watch", job["id"], check=False)]
     assert states == ["PLANNING", "CANCELLED"], states
+
+
+def test_a_plan_of_much_data_is_an_operation_that_can_be_cancelled_and_ends_aborted_with_its_server(server):
+    plan_flags = ["jobs", "plan", *CREATE[2:]]
+    began = time.monotonic()
+    plan = server.json(*plan_flags, "--no-wait")
+    took = time.monotonic() - began
+    print(f"PlanJob answered in {took:.3f} s with {BYTES >> 20} MiB of rows to be read")
+    assert took < 10 and plan["state"] == "running" and plan["id"].startswith("operations/")
+    server.run("models", "load", "small")  # waits for no plan
+    assert server.json("operations", "get", plan["id"])["state"] == "running"
+    server.run("operations", "cancel", plan["id"])
+    ended = server.run("operations", "wait", plan["id"], check=False)
+    assert ended.returncode == 8, ended.stderr
+    assert time.monotonic() - began < 60
+
+    plan = server.json(*plan_flags, "--no-wait")
+    server.kill()
+    server.start()
+    ended = server.json("operations", "get", plan["id"])
+    assert ended["state"] == "failed" and ended["error"]["code"] == "ABORTED", ended
+    assert server.json(*plan_flags)["max_steps"] == 2
+

@@ -210,7 +210,9 @@ def test_grpcurl_needs_the_token_too(grpcurl):
 
 def test_plan_by_grpcurl(grpcurl):
     spec = {"baseModel": "small", "trainDataset": "page", "qlora": {"r": 4, "alpha": 8}, "run": {"maxSteps": "4"}}
-    assert int(grpcurl("nibble.v1.FineTuneService/PlanJob", {"spec": spec})[0]["memory_total_bytes"]) > 0
+    operation = grpcurl("nibble.v1.FineTuneService/PlanJob", {"spec": spec})[0]
+    done = grpcurl("google.longrunning.Operations/WaitOperation", {"name": operation["name"], "timeout": "120s"})[0]
+    assert int(done["response"]["memory_total_bytes"]) > 0
 
 
 def test_the_whole_path_by_grpcurl(grpcurl, model_directory, text_file):
@@ -238,7 +240,7 @@ def test_the_whole_path_by_grpcurl(grpcurl, model_directory, text_file):
     assert [int(event["sequence"]) for event in events] == list(range(1, len(events) + 1))
     assert grpcurl("nibble.v1.FineTuneService/GetJob", {"name": job["name"]})[0]["state"] == "JOB_STATE_SUCCEEDED"
     wait(grpcurl("nibble.v1.ModelService/ConvertModel", {"model": "tuned2", "target": "MODEL_FORMAT_INT8", "name": "tuned2-int8"})[0])
-    grpcurl("nibble.v1.ModelService/LoadModel", {"name": "tuned2-int8"})
+    wait(grpcurl("nibble.v1.ModelService/LoadModel", {"name": "tuned2-int8"})[0])
     answer = grpcurl("nibble.v1.InferenceService/Generate", {"model": "tuned2-int8", "text": "The keeper of", "stopping": {
         "maxTokens": 8, "ignoreEos": True}})[0]
     assert len(answer["outputs"][0]["token_ids"]) == 8

@@ -18,7 +18,7 @@ import pytest
 
 from conftest import trainers, wait_until
 from test_message_limits import field
-from wire import Api, message
+from wire import Api, message, wait_for
 
 STEPS = 6
 MIN_OPERATIONS = 50  # a kill without traffic says nothing: it is not counted
@@ -260,11 +260,10 @@ def check_paused(events):
 def check_artifacts(server, known):
     """The models that are listed. Those not in `known` are loaded: a model is served when it fits the hashes of its manifest."""
     names = {model["name"] for model in server.json("models", "list")["models"]}
-    with grpc.insecure_channel(server.grpc, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        load, unload = (channel.unary_unary(f"/nibble.v1.ModelService/{method}") for method in ("LoadModel", "UnloadModel"))
+    with contextlib.closing(Api(server.grpc)) as api:
         for name in sorted(names - known):
-            load(field(1, name.encode()), timeout=60)
-            unload(field(1, name.encode()), timeout=60)
+            wait_for(api, api.call("ModelService", "LoadModel", name=name), 60)
+            api.call("ModelService", "UnloadModel", name=name)
     return names
 
 

@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import tempfile
 import threading
+import time
 
 import google.rpc
 import grpc
@@ -72,3 +73,20 @@ class Api:
 
     def close(self):
         self.channel.close()
+
+
+def wait_for(api, operation, timeout=7200):
+    """Of google.longrunning: returns when it is done without an error."""
+    until = time.monotonic() + timeout
+    while not operation.done:
+        assert time.monotonic() < until, f"{operation.name} took more than {timeout} s"
+        operation = api.call("google.longrunning.Operations", "WaitOperation", name=operation.name, timeout=60)
+    assert not operation.HasField("error"), operation.error
+    return operation
+
+
+def unpacked(operation, kind):
+    """The response of an operation that has ended: unpacked(done, "VerifyModelResponse")"""
+    response = message(kind)
+    assert operation.response.Unpack(response), operation.response.type_url
+    return response

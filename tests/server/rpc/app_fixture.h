@@ -93,6 +93,25 @@ class AppTest : public testing::Test {
     return ((*stub).*method)(&context, request, response);
   }
 
+  // Of a method that begins an operation: what comes of it, as if the method had answered it.
+  template <typename Stub, typename Request, typename Response>
+  grpc::Status Call(Stub& stub,
+                    grpc::Status (std::decay_t<decltype(*stub)>::*method)(grpc::ClientContext*, const Request&,
+                                                                          google::longrunning::Operation*),
+                    const Request& request, Response* response)
+    requires(!std::is_same_v<Response, google::longrunning::Operation>)
+  {
+    google::longrunning::Operation operation;
+    const grpc::Status begun = Call(stub, method, request, &operation);
+    if (!begun.ok()) return begun;
+    const google::longrunning::Operation done = Wait(operation);
+    if (done.has_error()) {
+      return grpc::Status(static_cast<grpc::StatusCode>(done.error().code()), done.error().message(), done.error().SerializeAsString());
+    }
+    EXPECT_TRUE(done.response().UnpackTo(response)) << done.response().type_url();
+    return grpc::Status::OK;
+  }
+
   google::longrunning::Operation Wait(const google::longrunning::Operation& operation) {
     google::longrunning::WaitOperationRequest request;
     request.set_name(operation.name());

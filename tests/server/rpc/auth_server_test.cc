@@ -243,6 +243,7 @@ TEST_P(AuthEffectTest, S1WhatIsRefusedHasNoEffect) {
   EXPECT_TRUE(std::filesystem::is_empty(directory_ + "/state/uploads"));
 
   for (const grpc::Status& status : try_all("token-admin")) EXPECT_TRUE(status.ok()) << status.error_message();
+  while (Effects().find("loaded 1") == std::string::npos) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // an operation
   EXPECT_EQ(Effects(), "more texts | jobs 1 | loaded 1 | answered 1 | draining 0");
   EXPECT_TRUE(drain("token-admin").ok());
   v1::ServerLoad after;

@@ -154,8 +154,7 @@ TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
   *request.mutable_spec() = TinyJob().spec();
   request.mutable_spec()->mutable_run()->set_max_steps(3);
   v1::PlanJobResponse plan;
-  grpc::ClientContext context;
-  auto status = jobs_->PlanJob(&context, request, &plan);
+  const auto status = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &plan);
   ASSERT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(plan.max_steps(), 3);
   EXPECT_GT(plan.tokens(), plan.trainable_tokens());
@@ -172,11 +171,10 @@ TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
   EXPECT_EQ(list.jobs_size(), 0);
   // What CreateJob would refuse, a plan refuses.
   request.mutable_spec()->set_train_dataset("nothing");
-  grpc::ClientContext context3;
-  EXPECT_EQ(ReasonOf(jobs_->PlanJob(&context3, request, &plan)), "DATASET");
+  google::longrunning::Operation begun;
+  EXPECT_EQ(ReasonOf(Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &begun)), "DATASET") << "at once";
   request.mutable_spec()->mutable_qlora()->set_r(0);
-  grpc::ClientContext context4;
-  EXPECT_EQ(ReasonOf(jobs_->PlanJob(&context4, request, &plan)), "FIELD_VIOLATION");
+  EXPECT_EQ(ReasonOf(Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &begun)), "FIELD_VIOLATION");
 }
 
 TEST_F(FineTuneServiceTest, PlanWarnsOfAJobThatTheDiskHasNoRoomFor) {  // T10
@@ -385,12 +383,10 @@ TEST_F(FineTuneServiceTest, JobsThatCannotDoItSaySo) {
   v1::PublishCheckpointRequest publish;
   publish.set_checkpoint(job.name() + "/5");
   publish.set_name("m");
-  v1::Model model;
-  grpc::ClientContext context2;
-  EXPECT_EQ(ReasonOf(models_->PublishCheckpoint(&context2, publish, &model)), "CHECKPOINT");
+  google::longrunning::Operation begun;
+  EXPECT_EQ(ReasonOf(Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &begun)), "CHECKPOINT");
   publish.set_checkpoint("../../x");
-  grpc::ClientContext context3;
-  EXPECT_EQ(ReasonOf(models_->PublishCheckpoint(&context3, publish, &model)), "CHECKPOINT");
+  EXPECT_EQ(ReasonOf(Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &begun)), "CHECKPOINT");
 }
 
 TEST_F(FineTuneServiceTest, AWatchBeginsWithASnapshotAndEndsWithTheJob) {

@@ -134,8 +134,7 @@ class ModelServiceTest : public AppTest {
   grpc::Status Verify(const std::string& name, v1::VerifyModelResponse* response) {
     v1::VerifyModelRequest request;
     request.set_name(name);
-    grpc::ClientContext context;
-    return models_->VerifyModel(&context, request, response);
+    return Call(models_, &v1::ModelService::Stub::VerifyModel, request, response);
   }
 };
 
@@ -336,6 +335,14 @@ TEST_F(ModelServiceTest, Int8CarriesItsRecordAndVerifies) {
   EXPECT_TRUE(verified.equal());
   EXPECT_EQ(verified.rows(), converted.model().record_rows());
   EXPECT_EQ(ReasonOf(Verify("base", &verified)), "NO_RECORD");
+  v1::VerifyModelRequest again;
+  again.set_name("small");
+  again.set_request_id("verify");
+  google::longrunning::Operation first, second;
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::VerifyModel, again, &first).ok());
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::VerifyModel, again, &second).ok());
+  EXPECT_EQ(second.name(), first.name());
+  EXPECT_TRUE(Wait(first).has_response());
 }
 
 TEST_F(ModelServiceTest, AConversionBeyondItsToleranceMakesNoModelAndTellsWhatItMeasured) {
@@ -735,8 +742,7 @@ TEST_F(ModelServiceTest, ALoadedModelCannotBeDeleted) {
   v1::LoadModelRequest load;
   load.set_name("m");
   v1::LoadModelResponse loaded;
-  grpc::ClientContext context;
-  ASSERT_TRUE(models_->LoadModel(&context, load, &loaded).ok());
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::LoadModel, load, &loaded).ok());
   EXPECT_TRUE(loaded.model().loaded());
   ASSERT_EQ(loaded.residents().models_size(), 1);
   EXPECT_GT(loaded.residents().weights_bytes(), 0);
@@ -758,6 +764,32 @@ TEST_F(ModelServiceTest, ALoadedModelCannotBeDeleted) {
   EXPECT_TRUE(models_->DeleteModel(&context5, remove, &removed).ok());
 }
 
+TEST_F(ModelServiceTest, ALoadIsAnOperationThatHasEndedWhereTheModelIsThere) {
+  Import("m");
+  v1::LoadModelRequest load;
+  load.set_name("m");
+  load.set_request_id("first");
+  google::longrunning::Operation first, again, other;
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::LoadModel, load, &first).ok());
+  v1::ModelOperationMetadata metadata;
+  ASSERT_TRUE(first.metadata().UnpackTo(&metadata));
+  EXPECT_EQ(metadata.model(), "m");
+  EXPECT_TRUE(Wait(first).has_response());
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::LoadModel, load, &again).ok());
+  EXPECT_EQ(again.name(), first.name());
+  load.set_request_id("second");
+  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::LoadModel, load, &other).ok());
+  EXPECT_NE(other.name(), first.name());
+  EXPECT_TRUE(other.done()) << "it is loaded: there is nothing to wait for";
+  v1::LoadModelResponse loaded;
+  ASSERT_TRUE(other.response().UnpackTo(&loaded));
+  EXPECT_TRUE(loaded.model().loaded());
+  load.set_name("none");
+  EXPECT_EQ(ReasonOf(Call(models_, &v1::ModelService::Stub::LoadModel, load, &other)), "IDEMPOTENCY_CONFLICT");
+  load.clear_request_id();
+  EXPECT_EQ(ReasonOf(Call(models_, &v1::ModelService::Stub::LoadModel, load, &other)), "MODEL") << "at once";
+}
+
 TEST_F(ModelServiceTest, ADeviceThatIsNotThereIsRefusedByName) {
   Import("m");
   v1::LoadModelRequest load;
@@ -765,8 +797,7 @@ TEST_F(ModelServiceTest, ADeviceThatIsNotThereIsRefusedByName) {
   load.mutable_device()->set_kind(v1::DEVICE_KIND_CUDA);
   load.mutable_device()->set_ordinal(7);
   v1::LoadModelResponse loaded;
-  grpc::ClientContext context;
-  const auto status = models_->LoadModel(&context, load, &loaded);
+  const auto status = Call(models_, &v1::ModelService::Stub::LoadModel, load, &loaded);
   EXPECT_EQ(FieldOf(status), "device");
   EXPECT_THAT(status.error_message(), HasSubstr("cuda:7"));
 }

@@ -14,6 +14,7 @@ class Scope : public OperationScope {
  public:
   void Progress(const std::string&, std::int64_t, std::int64_t) override {}
   bool cancelled() const override { return cancelled_; }
+  base::CancelToken cancel() const override { return {}; }
   OperationIdentity identity() const override { return {}; }
   void Hold(std::shared_ptr<const void>, absl::Duration) override {}
   bool cancelled_ = false;

@@ -452,6 +452,118 @@ TEST_F(OperationsTest, C9FilesAndTheRequestIdOfTheirOperationAreForgottenTogethe
   EXPECT_EQ((*table_->Find(start))->name(), failed);
 }
 
+TEST_F(OperationsTest, OneWithNothingToDoHasEndedAtOnceAndIsNotHeldUpByABound) {
+  table_->set_max_of_owner(1);
+  const RequestOwner ann{.tenant = "", .name = "ann"};
+  const OperationStart start{.lane = OperationLane::kLoads, .model = "m", .owner = ann, .request_id = "one", .digest = "a"};
+  ASSERT_TRUE(table_->Start({.model = "m", .owner = ann}, gate_.Body()).ok());
+  v1::Model model;
+  model.set_name("m");
+  google::protobuf::Any made;
+  made.PackFrom(model);
+  const auto operation = table_->Start(start, {}, made);
+  ASSERT_TRUE(operation.ok()) << operation.status();
+  EXPECT_TRUE(operation->done());
+  EXPECT_EQ(operation->response().SerializeAsString(), made.SerializeAsString());
+  EXPECT_EQ((*table_->Find(start))->name(), operation->name());
+  EXPECT_EQ(Open("operations")->Get(operation->name())->SerializeAsString(), operation->SerializeAsString());
+}
+
+TEST_F(OperationsTest, LanesDoNotWaitForEachOther) {
+  const std::string conversion = Start(gate_);
+  gate_.AwaitBegun(1);
+  const std::string next = Start(gate_);
+  Gate open;
+  open.Open();
+  for (const OperationLane lane : {OperationLane::kReaders, OperationLane::kPlans, OperationLane::kLoads}) {
+    const auto operation = table_->Start({.lane = lane, .model = "m"}, open.Body());
+    ASSERT_TRUE(operation.ok()) << operation.status();
+    EXPECT_TRUE(Wait(operation->name()).has_response());
+  }
+  EXPECT_FALSE(Get(conversion).done());
+  EXPECT_FALSE(Get(next).done()) << "of the same lane";
+  gate_.Open();
+}
+
+TEST_F(OperationsTest, S2OneOfATenantIsSeenByItAlone) {
+  gate_.Open();
+  const auto red = table_->Start({.model = "m", .owner = {.tenant = "red", .name = "ann"}}, gate_.Body());
+  ASSERT_TRUE(red.ok()) << red.status();
+  const std::string name = red->name();
+  Wait(name);
+  for (const std::string tenant : {"", "red"}) {
+    EXPECT_TRUE(table_->Get(name, {.tenant = tenant}).ok()) << tenant;
+    EXPECT_EQ(table_->List({.tenant = tenant}).size(), 1u) << tenant;
+  }
+  const OperationViewer blue{.tenant = "blue"};
+  EXPECT_TRUE(table_->List(blue).empty());
+  const absl::Status absent = table_->Get("operations/op-none", blue).status();
+  for (const absl::Status& status : {table_->Get(name, blue).status(), table_->Cancel(name, blue), table_->Delete(name, blue),
+                                     table_->OnEnd(name, [](const longrunning::Operation&) {}, blue).status()}) {
+    EXPECT_EQ(status.code(), absent.code());
+    EXPECT_EQ(base::Reason(status), "OPERATION");
+  }
+  EXPECT_TRUE(table_->Delete(name, {.tenant = "red"}).ok());
+}
+
+TEST_F(OperationsTest, S2WhoMayCancelItsOwnAloneCancelsNoOthers) {
+  const auto begin = [&](const std::string& name) {
+    return table_->Start({.lane = OperationLane::kReaders, .model = "m", .owner = {.tenant = "", .name = name}}, gate_.Body())->name();
+  };
+  const std::string own = begin("ann"), others = begin("bob");
+  const OperationViewer ann{.only_own = RequestOwner{.tenant = "", .name = "ann"}};
+  const absl::Status refused = table_->Cancel(others, ann);
+  EXPECT_TRUE(absl::IsPermissionDenied(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "ROLE");
+  EXPECT_TRUE(table_->Cancel(own, ann).ok());
+  EXPECT_EQ(Wait(own).error().code(), static_cast<int>(grpc::StatusCode::CANCELLED));
+  EXPECT_FALSE(Get(others).done());
+  gate_.Open();
+}
+
+TEST_F(OperationsTest, AnOwnersOldestGoWhereItHasEndedTooMany) {
+  gate_.Open();
+  const auto begin = [&](const std::string& owner) {
+    clock_.Advance(absl::Seconds(1));
+    return table_->Start({.model = "m", .owner = {.tenant = "", .name = owner}}, {}, google::protobuf::Any())->name();
+  };
+  const std::string others = begin("bob"), first = begin("ann"), second = begin("ann");
+  for (std::size_t i = 2; i < OperationTable::kMaxEndedOfOwner; ++i) begin("ann");
+  EXPECT_TRUE(table_->Get(first).ok());
+  begin("ann");
+  EXPECT_TRUE(absl::IsNotFound(table_->Get(first).status()));
+  EXPECT_TRUE(table_->Get(second).ok());
+  EXPECT_TRUE(table_->Get(others).ok());
+  EXPECT_EQ(Open("operations")->List().size(), OperationTable::kMaxEndedOfOwner + 1) << "their files went too";
+}
+
+// A body that cannot ask the scope, as that of a plan, is told by its token.
+TEST_F(OperationsTest, TheTokenOfOneThatIsCancelledOrLateIsCancelled) {
+  const auto table = Open("bounded", absl::Seconds(10));
+  for (const bool late : {false, true}) {
+    const auto begun = std::make_shared<std::promise<void>>(), ended = std::make_shared<std::promise<void>>();
+    const OperationTable::Body body = [begun](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+      const base::CancelToken cancel = scope.cancel();
+      begun->set_value();
+      while (!cancel.cancelled()) std::this_thread::yield();
+      return absl::CancelledError("cancelled");
+    };
+    const auto operation = table->Start({.lane = OperationLane::kPlans}, body);
+    ASSERT_TRUE(operation.ok()) << operation.status();
+    ASSERT_TRUE(table->OnEnd(operation->name(), [ended](const longrunning::Operation&) { ended->set_value(); }).ok());
+    begun->get_future().get();
+    if (late) {
+      clock_.Advance(absl::Seconds(11));
+      table->DropOld();
+    } else {
+      EXPECT_TRUE(table->Cancel(operation->name()).ok());
+    }
+    ended->get_future().get();
+    EXPECT_EQ(table->Get(operation->name())->error().code(),
+              static_cast<int>(late ? grpc::StatusCode::DEADLINE_EXCEEDED : grpc::StatusCode::CANCELLED));
+  }
+}
+
 TEST_F(OperationsTest, OneThatEndedIsKeptForADay) {
   gate_.Open();
   const std::string name = Start(gate_);

@@ -30,7 +30,7 @@ using testing_support::TokenLine;
 constexpr int kStep = 7;
 
 // The field by which a method names a job or a checkpoint; "" for one that names none. Every method is here, so that whoever adds
-// one has to think of it. Models, data sets and operations are everybody's: only jobs have a tenant.
+// one has to think of it. Models and data sets are everybody's; operations are of a tenant (S2OneOfATenantIsSeenByItAlone).
 const std::vector<std::pair<std::string_view, std::string_view>>& JobFields() {
   static const auto* fields = new std::vector<std::pair<std::string_view, std::string_view>>{
       {"nibble.v1.DatasetService/UploadDataset", ""},
@@ -184,7 +184,7 @@ TEST_F(TenantTest, S2AnotherTenantsJobIsNotThere) {
     v1::PublishCheckpointRequest publish;
     publish.set_checkpoint(StrCat(job, "/", kStep));
     publish.set_name("published");
-    v1::Model model;
+    v1::PublishCheckpointResponse model;
     const grpc::Status found = Call(models_, &v1::ModelService::Stub::PublishCheckpoint, publish, &model);
     EXPECT_FALSE(found.ok());
     EXPECT_NE(testing_support::ReasonOf(found), "CHECKPOINT") << who << ": " << found.error_message();  // found, and no tensors in it
@@ -288,6 +288,52 @@ TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {
   EXPECT_EQ(conflict.error_message().find(red), std::string::npos) << conflict.error_message();
   As("ci-red");
   EXPECT_EQ(CreateJob("").name(), red);
+}
+
+// A plan tells the spec of a job, and with it data sets and models that a tenant works with.
+TEST_F(TenantTest, S2OperationsOfAnotherTenantAreNotThere) {
+  As("red");
+  Import("tiny");
+  Upload("texts", "{\"text\": \"a b c d e\"}\n{\"text\": \"c d e\"}\n");
+  v1::PlanJobRequest plan;
+  plan.mutable_spec()->set_base_model("tiny");
+  plan.mutable_spec()->set_train_dataset("texts");
+  plan.mutable_spec()->mutable_qlora()->set_r(4);
+  google::longrunning::Operation operation;
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::PlanJob, plan, &operation).ok());
+  EXPECT_TRUE(Wait(operation).has_response());
+  using Operations = google::longrunning::Operations::Stub;
+  const auto get = [&] {
+    google::longrunning::GetOperationRequest request;
+    request.set_name(operation.name());
+    google::longrunning::Operation got;
+    return Call(operations_, &Operations::GetOperation, request, &got);
+  };
+  const auto list = [&] {
+    google::longrunning::ListOperationsResponse page;
+    EXPECT_TRUE(Call(operations_, &Operations::ListOperations, google::longrunning::ListOperationsRequest(), &page).ok());
+    return page.operations_size();
+  };
+  const auto refused = [&](const grpc::Status& status) { EXPECT_EQ(testing_support::ReasonOf(status), "OPERATION"); };
+  EXPECT_TRUE(get().ok());
+  EXPECT_EQ(list(), 2);
+  As("blue");
+  refused(get());
+  EXPECT_EQ(list(), 0);
+  google::protobuf::Empty none;
+  google::longrunning::WaitOperationRequest wait;
+  wait.set_name(operation.name());
+  google::longrunning::Operation got;
+  refused(Call(operations_, &Operations::WaitOperation, wait, &got));
+  google::longrunning::CancelOperationRequest cancel;
+  cancel.set_name(operation.name());
+  refused(Call(operations_, &Operations::CancelOperation, cancel, &none));
+  google::longrunning::DeleteOperationRequest remove;
+  remove.set_name(operation.name());
+  refused(Call(operations_, &Operations::DeleteOperation, remove, &none));
+  As("admin");
+  EXPECT_TRUE(get().ok());
+  EXPECT_EQ(list(), 2);
 }
 
 // Without it a tenant could learn what another did under a guessed id, and take the id from it.

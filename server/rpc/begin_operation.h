@@ -1,0 +1,51 @@
+// How a method begins an operation.
+#pragma once
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "server/base/sha256.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/rpc/call.h"
+#include "server/rpc/operations.h"
+
+namespace nibble::rpc {
+
+// The request without its id: what a repeated id is compared by.
+template <typename Request>
+std::string DigestOf(Request request) {
+  request.clear_request_id();
+  return base::Sha256Hex(base::StrCat(request.GetTypeName(), request.SerializeAsString()));
+}
+
+template <typename Request>
+OperationStart StartOf(const Call& call, OperationLane lane, const Request& request, const std::string& model) {
+  return {.lane = lane,
+          .model = model,
+          .owner = OwnerOf(call.principal()),
+          .request_id = request.request_id(),
+          .digest = DigestOf(request)};
+}
+
+template <typename Message>
+google::protobuf::Any Packed(const Message& message) {
+  google::protobuf::Any any;
+  any.PackFrom(message);
+  return any;
+}
+
+// Answers the operation that this request began before, whatever has changed since; else checks the request and begins it.
+template <typename Check>
+absl::Status Begin(OperationTable& operations, const OperationStart& start, Check check, OperationTable::Body body,
+                   google::longrunning::Operation* response) {
+  NIBBLE_ASSIGN_OR_RETURN(std::optional<google::longrunning::Operation> known, operations.Find(start));
+  if (!known.has_value()) {
+    NIBBLE_RETURN_IF_ERROR(check());
+    NIBBLE_ASSIGN_OR_RETURN(known, operations.Start(start, std::move(body)));
+  }
+  *response = *std::move(known);
+  return absl::OkStatus();
+}
+
+}  // namespace nibble::rpc
