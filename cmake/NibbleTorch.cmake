@@ -28,6 +28,13 @@ set_target_properties(nibble_torch PROPERTIES INTERFACE_NIBBLE_SEES_TORCH ON COM
 # Absolute paths: CMake gives the built program an rpath to their folder, so it runs with no environment variable.
 target_link_libraries(nibble_torch INTERFACE
   ${NIBBLE_TORCH_DIR}/lib/libtorch_cpu.so ${NIBBLE_TORCH_DIR}/lib/libc10.so)
+# The OpenMP runtime that libtorch_cpu loads, so that a process has one.
+file(GLOB nibble_torch_openmp ${NIBBLE_TORCH_DIR}/lib/libgomp*.so*)
+if(NOT nibble_torch_openmp)
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+  set(nibble_torch_openmp OpenMP::OpenMP_CXX)
+endif()
+target_link_libraries(nibble_torch INTERFACE ${nibble_torch_openmp})
 if(NIBBLE_TORCH_WITH_CUDA)
   # Nothing of ours names a symbol of libtorch_cuda: it registers its kernels when it is loaded.
   target_link_libraries(nibble_torch INTERFACE

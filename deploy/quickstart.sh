@@ -126,14 +126,15 @@ say "Convert to int8, verify, serve"
 nibble models convert smollm2-wordnet --to int8 --name smollm2-wordnet-int8
 nibble --json models verify smollm2-wordnet-int8 >"$work/verify.json"
 echo "verify: logits equal bit for bit: $(field "$work/verify.json" equal), rows compared: $(field "$work/verify.json" rows)"
+nibble models load smollm2-wordnet  # the adapter on its nf4 base: nibbled compares it with its trainer as it loads
 
 say "After (int8)"
 ask smollm2-wordnet-int8
 
 say "Summary"
 nibble --json jobs watch "$job" >"$work/events.jsonl"
-python3 - "$work/events.jsonl" "$work/job.json" "$work/answer.json" <<'END'
-import json, sys
+python3 - "$work/events.jsonl" "$work/job.json" "$work/answer.json" "http://$http/metrics" <<'END'
+import json, sys, urllib.request
 events = [json.loads(line) for line in open(sys.argv[1])]
 evals = [e for e in events if e["type"] == "eval"]
 trained = [e for e in evals if e.get("subject") != "int8"]
@@ -147,6 +148,9 @@ print(f"evaluation loss after (int8)    {served[-1]['eval_loss']:.4f}")
 print(f"training tokens/s               {sorted(s['tokens_per_s'] for s in steps)[len(steps) // 2]:.1f} (median of {len(steps)} steps)")
 print(f"peak memory of the trainer      {progress['peak_memory_bytes'] / 2**20:.0f} MiB")
 print(f"kernel launches a step          {steps[-1]['kernel_launches']}")
+metric = 'nibble_train_serve_logprob_max_abs_difference{model="smollm2-wordnet"} '
+difference = next(line for line in urllib.request.urlopen(sys.argv[4]).read().decode().splitlines() if line.startswith(metric))
+print(f"adapter, trainer to server      {float(difference.removeprefix(metric)):.1e} nats, the largest difference of a logprob")
 print(f"last answer                     {usage['completion_tokens']} tokens, {usage['kernel_launches']} launches, "
       f"first token after {usage['ttft_ms']:.0f} ms, "
       f"{(usage['completion_tokens'] - 1) / max(usage['decode_ms'], 1e-9) * 1000:.1f} tokens/s")

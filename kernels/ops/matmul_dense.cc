@@ -13,6 +13,7 @@ absl::Status MatmulDense(const MatmulDenseArgs& args, const Stream& stream) {
   NIBBLE_KERNEL_CHECK(CheckThat(w.rows == 0 || w.cols == 0 || w.panels != nullptr, kOp, "w with panels"));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "x", args.x, args.x.rows, w.cols, {DType::kF32, DType::kBF16}));
   NIBBLE_KERNEL_CHECK(CheckMatrix(kOp, "y", args.y, args.x.rows, w.rows, {DType::kF32, DType::kBF16}));
+  NIBBLE_KERNEL_CHECK(CheckThat(!args.accumulate || args.y.dtype == DType::kF32, kOp, "y in f32 to accumulate into"));
   return Launch(kMatmulDenseTable, args, stream);
 }
 

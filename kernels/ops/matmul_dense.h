@@ -5,11 +5,12 @@
 namespace nibble::kernels {
 
 // y = rn_y(x * w^T + bias) with one fused multiply-add chain an output, over k in order, from 0; bias added last where there is
-// one. The float layers of a promised artifact.
+// one. The float layers of a promised artifact, and adapters.
 //   x     [M, K]   f32 | bf16
 //   w     [N, K]   f32 | bf16 panels (formats/dense.h); bf16 is widened exactly
 //   bias  [N]      f32, or null
 //   y     [M, N]   f32 | bf16; overwritten
+//   accumulate     y (f32) = y + (x * w^T + bias): the sum is complete before it is added
 // Same bits on every path, batch and thread count.
 // Errors: InvalidArgument (shape, dtype), Unimplemented (no kernel for device), Internal (launch).
 // Source: docs/numerics.md 9. Golden: tests/golden/kernels (numpy float64, within the bound of the chain).

@@ -25,7 +25,8 @@ LaunchResult MatmulDenseCpu(const MatmulDenseArgs& args, const Stream& stream) {
   stream.ParallelFor(args.w.rows, 16, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = 0; row < args.x.rows; ++row) {
       for (std::int64_t n = begin; n < end; ++n) {
-        const float y = Output(args, row, n);
+        float y = Output(args, row, n);
+        if (args.accumulate) y = args.y.Row<float>(row)[n] + y;
         if (args.y.dtype == DType::kF32) {
           args.y.Row<float>(row)[n] = y;
         } else {

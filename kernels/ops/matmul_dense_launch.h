@@ -12,6 +12,7 @@ struct MatmulDenseArgs {
   PackedDenseWeight w;
   const float* bias = nullptr;
   Matrix y;
+  bool accumulate = false;
 };
 
 using MatmulDenseKernel = LaunchResult(const MatmulDenseArgs&, const Stream&);

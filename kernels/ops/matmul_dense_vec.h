@@ -43,7 +43,9 @@ inline void DenseBlock(const MatmulDenseArgs& args, std::int64_t row, std::int64
     Vec y = Vec::Load(sums[i]);
     if (args.bias != nullptr) y = y + Vec::LoadPartial(args.bias + n, lanes);
     if (args.y.dtype == DType::kF32) {
-      y.StorePartial(args.y.Row<float>(row + i / Panels) + n, lanes);
+      float* out = args.y.Row<float>(row + i / Panels) + n;
+      if (args.accumulate) y = Vec::LoadPartial(out, lanes) + y;
+      y.StorePartial(out, lanes);
     } else {
       y.StorePartial(args.y.Row<BF16>(row + i / Panels) + n, lanes);
     }

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "kernels/ops/matmul_nf4_tiles.h"
+#include "kernels/pair_product.h"
 #include "kernels/vec16_avx512.h"
 
 namespace nibble::kernels {
@@ -107,8 +108,7 @@ struct Fma {
   }
 };
 
-// bf16 pairs into f32 sums, on machines that have vdpbf16ps beside what kAvx512 asks for.
-#define NIBBLE_BF16_DOT __attribute__((target("avx512bf16")))
+// bf16 pairs into f32 sums, on machines that have vdpbf16ps beside what kAvx512 asks for. For few rows: more are PairProduct's.
 struct Dot {
   using X = BF16;
   using Element = BF16;
@@ -134,13 +134,6 @@ struct Dot {
 
   static __m512i Bytes(const std::uint8_t* codes) {
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
-  }
-
-  NIBBLE_BF16_DOT static void Decode(const std::uint8_t* codes, float absmax, BF16* out) {
-    const __m512i values = Values(absmax);
-    const __m512i byte = Bytes(codes);
-    _mm512_storeu_si512(out, _mm512_permutexvar_epi16(_mm512_srli_epi16(byte, 4), values));
-    _mm512_storeu_si512(out + 32, _mm512_permutexvar_epi16(byte, values));
   }
 
   NIBBLE_BF16_DOT static __m512 Add(__m512 sum, __m512i a, __m512i b) {
@@ -175,30 +168,43 @@ struct Dot {
       _mm_storeu_ps(out + 4 * m, _mm_add_ps(_mm_loadu_ps(out + 4 * m), s));
     }
   }
-
-  NIBBLE_BF16_DOT static void Tile(const BF16* x, const BF16* w, std::int64_t padded_k, float* out) {
-    __m512 sum[4][4];
-    for (auto& row : sum) {
-      for (__m512& s : row) s = _mm512_setzero_ps();
-    }
-    for (std::int64_t k = 0; k < padded_k; k += 32) {
-      __m512i b[4];
-      for (int j = 0; j < 4; ++j) b[j] = _mm512_load_si512(w + j * padded_k + k);
-      for (int i = 0; i < 4; ++i) {
-        const __m512i a = _mm512_load_si512(x + i * padded_k + k);
-        for (int j = 0; j < 4; ++j) sum[i][j] = Add(sum[i][j], a, b[j]);
-      }
-    }
-    for (int i = 0; i < 4; ++i) _mm_storeu_ps(out + 4 * i, Sum4(sum[i][0], sum[i][1], sum[i][2], sum[i][3]));
-  }
 };
-#undef NIBBLE_BF16_DOT
+
+// The rows of w for PairProduct: a byte of codes is a pair, its high nibble the first.
+class Nf4Pairs {
+ public:
+  explicit Nf4Pairs(const Nf4Weight& w) : w_(w), blocks_(Nf4RowBlocks(w.cols)), row_bytes_(Nf4RowBytes(w.cols)) {}
+  std::int64_t rows() const { return w_.rows; }
+
+  NIBBLE_BF16_DOT void Load(std::int64_t row, std::int64_t block, __m512i* low, __m512i* high) const {
+    constexpr std::int64_t kBytes = kNf4Block / 2;
+    const std::uint8_t* codes = w_.codes + row * row_bytes_ + block * kBytes;
+    const std::int64_t bytes = std::min(kBytes, row_bytes_ - block * kBytes);
+    std::uint8_t last[kBytes] = {};
+    if (bytes < kBytes) codes = static_cast<const std::uint8_t*>(std::memcpy(last, codes, static_cast<std::size_t>(bytes)));
+    const __m512i values = Dot::Values(w_.absmax[row * blocks_ + block]);
+    *low = Pairs(codes, values);
+    *high = Pairs(codes + 16, values);
+  }
+
+ private:
+  static __m512i Pairs(const std::uint8_t* codes, __m512i values) {
+    const __m512i byte = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+    return _mm512_permutexvar_epi16(_mm512_or_si512(_mm512_srli_epi32(byte, 4), _mm512_slli_epi32(byte, 16)), values);
+  }
+
+  const Nf4Weight w_;
+  const std::int64_t blocks_, row_bytes_;
+};
 
 }  // namespace
 
 LaunchResult MatmulNf4Avx512(const MatmulNf4Args& args, const Stream& stream) {
   if (args.x.dtype == DType::kF32) return MatmulNf4Run<Fma<float>>(args, stream).Run();
-  if (__builtin_cpu_supports("avx512bf16")) return MatmulNf4Run<Dot>(args, stream).Run();
+  if (HasPairProducts() && args.x.rows > kMatmulNf4FewRows) {
+    return PairProduct<Nf4Pairs>(args.x, Nf4Pairs(args.w), args.bias, args.y, stream).Run();
+  }
+  if (HasPairProducts()) return MatmulNf4Run<Dot>(args, stream).Run();
   return MatmulNf4Run<Fma<BF16>>(args, stream).Run();
 }
 

@@ -1,7 +1,7 @@
 // What the AVX paths of matmul_nf4 share: x is copied once into the order in which a path decodes a block's codes,
 // padded with zeros to whole blocks; few rows read the codes as they multiply, more rows multiply with tiles of decoded
-// rows of w. A Path lives in an anonymous namespace, so that no instantiation made with one instruction set is linked
-// into another's path. It has
+// rows of w (with vdpbf16ps by kernels/pair_product.h instead). A Path lives in an anonymous namespace, so that no
+// instantiation made with one instruction set is linked into another's path. It has
 //   X                                          the element type of args.x
 //   Element                                    f32 or bf16: what x is copied to and w is decoded to
 //   Pack(const X* x, Element* out)             64 elements of x in the path's order
@@ -9,6 +9,7 @@
 //   Few<M>(x, stride, codes, row_bytes, absmax, row_blocks, whole, float* out)  M x 4 dot products over whole blocks,
 //                                              accumulated onto out
 //   Tile(x, w, padded_k, float* out)           4 x 4 dot products of decoded rows, overwrites out
+// Decode and Tile are missing from a path that takes few rows alone.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -51,7 +52,9 @@ class MatmulNf4Run {
                         [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t r = begin; r < end; ++r) PackRow(r);
     });
-    if (!few) return Tiles();
+    if constexpr (requires { &Path::Tile; }) {
+      if (!few) return Tiles();
+    }
     switch (m_) {
       case 1: Few<1>(); break;
       case 2: Few<2>(); break;

@@ -130,13 +130,11 @@ ServingOps::Input ServingOps::PlainInput(const Tensor& x, std::int64_t layer, Li
 void ServingOps::ApplyLora(const Matrix& x, const LoraWeight& lora, const Tensor& y) {
   const std::int64_t rank = lora.a.rows;
   Matrix down = arena_.AllocateMatrix(DType::kF32, x.rows, rank);
-  Matrix up = arena_.AllocateMatrix(DType::kF32, x.rows, y.cols);
   if (!Ok(kernels::MatmulDense({.x = x, .w = lora.a, .y = down}, stream_))) return;
   for (std::int64_t r = 0; r < down.rows; ++r) {
     for (std::int64_t i = 0; i < rank; ++i) down.Row<float>(r)[i] *= lora.scaling;
   }
-  if (!Ok(kernels::MatmulDense({.x = down, .w = lora.b, .y = up}, stream_))) return;
-  Ok(kernels::Add({.x = y, .y = up}, stream_));
+  Ok(kernels::MatmulDense({.x = down, .w = lora.b, .y = y, .accumulate = true}, stream_));
 }
 
 ServingOps::Tensor ServingOps::Apply(const Input& input, const LinearWeight& weight, std::int64_t out_features) {

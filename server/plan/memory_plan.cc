@@ -162,7 +162,7 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
   // Checkpointing keeps a layer's input, and one layer whole while it is run again. In doubles: the largest batch of the
   // largest model needs more bytes than int64 holds.
   const std::int64_t kept_bytes = spec.run.activation_checkpointing
-                                      ? config.num_layers * config.hidden_size * (qlora ? element : 4) + token_bytes
+                                      ? config.num_layers * config.hidden_size * 4 + token_bytes
                                       : config.num_layers * token_bytes;
   const double activation = static_cast<double>(tokens) * static_cast<double>(kept_bytes);
 
@@ -173,7 +173,10 @@ std::vector<MemoryItem> PlanMemory(const jobs::JobSpec& spec, const ModelConfig&
     weights = sizes.linears / 2 + sizes.linears / 64 * 4 + sizes.heads * sizes.embedding * std::max<std::int64_t>(base_bytes, 2);
     if (element != base_bytes) weights += sizes.embedding * element;
     adapter = trained * 4 * 3;  // values, gradients, and as the evaluation reads them
-    workspace += sizes.largest * element + logits * 2 * element + 4 * tokens * config.ffn_size * element;
+    // A dequantised weight; logits in f32 and rounded; gate, up and the residual stream in f32 with their gradients, two of them rounded;
+    // one layer's K and V as they are cached.
+    const std::int64_t token = 8 * config.hidden_size + (8 + 2 * element) * config.ffn_size + 8 * config.kv_size();
+    workspace += sizes.largest * element + logits * (4 + element) + tokens * token;
     if (base_bytes != 4) workspace += std::min(config.vocab_size, model::kWidenedRows) * config.hidden_size * 4;
   } else {
     // Masters and gradients; packed codes; embedding and head as they are served, the head in panels too.

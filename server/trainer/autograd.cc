@@ -10,6 +10,10 @@
 
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/dequantize_nf4.h"
+#include "kernels/ops/matmul_bf16.h"
+#include "kernels/ops/matmul_dense.h"
+#include "kernels/ops/matmul_library.h"
+#include "kernels/ops/matmul_nf4.h"
 #include "kernels/ops/relu2_mul.h"
 #include "kernels/ops/relu2_mul_backward.h"
 #include "kernels/ops/rms_norm.h"
@@ -79,10 +83,45 @@ class Dropout {
   const float factor_;
 };
 
+// f32 [T, N]. bf16 rows by serving's kernel; f32 rows, which are not served, by torch.
 Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context) {
   ThrowIfCancelled(context.cancelled);
+  const std::int64_t rows = linear.weight.rows;
+  if (x.scalar_type() == torch::kBFloat16) {
+    const Tensor y = context.transient.Empty({x.size(0), rows});
+    ThrowIfError(kernels::MatmulNf4({.x = ViewOf(x), .w = linear.weight, .bias = linear.bias, .y = ViewOf(y)}, context.stream));
+    return y;
+  }
   const Tensor weight = Dequantise(linear.weight, context);
-  return linear.bias.defined() ? torch::addmm(linear.bias, x, weight.t()) : torch::mm(x, weight.t());
+  if (linear.bias == nullptr) return torch::mm(x, weight.t());
+  return torch::addmm(torch::from_blob(const_cast<float*>(linear.bias), {rows}), x, weight.t());
+}
+
+// y = x w^T, or y += x w^T, by the kernel that serves adapters.
+void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, Context& context) {
+  const std::int64_t rows = w.size(0), cols = w.size(1);
+  const Tensor panels = torch::empty({kernels::PackedDenseElements(rows, cols)}, torch::kFloat32);
+  kernels::PackDenseWeight(w.data_ptr<float>(), kernels::DType::kF32, rows, cols, panels.data_ptr<float>());
+  ThrowIfError(kernels::MatmulDense({.x = ViewOf(x),
+                                     .w = {panels.data_ptr<float>(), kernels::DType::kF32, rows, cols},
+                                     .y = ViewOf(y),
+                                     .accumulate = accumulate},
+                                    context.stream));
+}
+
+// y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. bf16 rows by serving's kernels in serving's order.
+Tensor AddAdapter(const Tensor& x, const Tensor& a, const Tensor& b, double scaling, const Tensor& y, Context& context) {
+  const auto factor = static_cast<float>(scaling);
+  if (x.scalar_type() == torch::kFloat32) {
+    const Tensor down = torch::mm(x, a.t()).mul_(factor);
+    y.addmm_(down, b.t());
+    return down;
+  }
+  Tensor down = torch::empty({x.size(0), a.size(0)}, torch::kFloat32);
+  MultiplyDense(x, a, down, false, context);
+  down.mul_(factor);
+  MultiplyDense(down, b, y, true, context);
+  return down;
 }
 
 const Nf4Linear& LinearOf(AutogradContext* ctx) { return Recall<const Nf4Linear>(ctx, "linear"); }
@@ -93,14 +132,17 @@ struct FrozenNf4LinearFunction : torch::autograd::Function<FrozenNf4LinearFuncti
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Nf4Linear* linear, Context* context) {
     Remember(ctx, "context", context);
     Remember(ctx, "linear", linear);
+    ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
     return FrozenProduct(x, *linear, *context);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    ThrowIfCancelled(ContextOf(ctx).cancelled);
-    Tensor grad_x;
-    if (ctx->needs_input_grad(0)) grad_x = torch::mm(grads[0].contiguous(), Dequantise(LinearOf(ctx).weight, ContextOf(ctx)));
-    return {grad_x, Tensor(), Tensor()};
+    Context& context = ContextOf(ctx);
+    ThrowIfCancelled(context.cancelled);
+    if (!ctx->needs_input_grad(0)) return {Tensor(), Tensor(), Tensor()};
+    const Tensor g = grads[0].contiguous().to(context.scratch.scalar_type());
+    const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
+    return {torch::mm(g, Dequantise(LinearOf(ctx).weight, context)).to(type), Tensor(), Tensor()};
   }
 };
 
@@ -117,9 +159,8 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
     }
     Tensor y = FrozenProduct(x, *linear, *context);
     const Tensor dropped = drops ? Dropout(x, linear->dropout, *key, context->stream).Apply(x.contiguous()) : x;
-    const Tensor down = torch::mm(dropped, a.to(x.scalar_type()).t());
-    y.addmm_(down, b.to(x.scalar_type()).t(), 1.0, linear->scaling);
-    ctx->save_for_backward({x, a, b, down});
+    const Tensor down = AddAdapter(dropped, a, b, linear->scaling, y, *context);
+    ctx->save_for_backward({x, a, b, down.to(x.scalar_type())});
     return y;
   }
 
@@ -128,14 +169,13 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
     ThrowIfCancelled(context.cancelled);
     const Nf4Linear& linear = LinearOf(ctx);
     const variable_list saved = ctx->get_saved_variables();
-    const Tensor& x = saved[0];
-    const Tensor a = saved[1].to(x.scalar_type());
-    const Tensor b = saved[2].to(x.scalar_type());
-    const Tensor& down = saved[3];
-    const Tensor g = grads[0].contiguous();
+    const torch::ScalarType type = context.scratch.scalar_type();
+    const Tensor x = saved[0].to(type), a = saved[1].to(type), b = saved[2].to(type);
+    const Tensor down = saved[3].to(type);  // with the scaling in it
+    const Tensor g = grads[0].contiguous().to(type);
     Tensor grad_x, grad_a;
     if (ctx->needs_input_grad(0)) grad_x = torch::mm(g, Dequantise(linear.weight, context));
-    const Tensor grad_b = torch::mm(g.t(), down).to(torch::kFloat32).mul_(linear.scaling);
+    const Tensor grad_b = torch::mm(g.t(), down).to(torch::kFloat32);
     const Tensor grad_down = torch::mm(g, b).mul_(linear.scaling);
     if (ctx->saved_data["drops"].toBool()) {
       const DropoutKey key = {static_cast<std::uint64_t>(ctx->saved_data["seed"].toInt()),
@@ -147,14 +187,17 @@ struct Nf4LinearFunction : torch::autograd::Function<Nf4LinearFunction> {
       grad_a = torch::mm(grad_down.t(), x).to(torch::kFloat32);
       if (grad_x.defined()) grad_x.addmm_(grad_down, a);
     }
+    if (grad_x.defined()) grad_x = grad_x.to(saved[0].scalar_type());
     return {grad_x, grad_a, grad_b, Tensor(), Tensor(), Tensor()};
   }
 };
 
 struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, double eps, torch::ScalarType type,
+                        Context* context) {
     Remember(ctx, "context", context);
-    Tensor y = torch::empty_like(x);
+    ctx->saved_data["type"] = static_cast<std::int64_t>(x.scalar_type());
+    Tensor y = torch::empty(x.sizes(), type);
     Tensor rstd = torch::empty({x.size(0)}, torch::kFloat32);
     ThrowIfError(kernels::RmsNorm({.x = ViewOf(x),
                                    .weight = weight.data_ptr<float>(),
@@ -162,14 +205,15 @@ struct RmsNormFunction : torch::autograd::Function<RmsNormFunction> {
                                    .y = ViewOf(y),
                                    .rstd = rstd.data_ptr<float>()},
                                   context->stream));
-    ctx->save_for_backward({x, weight, rstd});
+    ctx->save_for_backward({x.to(type), weight, rstd});
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
-    const auto [grad_x, grad_weight] = RmsNormGradients(saved[0], saved[1], saved[2], grads[0].contiguous(), ContextOf(ctx));
-    return {grad_x, grad_weight, Tensor(), Tensor()};
+    const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
+    const auto [grad_x, grad_weight] = RmsNormGradients(saved[0], saved[1], saved[2], grads[0].contiguous(), ContextOf(ctx), type);
+    return {grad_x, grad_weight, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -208,15 +252,16 @@ struct RopeFunction : torch::autograd::Function<RopeFunction> {
 // act(gate) * up; relu^2 where kRelu2, else silu.
 template <bool kRelu2>
 struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& gate, const Tensor& up, torch::ScalarType type, Context* context) {
     Remember(ctx, "context", context);
-    Tensor y = torch::empty_like(gate);
+    ctx->saved_data["type"] = static_cast<std::int64_t>(gate.scalar_type());
+    Tensor y = torch::empty(gate.sizes(), type);
     if constexpr (kRelu2) {
       ThrowIfError(kernels::Relu2Mul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
     } else {
       ThrowIfError(kernels::SiluMul({.gate = ViewOf(gate), .up = ViewOf(up), .y = ViewOf(y)}, context->stream));
     }
-    ctx->save_for_backward({gate, up});
+    ctx->save_for_backward({gate.to(type), up.to(type)});
     return y;
   }
 
@@ -224,8 +269,9 @@ struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
     const kernels::Stream& stream = ContextOf(ctx).stream;
     const variable_list saved = ctx->get_saved_variables();
     const Tensor g = grads[0].contiguous();
-    Tensor grad_gate = torch::empty_like(g);
-    Tensor grad_up = torch::empty_like(g);
+    const auto type = static_cast<torch::ScalarType>(ctx->saved_data["type"].toInt());
+    const auto make = [&] { return type == torch::kFloat32 ? ContextOf(ctx).transient.Empty(g.sizes()) : torch::empty(g.sizes(), type); };
+    const Tensor grad_gate = make(), grad_up = make();
     const auto run = [&](auto op, auto args) { ThrowIfError(op(args, stream)); };
     if constexpr (kRelu2) {
       run(kernels::Relu2MulBackward,
@@ -234,7 +280,7 @@ struct GatedFunction : torch::autograd::Function<GatedFunction<kRelu2>> {
       run(kernels::SiluMulBackward,
           kernels::SiluMulBackwardArgs{ViewOf(saved[0]), ViewOf(saved[1]), ViewOf(g), ViewOf(grad_gate), ViewOf(grad_up)});
     }
-    return {grad_gate, grad_up, Tensor()};
+    return {grad_gate, grad_up, Tensor(), Tensor()};
   }
 };
 
@@ -243,7 +289,13 @@ Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& row
                    double scale, std::vector<float>* losses, Context& context) {
   ThrowIfCancelled(context.cancelled);
   const std::int64_t count = index.size(0);
-  Tensor logits = torch::mm(PadTo(hidden.index_select(0, index), hidden.scalar_type()), head.t());
+  const Tensor rows_of = PadTo(hidden.index_select(0, index), hidden.scalar_type());
+  Tensor logits = torch::empty({rows_of.size(0), head.size(0)}, torch::kFloat32);
+  if (hidden.scalar_type() == torch::kBFloat16 && kernels::HasFastMatmulBf16(context.stream)) {
+    ThrowIfError(kernels::MatmulBf16({.x = ViewOf(rows_of), .w = ViewOf(head), .y = ViewOf(logits)}, context.stream));
+  } else {
+    ThrowIfError(kernels::MatmulLibrary({.x = ViewOf(rows_of), .w = ViewOf(head), .y = ViewOf(logits)}, context.stream));
+  }
   losses->resize(static_cast<std::size_t>(begin + count));
   ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
                                .target = rows.target.data() + begin,
@@ -263,14 +315,15 @@ void ForEachLossChunk(const LossRows& rows, Body body) {
 }
 
 struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const Tensor& head,
-                        const std::vector<std::int32_t>* targets, double scale, double* loss_sum, Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& hidden, const FrozenHead* head, const std::vector<std::int32_t>* targets,
+                        double scale, double* loss_sum, Context* context) {
     const LossRows rows = RowsWithTarget(*targets);
     Tensor gradient = torch::zeros_like(hidden);
     std::vector<float> losses;
     ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
-      const Tensor logits = ChunkLosses(hidden, head, rows, index, begin, scale, &losses, *context);
-      gradient.index_copy_(0, index, torch::mm(logits, head).narrow(0, 0, index.size(0)));
+      const Tensor logits = ChunkLosses(hidden, head->served, rows, index, begin, scale, &losses, *context);
+      const Tensor made = torch::mm(PadTo(logits, head->backward.scalar_type()), head->backward);
+      gradient.index_copy_(0, index, made.narrow(0, 0, index.size(0)).to(gradient.scalar_type()));
     });
     *loss_sum = std::accumulate(losses.begin(), losses.end(), 0.0);
     ctx->save_for_backward({gradient});
@@ -285,18 +338,38 @@ struct ChunkedLossFunction : torch::autograd::Function<ChunkedLossFunction> {
 
 }  // namespace
 
+Tensor TransientMemory::Empty(torch::IntArrayRef sizes) {
+  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * sizeof(float);
+  auto found = storages_.end(), spare = storages_.end();
+  for (auto storage = storages_.begin(); storage != storages_.end(); ++storage) {
+    if (storage->use_count() > 1) continue;
+    spare = storage;
+    if (storage->nbytes() >= bytes && (found == storages_.end() || storage->nbytes() < found->nbytes())) found = storage;
+  }
+  if (found == storages_.end()) {
+    // One that is free and too small makes room, so that there are never more than were in use at once.
+    if (spare != storages_.end()) storages_.erase(spare);
+    found = storages_.insert(storages_.end(), torch::empty(sizes, torch::kFloat32).storage());
+  }
+  return torch::empty({0}, torch::kFloat32).set_(*found, 0, sizes);
+}
+
+torch::ScalarType BackwardType(bool bf16_compute, const kernels::Stream& stream) {
+  return bf16_compute && stream.isa >= kernels::Isa::kAvx512 ? torch::kBFloat16 : torch::kFloat32;
+}
+
 Tensor ApplyNf4Linear(const Tensor& x, const Nf4Linear& linear, std::optional<DropoutKey> key, Context& context) {
   if (!linear.lora_a.defined()) return FrozenNf4LinearFunction::apply(x, &linear, &context);
   return Nf4LinearFunction::apply(x, linear.lora_a, linear.lora_b, &linear, key, &context);
 }
 
-Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& context) {
-  return RmsNormFunction::apply(x, weight, eps, &context);
+Tensor ApplyRmsNorm(const Tensor& x, const Tensor& weight, double eps, Context& context, std::optional<torch::ScalarType> type) {
+  return RmsNormFunction::apply(x, weight, eps, type.value_or(x.scalar_type()), &context);
 }
 
 std::pair<Tensor, Tensor> RmsNormGradients(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& grad_y,
-                                           Context& context) {
-  Tensor grad_x = torch::empty_like(x);
+                                           Context& context, std::optional<torch::ScalarType> type) {
+  Tensor grad_x = torch::empty(x.sizes(), type.value_or(x.scalar_type()));
   Tensor grad_weight;
   if (weight.requires_grad()) grad_weight = torch::empty(weight.sizes(), torch::kFloat32);
   ThrowIfError(kernels::RmsNormBackward({.x = ViewOf(x),
@@ -331,26 +404,26 @@ Tensor ApplyRope(const Tensor& x, std::int64_t num_heads, const std::int32_t* po
   return RopeFunction::apply(x, num_heads, position, cos, sin, table_positions, &context);
 }
 
-Tensor ApplySiluMul(const Tensor& gate, const Tensor& up, Context& context) {
-  return GatedFunction<false>::apply(gate, up, &context);
+Tensor ApplySiluMul(const Tensor& gate, const Tensor& up, Context& context, std::optional<torch::ScalarType> type) {
+  return GatedFunction<false>::apply(gate, up, type.value_or(gate.scalar_type()), &context);
 }
 
-Tensor ApplyRelu2Mul(const Tensor& gate, const Tensor& up, Context& context) {
-  return GatedFunction<true>::apply(gate, up, &context);
+Tensor ApplyRelu2Mul(const Tensor& gate, const Tensor& up, Context& context, std::optional<torch::ScalarType> type) {
+  return GatedFunction<true>::apply(gate, up, type.value_or(gate.scalar_type()), &context);
 }
 
-Tensor ApplyChunkedLoss(const Tensor& hidden, const Tensor& head, const std::vector<std::int32_t>& targets, double scale,
+Tensor ApplyChunkedLoss(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets, double scale,
                         double* loss_sum, Context& context) {
-  return ChunkedLossFunction::apply(hidden, head, &targets, scale, loss_sum, &context);
+  return ChunkedLossFunction::apply(hidden, &head, &targets, scale, loss_sum, &context);
 }
 
-std::vector<float> RowLosses(const Tensor& hidden, const Tensor& head, const std::vector<std::int32_t>& targets,
+std::vector<float> RowLosses(const Tensor& hidden, const FrozenHead& head, const std::vector<std::int32_t>& targets,
                              Context& context) {
   const torch::NoGradGuard no_gradients;
   const LossRows rows = RowsWithTarget(targets);
   std::vector<float> losses;
   ForEachLossChunk(rows, [&](std::int64_t begin, const Tensor& index) {
-    ChunkLosses(hidden, head, rows, index, begin, 1.0, &losses, context);
+    ChunkLosses(hidden, head.served, rows, index, begin, 1.0, &losses, context);
   });
   return losses;
 }

@@ -19,6 +19,7 @@
 #include "server/trainer/bit_linear.h"
 #include "server/trainer/fixed_order.h"
 #include "server/trainer/recomputed_layer.h"
+#include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -84,7 +85,8 @@ class BitNetOps {
                      state_.context);
   }
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
-    return ApplyPagedAttention(q, k, v, segments_, state_.config.num_heads, state_.config.num_kv_heads, state_.context);
+    return ApplySegmentAttention(q, k, v, segments_, state_.config.num_heads, state_.config.num_kv_heads, state_.context,
+                                 torch::kFloat32);
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
     return state_.config.activation == model::Activation::kRelu2 ? ApplyRelu2Mul(gate, up, state_.context)
@@ -136,7 +138,7 @@ class TorchBitNetModel : public BitNetModel {
     state_.final_norm = Make(model::kFinalNormName, {config.hidden_size});
     state_.head.master = config.tied_embeddings ? state_.embedding
                                                 : Make(model::kHeadName, {config.vocab_size, config.hidden_size});
-    state_.context.scratch = torch::empty({largest}, options.bf16_backward ? torch::kBFloat16 : torch::kFloat32);
+    state_.context.scratch = torch::empty({largest}, BackwardType(options.bf16_backward, stream));
     base_ = nullptr;  // only read while it was made
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       // Gradients live in one place for the whole run, so that spans to them stay good.

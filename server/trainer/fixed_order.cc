@@ -4,17 +4,12 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <cmath>
 
-#include "kernels/ops/attention.h"
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/embedding.h"
-#include "kernels/ops/kv_store.h"
 #include "kernels/ops/matmul_dense.h"
-#include "server/base/status_macros.h"
 #include "server/model/working_rows.h"
 #include "server/trainer/saved_address.h"
-#include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_bridge.h"
 
 namespace nibble::trainer {
@@ -24,46 +19,6 @@ using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Context = nibble::trainer::AutogradContext;
-
-struct PagedAttentionFunction : torch::autograd::Function<PagedAttentionFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments* segments,
-                        std::int64_t num_heads, std::int64_t num_kv_heads, Context* context) {
-    Remember(ctx, "segments", segments);
-    Remember(ctx, "context", context);
-    ctx->saved_data["heads"] = num_heads;
-    ctx->saved_data["kv_heads"] = num_kv_heads;
-    Tensor out = torch::empty_like(q);
-    const kernels::KvRows rows = segments->rows();
-    ThrowIfError(kernels::KvStore({.k = ViewOf(k), .v = ViewOf(v), .cache = segments->cache(), .layer = 0, .rows = rows}, context->stream));
-    ThrowIfError(kernels::Attention({.q = ViewOf(q),
-                                     .cache = segments->cache(),
-                                     .layer = 0,
-                                     .rows = rows,
-                                     .num_heads = num_heads,
-                                     .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(q.size(1) / num_heads))),
-                                     .out = ViewOf(out)},
-                                    context->stream));
-    // What attention has read: a gradient goes straight through the rounding.
-    const torch::ScalarType kept = ToTorch(segments->cache().dtype);
-    ctx->save_for_backward({q, k.to(kept), v.to(kept)});
-    return out;
-  }
-
-  // Through torch's attention over the same values: scores are made again, never kept.
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& segments = Recall<const PagedSegments>(ctx, "segments");
-    auto& context = Recall<Context>(ctx, "context");
-    variable_list leaves;
-    for (const Tensor& saved : ctx->get_saved_variables()) {
-      leaves.push_back(saved.detach().to(torch::kFloat32).requires_grad_(true));
-    }
-    const torch::AutoGradMode with_gradients(true);
-    const Tensor out = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], segments.segments(), ctx->saved_data["heads"].toInt(),
-                                             ctx->saved_data["kv_heads"].toInt(), context);
-    const variable_list made = torch::autograd::grad({out}, leaves, {grads[0].contiguous()});
-    return {made[0], made[1], made[2], Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-};
 
 constexpr std::int64_t kEmbeddingGrain = 64;  // columns of a row that are worth a thread: some cache lines
 
@@ -139,44 +94,9 @@ struct DenseLossFunction : torch::autograd::Function<DenseLossFunction> {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PagedSegments>> PagedSegments::Create(const model::ModelConfig& config, kernels::DType kv_dtype,
-                                                                     const std::vector<std::int64_t>& segments) {
-  std::unique_ptr<PagedSegments> made(new PagedSegments);
-  made->num_sequences_ = static_cast<std::int64_t>(segments.size()) - 1;
-  for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
-    const std::int64_t size = segments[s + 1] - segments[s];
-    made->pages_per_sequence_ = std::max(made->pages_per_sequence_, model::KvPool::PagesFor(size));
-    for (std::int64_t i = 0; i < size; ++i) {
-      made->sequence_.push_back(static_cast<std::int32_t>(s));
-      made->position_.push_back(static_cast<std::int32_t>(i));
-    }
-  }
-  const std::int64_t pages = made->num_sequences_ * made->pages_per_sequence_;
-  for (std::int64_t p = 0; p < pages; ++p) made->pages_.push_back(static_cast<std::int32_t>(p));
-  model::ModelConfig one_layer = config;
-  one_layer.num_layers = 1;
-  NIBBLE_ASSIGN_OR_RETURN(made->pool_, model::KvPool::Create(one_layer, kv_dtype, pages));
-  made->segments_ = segments;
-  return made;
-}
-
-kernels::KvRows PagedSegments::rows() const {
-  return {.num_rows = static_cast<std::int64_t>(sequence_.size()),
-          .sequence = sequence_.data(),
-          .position = position_.data(),
-          .page_tables = pages_.data(),
-          .num_sequences = num_sequences_,
-          .pages_per_sequence = pages_per_sequence_};
-}
-
 kernels::PackedDenseWeight DenseHead::packed() const {
   return {panels.data_ptr(), served.scalar_type() == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32,
           served.size(0), served.size(1)};
-}
-
-Tensor ApplyPagedAttention(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments,
-                           std::int64_t num_heads, std::int64_t num_kv_heads, Context& context) {
-  return PagedAttentionFunction::apply(q, k, v, &segments, num_heads, num_kv_heads, &context);
 }
 
 Tensor ApplyEmbedding(const std::vector<std::int32_t>& ids, const Tensor& table, const Tensor& master, Context& context) {

@@ -31,7 +31,7 @@ struct Pass {
   std::vector<std::int32_t> tokens;    // those of the batch, then zeros up to a multiple of kRowQuantum
   std::vector<std::int32_t> position;
   std::optional<std::uint64_t> draw;  // of dropout; without it nothing is dropped out
-  std::vector<std::int64_t> segments;  // first token of each example, and the end of the last
+  std::unique_ptr<PagedSegments> segments;  // one an example
 };
 
 struct TrainingState {
@@ -40,6 +40,7 @@ struct TrainingState {
   std::vector<LayerLinears> layers;
   AutogradContext context;
   torch::ScalarType compute = torch::kBFloat16;
+  torch::ScalarType head_type = torch::kBFloat16;  // of the rows that the head reads
   std::uint64_t dropout_seed = 0;
   bool checkpointing = false;
 };
@@ -53,7 +54,8 @@ class TrainingOps {
   TrainingOps(TrainingState& state, const Pass& pass) : state_(state), pass_(pass) {}
 
   Tensor Embed() {
-    Tensor h = torch::empty({static_cast<std::int64_t>(pass_.tokens.size()), state_.config->hidden_size}, state_.compute);
+    // The residual stream is f32, as in serving: in bf16 each layer would round it, and an adapter be served as another than was trained.
+    Tensor h = torch::empty({static_cast<std::int64_t>(pass_.tokens.size()), state_.config->hidden_size}, torch::kFloat32);
     const absl::Status status = kernels::Embedding({.ids = pass_.tokens.data(),
                                                     .num_ids = h.size(0),
                                                     .table = state_.weights->embedding,
@@ -69,8 +71,8 @@ class TrainingOps {
 
   void BeginLayer(std::int64_t) {}
 
-  Input NormInput(const Tensor& x, std::int64_t layer, model::Norm norm, LinearKind) { return NormRows(x, layer, norm); }
-  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }
+  Input NormInput(const Tensor& x, std::int64_t layer, model::Norm norm, LinearKind) { return Normed(x, layer, norm, state_.compute); }
+  Input PlainInput(Tensor x, std::int64_t, LinearKind) { return x; }  // who wrote x asked TypeBefore
   Tensor Linear(const Input& input, std::int64_t layer, LinearKind kind) {
     const auto index = static_cast<std::uint64_t>(layer * model::kNumLinearKinds + static_cast<std::int64_t>(kind));
     std::optional<DropoutKey> key;
@@ -78,10 +80,7 @@ class TrainingOps {
     return ApplyNf4Linear(input, state_.layers[static_cast<std::size_t>(layer)].linears[static_cast<std::size_t>(kind)], key,
                           state_.context);
   }
-  Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) {
-    const double eps = norm >= model::Norm::kBeforeQ ? state_.config->linear_norm_eps : state_.config->rms_norm_eps;
-    return ApplyRmsNorm(x, Frozen(state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), x.size(1)), eps, state_.context);
-  }
+  Tensor NormRows(const Tensor& x, std::int64_t layer, model::Norm norm) { return Normed(x, layer, norm, torch::kFloat32); }
   Tensor NormHeads(const Tensor& x, std::int64_t layer, model::Norm norm, std::int64_t num_heads) {
     return NormRows(x.view({x.size(0) * num_heads, x.size(1) / num_heads}), layer, norm).view(x.sizes());
   }
@@ -90,18 +89,30 @@ class TrainingOps {
                      state_.weights->rope_positions, state_.context);
   }
   Tensor Attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t) {
-    return ApplySegmentAttention(q, k, v, pass_.segments, state_.config->num_heads, state_.config->num_kv_heads, state_.context);
+    return ApplySegmentAttention(q, k, v, *pass_.segments, state_.config->num_heads, state_.config->num_kv_heads, state_.context,
+                                 TypeBefore(LinearKind::kO));
   }
   Tensor Gated(const Tensor& gate, const Tensor& up) {
-    return state_.config->activation == model::Activation::kRelu2 ? ApplyRelu2Mul(gate, up, state_.context)
-                                                                   : ApplySiluMul(gate, up, state_.context);
+    const torch::ScalarType type = TypeBefore(LinearKind::kDown);
+    return state_.config->activation == model::Activation::kRelu2 ? ApplyRelu2Mul(gate, up, state_.context, type)
+                                                                   : ApplySiluMul(gate, up, state_.context, type);
   }
   Tensor Add(const Tensor& h, const Tensor& y) { return h + y; }
   Tensor FinalNorm(const Tensor& h) {
-    return ApplyRmsNorm(h, Frozen(state_.weights->final_norm, h.size(1)), state_.config->rms_norm_eps, state_.context);
+    return ApplyRmsNorm(h, Frozen(state_.weights->final_norm, h.size(1)), state_.config->rms_norm_eps, state_.context,
+                        state_.head_type);
   }
 
  private:
+  Tensor Normed(const Tensor& x, std::int64_t layer, model::Norm norm, torch::ScalarType type) {
+    const double eps = norm >= model::Norm::kBeforeQ ? state_.config->linear_norm_eps : state_.config->rms_norm_eps;
+    return ApplyRmsNorm(x, Frozen(state_.weights->layers[static_cast<std::size_t>(layer)].norm(norm), x.size(1)), eps, state_.context, type);
+  }
+  // What is normed before the linear stays in f32 (model/serving_ops.h).
+  torch::ScalarType TypeBefore(LinearKind kind) const {
+    model::Norm norm;
+    return HasNormRightBefore(*state_.config, kind, &norm) ? torch::kFloat32 : state_.compute;
+  }
   static Tensor Frozen(const float* weight, std::int64_t size) { return torch::from_blob(const_cast<float*>(weight), {size}); }
 
   TrainingState& state_;
@@ -125,13 +136,16 @@ class TorchQLoraModel : public QLoraModel {
     state_.compute = options.bf16_compute ? torch::kBFloat16 : torch::kFloat32;
     state_.dropout_seed = options.dropout_seed;
     state_.checkpointing = options.activation_checkpointing;
-    head_ = TensorOf(base_->weights().head.library).to(state_.compute);
+    const Tensor head = TensorOf(base_->weights().head.library);
+    head_.backward = head.to(BackwardType(options.bf16_compute, stream));
+    head_.served = options.bf16_compute ? head : head_.backward;
+    state_.head_type = head_.served.scalar_type();
     std::int64_t largest = 0;
     for (int k = 0; k < model::kNumLinearKinds; ++k) {
       const auto kind = static_cast<LinearKind>(k);
       largest = std::max(largest, OutFeatures(base_->config(), kind) * InFeatures(base_->config(), kind));
     }
-    state_.context.scratch = torch::empty({largest}, state_.compute);
+    state_.context.scratch = torch::empty({largest}, BackwardType(options.bf16_compute, stream));
     for (std::int64_t layer = 0; layer < base_->config().num_layers; ++layer) {
       ThrowIfCancelled(options.cancelled);
       AddLayer(layer, options);
@@ -149,7 +163,7 @@ class TorchQLoraModel : public QLoraModel {
 
   absl::StatusOr<double> ForwardBackward(const data::MicroBatch& batch, double scale, std::uint64_t draw) override {
     return Guarded([&]() -> absl::StatusOr<double> {
-      const Pass pass = PassOf(batch.tokens, batch.segments, draw);
+      NIBBLE_ASSIGN_OR_RETURN(const Pass pass, PassOf(batch.tokens, batch.segments, draw));
       TrainingOps ops(state_, pass);
       const Tensor hidden = model::RunDecoder(ops, *state_.config);
       double loss_sum = 0;
@@ -163,7 +177,7 @@ class TorchQLoraModel : public QLoraModel {
     return Guarded([&]() -> absl::StatusOr<std::vector<float>> {
       const torch::NoGradGuard no_gradients;
       const std::vector<std::int64_t> whole = {0, static_cast<std::int64_t>(tokens.size())};
-      const Pass pass = PassOf(tokens, whole, std::nullopt);
+      NIBBLE_ASSIGN_OR_RETURN(const Pass pass, PassOf(tokens, whole, std::nullopt));
       TrainingOps ops(state_, pass);
       std::vector<std::int32_t> targets(tokens.begin() + 1, tokens.end());
       targets.push_back(-1);
@@ -185,7 +199,7 @@ class TorchQLoraModel : public QLoraModel {
 
   void Release() override {
     state_ = {};
-    head_ = Tensor();
+    head_ = {};
     served_.clear();
     serving_ = {};
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
@@ -196,16 +210,14 @@ class TorchQLoraModel : public QLoraModel {
   }
 
  private:
-  static Pass PassOf(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
-                     std::optional<std::uint64_t> draw) {
-    Pass pass = {tokens, {}, draw, segments};
-    const std::int64_t num_tokens = PadRows(static_cast<std::int64_t>(tokens.size()));
-    pass.tokens.resize(static_cast<std::size_t>(num_tokens), 0);
-    for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
-      for (std::int64_t i = segments[s]; i < segments[s + 1]; ++i) {
-        pass.position.push_back(static_cast<std::int32_t>(i - segments[s]));
-      }
-    }
+  absl::StatusOr<Pass> PassOf(const std::vector<std::int32_t>& tokens, const std::vector<std::int64_t>& segments,
+                              std::optional<std::uint64_t> draw) const {
+    // Keys and values as serving caches them; what is trained in f32 is served by no such rounding.
+    const kernels::DType kv_dtype = state_.compute == torch::kFloat32 ? kernels::DType::kF32 : state_.weights->kv_dtype;
+    Pass pass = {tokens, {}, draw, nullptr};
+    NIBBLE_ASSIGN_OR_RETURN(pass.segments, PagedSegments::Create(*state_.config, kv_dtype, segments));
+    pass.tokens.resize(static_cast<std::size_t>(PadRows(static_cast<std::int64_t>(tokens.size()))), 0);
+    pass.position.assign(pass.segments->position(), pass.segments->position() + pass.segments->num_tokens());
     pass.position.resize(pass.tokens.size(), 0);
     return pass;
   }
@@ -237,10 +249,7 @@ class TorchQLoraModel : public QLoraModel {
       const auto index = static_cast<std::size_t>(k);
       Nf4Linear& linear = made.linears[index];
       linear.weight = weights.linears[index].nf4;
-      if (weights.linears[index].bias != nullptr) {
-        linear.bias = TensorOf(kernels::MakeConstMatrix(weights.linears[index].bias, kernels::DType::kF32, 1,
-                                                        linear.weight.rows)).to(state_.compute).flatten();
-      }
+      linear.bias = weights.linears[index].bias;
       if (!options.adapter.has_target(kind)) continue;
       linear.scaling = options.adapter.scaling();
       linear.dropout = options.adapter.dropout;
@@ -275,7 +284,7 @@ class TorchQLoraModel : public QLoraModel {
   model::DecoderWeights serving_;
   std::vector<ServedAdapter> served_;
   TrainingState state_;
-  Tensor head_;
+  FrozenHead head_;
   std::vector<Tensor> tensors_;
   std::vector<Parameter> parameters_;
 };

@@ -1,13 +1,17 @@
 #include "server/trainer/segment_attention.h"
 
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <torch/autograd.h>
 #include <torch/torch.h>
 
-#include <tuple>
+#include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include "kernels/formats/int8.h"
+#include "kernels/ops/attention.h"
+#include "kernels/ops/kv_store.h"
+#include "server/base/status_macros.h"
 #include "server/trainer/saved_address.h"
 #include "server/trainer/torch_bridge.h"
 
@@ -34,26 +38,15 @@ struct Segment {
   std::int64_t begin = 0;   // first token
   std::int64_t size = 0;    // tokens
   std::int64_t padded = 0;  // the same, padded
-  std::int64_t place = 0;   // sum of the padded sizes before it
 };
-
-std::int64_t Padded(std::int64_t size) { return kernels::RoundUp(size, kSegmentQuantum); }
-
-std::int64_t PaddedSize(const std::vector<std::int64_t>& segments) {
-  std::int64_t total = 0;
-  for (std::size_t s = 0; s + 1 < segments.size(); ++s) total += Padded(segments[s + 1] - segments[s]);
-  return total;
-}
 
 template <typename Body>
 void ForEachSegment(const std::vector<std::int64_t>& segments, const Context& context, Body body) {
-  std::int64_t place = 0;
   for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
     const std::int64_t size = segments[s + 1] - segments[s];
     if (size == 0) continue;
     ThrowIfCancelled(context.cancelled);
-    body(Segment{segments[s], size, Padded(size), place});
-    place += Padded(size);
+    body(Segment{segments[s], size, kernels::RoundUp(size, kSegmentQuantum)});
   }
 }
 
@@ -85,64 +78,130 @@ void StoreKvHeads(const Tensor& from, const Segment& segment, const Heads& heads
       .copy_(from.narrow(1, 0, segment.size).permute({1, 0, 2}));
 }
 
+// log(sum of exp(scores)) of a segment's queries as [KV, group, padded], from [T, H]. The rows past the segment have probabilities of 0.
+Tensor PaddedLogSumExp(const Tensor& all, const Segment& segment, const Heads& heads) {
+  constexpr float kNoProbability = 1e30f;  // not infinity: torch's kernel need not be exact there
+  Tensor sums = torch::full({segment.padded, heads.kv, heads.group}, kNoProbability, torch::kFloat32);
+  sums.narrow(0, 0, segment.size).view({segment.size, heads.kv * heads.group}).copy_(all.narrow(0, segment.begin, segment.size));
+  return sums.permute({1, 2, 0});
+}
+
+// The result [T, H*d] of `type` and its logsumexp [T, H]. Overwrites the cache.
+std::pair<Tensor, Tensor> Attend(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments, const Heads& heads,
+                                 torch::ScalarType type, const Context& context) {
+  const std::int64_t num_tokens = segments.num_tokens(), num_heads = heads.kv * heads.group;
+  Tensor out = torch::empty(q.sizes(), type);
+  out.narrow(0, num_tokens, q.size(0) - num_tokens).zero_();
+  Tensor logsumexp = torch::empty({num_tokens, num_heads}, torch::kFloat32);
+  for (std::int64_t begin = 0; begin < num_tokens; begin += kForwardRows) {
+    ThrowIfCancelled(context.cancelled);
+    const std::int64_t count = std::min(kForwardRows, num_tokens - begin);
+    const kernels::KvRows rows = segments.Rows(begin, count);
+    const auto view = [&](const Tensor& tensor) { return ViewOf(tensor.narrow(0, begin, count)); };
+    ThrowIfError(kernels::KvStore({.k = view(k), .v = view(v), .cache = segments.cache(), .layer = 0, .rows = rows}, context.stream));
+    ThrowIfError(kernels::Attention({.q = view(q),
+                                     .cache = segments.cache(),
+                                     .layer = 0,
+                                     .rows = rows,
+                                     .num_heads = num_heads,
+                                     .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(heads.dim))),
+                                     .out = view(out),
+                                     .logsumexp = logsumexp.data_ptr<float>() + begin * num_heads},
+                                    context.stream));
+  }
+  return {out, logsumexp};
+}
+
 struct SegmentAttentionFunction : torch::autograd::Function<SegmentAttentionFunction> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const std::vector<std::int64_t>* segments, std::int64_t num_heads, std::int64_t num_kv_heads,
-                        Context* context) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments* segments,
+                        std::int64_t num_heads, std::int64_t num_kv_heads, torch::ScalarType type, Context* context) {
     Remember(ctx, "segments", segments);
     Remember(ctx, "context", context);
     ctx->saved_data["heads"] = num_heads;
     ctx->saved_data["kv_heads"] = num_kv_heads;
-    const Heads heads = {num_kv_heads, num_heads / num_kv_heads, q.size(1) / num_heads};
-    Tensor out = torch::empty_like(q);
-    out.narrow(0, segments->back(), q.size(0) - segments->back()).zero_();
-    // Of padded queries too: the backward pass makes their probabilities again, and they must be finite.
-    Tensor logsumexp = torch::empty({PaddedSize(*segments), num_heads}, torch::kFloat32);
-    ForEachSegment(*segments, *context, [&](const Segment& segment) {
-      const auto [rows, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
-          Rows(q, segment, heads, false), Rows(k, segment, heads, true), Rows(v, segment, heads, true), 0.0, /*is_causal=*/true);
-      StoreQueryHeads(rows, segment, heads, out);
-      LogSumExp(logsumexp, segment, heads).copy_(sums);
-    });
-    ctx->save_for_backward({q, k, v, out, logsumexp});
+    const auto [out, logsumexp] =
+        Attend(q, k, v, *segments, {num_kv_heads, num_heads / num_kv_heads, q.size(1) / num_heads}, type, *context);
+    // A gradient goes straight through the rounding to the cache's type.
+    const torch::ScalarType cached = ToTorch(segments->cache().dtype);
+    if (type == torch::kFloat32 && cached != type) {
+      ctx->save_for_backward({q, k.to(cached), v.to(cached)});
+    } else {
+      ctx->save_for_backward({q.to(type), k.to(type), v.to(type), out, logsumexp});
+    }
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto& segments = Recall<const std::vector<std::int64_t>>(ctx, "segments");
+    const auto& segments = Recall<const PagedSegments>(ctx, "segments");
     const auto& context = Recall<const Context>(ctx, "context");
     const std::int64_t num_heads = ctx->saved_data["heads"].toInt();
     const std::int64_t num_kv_heads = ctx->saved_data["kv_heads"].toInt();
     const variable_list saved = ctx->get_saved_variables();
-    const Tensor &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[3], &logsumexp = saved[4];
-    const Tensor g = grads[0].contiguous();
+    const bool widen = context.scratch.defined() && context.scratch.scalar_type() == torch::kFloat32;  // BackwardType
+    const Tensor q = widen ? saved[0].to(torch::kFloat32) : saved[0];
+    const Tensor k = saved[1].to(q.scalar_type()), v = saved[2].to(q.scalar_type());
     const Heads heads = {num_kv_heads, num_heads / num_kv_heads, q.size(1) / num_heads};
-    Tensor grad_q = torch::empty_like(q), grad_k = torch::empty_like(k), grad_v = torch::empty_like(v);
-    for (const Tensor& grad : {grad_q, grad_k, grad_v}) grad.narrow(0, segments.back(), q.size(0) - segments.back()).zero_();
-    ForEachSegment(segments, context, [&](const Segment& segment) {
+    const auto [out, logsumexp] =
+        saved.size() == 5 ? std::pair{saved[3].to(q.scalar_type()), saved[4]} : Attend(q, k, v, segments, heads, q.scalar_type(), context);
+    const Tensor g = grads[0].contiguous().to(q.scalar_type());
+    Tensor grad_q = torch::empty(q.sizes(), torch::kFloat32), grad_k = torch::empty(k.sizes(), torch::kFloat32),
+           grad_v = torch::empty(v.sizes(), torch::kFloat32);
+    const std::int64_t end = segments.num_tokens();
+    for (const Tensor& grad : {grad_q, grad_k, grad_v}) grad.narrow(0, end, q.size(0) - end).zero_();
+    ForEachSegment(segments.segments(), context, [&](const Segment& segment) {
       const auto [rows_q, rows_k, rows_v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
           Rows(g, segment, heads, false, /*zero_padding=*/true), Rows(q, segment, heads, false), Rows(k, segment, heads, true),
-          Rows(v, segment, heads, true), Rows(out, segment, heads, false), LogSumExp(logsumexp, segment, heads), 0.0,
+          Rows(v, segment, heads, true), Rows(out, segment, heads, false), PaddedLogSumExp(logsumexp, segment, heads), 0.0,
           /*is_causal=*/true);
       StoreQueryHeads(rows_q, segment, heads, grad_q);
       StoreKvHeads(rows_k.sum(1), segment, heads, grad_k);
       StoreKvHeads(rows_v.sum(1), segment, heads, grad_v);
     });
-    return {grad_q, grad_k, grad_v, Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-
- private:
-  // [KV, group, padded]
-  static Tensor LogSumExp(const Tensor& all, const Segment& segment, const Heads& heads) {
-    return all.narrow(0, segment.place, segment.padded).view({segment.padded, heads.kv, heads.group}).permute({1, 2, 0});
+    return {grad_q, grad_k, grad_v, Tensor(), Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
 
 }  // namespace
 
-Tensor ApplySegmentAttention(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<std::int64_t>& segments,
-                             std::int64_t num_heads, std::int64_t num_kv_heads, Context& context) {
-  return SegmentAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), &segments, num_heads, num_kv_heads, &context);
+absl::StatusOr<std::unique_ptr<PagedSegments>> PagedSegments::Create(const model::ModelConfig& config, kernels::DType kv_dtype,
+                                                                     const std::vector<std::int64_t>& segments) {
+  std::unique_ptr<PagedSegments> made(new PagedSegments);
+  made->num_sequences_ = static_cast<std::int64_t>(segments.size()) - 1;
+  for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
+    made->pages_per_sequence_ = std::max(made->pages_per_sequence_, model::KvPool::PagesFor(segments[s + 1] - segments[s]));
+  }
+  // Each segment has as many pages as it needs: beside a long one, many short ones cost what they hold.
+  made->pages_.resize(static_cast<std::size_t>(made->num_sequences_ * made->pages_per_sequence_), -1);
+  std::int32_t num_pages = 0;
+  for (std::size_t s = 0; s + 1 < segments.size(); ++s) {
+    const std::int64_t size = segments[s + 1] - segments[s];
+    auto page = made->pages_.begin() + static_cast<std::int64_t>(s) * made->pages_per_sequence_;
+    for (std::int64_t p = 0; p < model::KvPool::PagesFor(size); ++p) *page++ = num_pages++;
+    for (std::int64_t i = 0; i < size; ++i) {
+      made->sequence_.push_back(static_cast<std::int32_t>(s));
+      made->position_.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+  model::ModelConfig one_layer = config;
+  one_layer.num_layers = 1;
+  NIBBLE_ASSIGN_OR_RETURN(made->pool_, model::KvPool::Create(one_layer, kv_dtype, num_pages));
+  made->segments_ = segments;
+  return made;
+}
+
+kernels::KvRows PagedSegments::Rows(std::int64_t begin, std::int64_t count) const {
+  return {.num_rows = count,
+          .sequence = sequence_.data() + begin,
+          .position = position_.data() + begin,
+          .page_tables = pages_.data(),
+          .num_sequences = num_sequences_,
+          .pages_per_sequence = pages_per_sequence_};
+}
+
+Tensor ApplySegmentAttention(const Tensor& q, const Tensor& k, const Tensor& v, const PagedSegments& segments, std::int64_t num_heads,
+                             std::int64_t num_kv_heads, Context& context, torch::ScalarType type) {
+  return SegmentAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), &segments, num_heads, num_kv_heads, type,
+                                         &context);
 }
 
 }  // namespace nibble::trainer

@@ -1,23 +1,55 @@
-// Causal attention over packed rows, segment by segment: memory and time are those of the segments, whatever stands beside them.
+// Causal attention over packed rows, segment by segment: memory and time are those of the segments, whatever stands beside them. The
+// forward pass is the kernel that serves, so that training attends with the bits of serving (docs/numerics.md 9 and 10).
 #pragma once
 #include <torch/types.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
+#include "absl/status/statusor.h"
+#include "kernels/formats/kv_cache.h"
+#include "server/model/kv_pool.h"
+#include "server/model/model_config.h"
 #include "server/trainer/autograd.h"
 
 namespace nibble::trainer {
 
-// Each token attends to those of its own segment up to itself.
-//   q         [T, H*d]   f32 | bf16
-//   k, v      [T, KV*d]  as q; query head h reads KV head h / (H / KV)
-//   segments  [S+1]      first token of each segment, then their end, which is at most T. Must outlive the graph.
-//   result    [T, H*d]   as q; 0 for tokens past the last segment, from which nothing flows back
-// Gradients keep q, k, v and the result by reference, and one f32 a query head and token. A segment's bits do not depend on the
-// others. Throws StoppedError (AutogradContext::cancelled).
+// Places of the tokens of a micro-batch in a paged cache of one layer; every layer overwrites it.
+class PagedSegments {
+ public:
+  // segments [S+1]: first token of each segment, then their end. Errors: ResourceExhausted, InvalidArgument (no token).
+  static absl::StatusOr<std::unique_ptr<PagedSegments>> Create(const model::ModelConfig& config, kernels::DType kv_dtype,
+                                                               const std::vector<std::int64_t>& segments);
+
+  const kernels::KvCacheView& cache() const { return pool_->view(); }
+  const std::vector<std::int64_t>& segments() const { return segments_; }
+  std::int64_t num_tokens() const { return segments_.back(); }
+  const std::int32_t* position() const { return position_.data(); }  // [num_tokens], each within its segment
+  kernels::KvRows Rows(std::int64_t begin, std::int64_t count) const;
+
+ private:
+  PagedSegments() = default;
+  std::vector<std::int32_t> sequence_, position_, pages_;
+  std::int64_t num_sequences_ = 0;
+  std::int64_t pages_per_sequence_ = 0;
+  std::unique_ptr<model::KvPool> pool_;
+  std::vector<std::int64_t> segments_;
+};
+
+// Each token attends to those of its own segment up to itself; k and v are rounded to the cache's type first.
+//   q         [T, H*d]   f32
+//   k, v      [T, KV*d]  f32; query head h reads KV head h / (H / KV)
+//   segments  T or fewer tokens; must outlive the graph
+//   type      of the result: f32 | bf16
+//   result    [T, H*d]   0 for tokens past the last segment, from which nothing flows back
+// Gradients keep q, k and v in the result's type, the result by reference and one f32 a query head and token; where the result is f32 and
+// the cache bf16, they keep q in f32, k and v as they were cached, and make the rest again. A segment's bits do not depend on the others.
+// Throws StoppedError (AutogradContext::cancelled, asked for each kForwardRows rows forward and each segment backward).
 torch::Tensor ApplySegmentAttention(const torch::Tensor& q, const torch::Tensor& k, const torch::Tensor& v,
-                                    const std::vector<std::int64_t>& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
-                                    AutogradContext& context);
+                                    const PagedSegments& segments, std::int64_t num_heads, std::int64_t num_kv_heads,
+                                    AutogradContext& context, torch::ScalarType type);
+
+inline constexpr std::int64_t kForwardRows = 1024;  // at 16k tokens of an 8 B shape some seconds
 
 }  // namespace nibble::trainer

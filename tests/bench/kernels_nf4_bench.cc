@@ -113,8 +113,10 @@ int main(int argc, char** argv) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     nibble::bench::AddDequantize(bench, 1536, 576, dtype);
     nibble::bench::AddDequantize(bench, 4096, 4096, dtype);
-    for (const std::int64_t m : {1, 4, 256}) {
+    for (const std::int64_t m : {1, 4, 256, 1024}) {
       nibble::bench::AddMatmul(bench, m, 1536, 576, dtype);
+      nibble::bench::AddMatmul(bench, m, 576, 1536, dtype);
+      nibble::bench::AddMatmul(bench, m, 192, 576, dtype);
       nibble::bench::AddMatmul(bench, m, 4096, 4096, dtype);
     }
   }

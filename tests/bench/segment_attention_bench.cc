@@ -8,9 +8,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "kernels/isa.h"
 #include "kernels/launch_counter.h"
 #include "server/trainer/segment_attention.h"
 #include "server/trainer/torch_runtime.h"
@@ -41,31 +43,40 @@ double Median(std::vector<double> values) {
 
 Tensor Random(std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
   torch::manual_seed(seed);
-  return torch::randn({rows, cols}).to(torch::kBFloat16);
+  return torch::randn({rows, cols});
 }
 
-std::vector<Tensor> Pass(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape) {
+std::vector<Tensor> Pass(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape,
+                         const nibble::kernels::Stream& stream) {
   nibble::trainer::AutogradContext context;
+  context.stream = stream;
   std::vector<Tensor> leaves;
   for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().requires_grad_());
-  const Tensor y = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], segments, shape.heads, shape.kv_heads, context);
-  std::vector<Tensor> results = torch::autograd::grad({y}, leaves, {inputs[3]});
+  nibble::model::ModelConfig config;
+  config.num_heads = shape.heads;
+  config.num_kv_heads = shape.kv_heads;
+  config.head_dim = shape.dim;
+  const auto paged = nibble::trainer::PagedSegments::Create(config, nibble::kernels::DType::kBF16, segments);
+  if (!paged.ok()) throw std::runtime_error(std::string(paged.status().message()));
+  const Tensor y = ApplySegmentAttention(leaves[0], leaves[1], leaves[2], **paged, shape.heads, shape.kv_heads, context, torch::kBFloat16);
+  std::vector<Tensor> results = torch::autograd::grad({y}, leaves, {inputs[3].to(torch::kBFloat16)});
   results.insert(results.begin(), y.detach());
   return results;
 }
 
-Run Measure(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape, int rounds) {
+Run Measure(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape, int rounds,
+            const nibble::kernels::Stream& stream) {
   Run run;
-  run.results = Pass(inputs, segments, shape);
+  run.results = Pass(inputs, segments, shape, stream);
   {
     nibble::support::TorchMemory memory;
-    Pass(inputs, segments, shape);
+    Pass(inputs, segments, shape, stream);
     run.peak_bytes = memory.peak_bytes();
   }
   std::vector<double> times;
   for (int i = 0; i < rounds; ++i) {
     const double began = Now();
-    Pass(inputs, segments, shape);
+    Pass(inputs, segments, shape, stream);
     times.push_back(Now() - began);
   }
   run.seconds = Median(std::move(times));
@@ -88,6 +99,8 @@ int main(int argc, char** argv) {
   }
   static nibble::kernels::LaunchCounter launches;  // torch counts into it until the process is gone
   nibble::trainer::InitTorch(threads, &launches);
+  const auto pool = nibble::trainer::MakeTorchThreadPool();
+  const nibble::kernels::Stream stream = {.isa = nibble::kernels::DetectIsa(), .pool = pool.get(), .launches = &launches};
   std::printf("%d threads, bf16, forward and backward, medians of %d\n", threads, rounds);
   std::printf("%-16s %-22s %10s %10s\n", "model", "case", "ms", "peak MiB");
   for (const Shape& shape : {Shape{"SmolLM2-135M", 9, 3, 64}, Shape{"Llama-3-8B", 32, 8, 128}}) {
@@ -98,8 +111,8 @@ int main(int argc, char** argv) {
     for (std::size_t s = 0; s < segments.size(); ++s) segments[s] = static_cast<std::int64_t>(s) * tokens;
     std::vector<Tensor> one;
     for (const Tensor& t : row) one.push_back(t.narrow(0, 0, tokens).clone());
-    const Run packed = Measure(row, segments, shape, rounds);
-    const Run alone = Measure(one, {0, tokens}, shape, rounds);
+    const Run packed = Measure(row, segments, shape, rounds, stream);
+    const Run alone = Measure(one, {0, tokens}, shape, rounds, stream);
     for (std::size_t i = 0; i < packed.results.size(); ++i) {
       if (torch::equal(packed.results[i].narrow(0, 0, tokens), alone.results[i])) continue;
       std::fprintf(stderr, "%s: a packed example has other bits than the example alone\n", shape.model);

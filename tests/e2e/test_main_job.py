@@ -103,13 +103,13 @@ def test_a_conversion_evaluates_what_the_trainer_evaluated(trained):
 
 
 def test_an_adapter_is_served_near_to_what_trained_it(trained):
-    """docs/numerics.md 10: measured each time it is loaded. What is left is the rounding to bf16."""
+    """docs/numerics.md 10: measured each time it is loaded. Only the product of the head differs between the programs."""
     server, _ = trained
     server.run("models", "load", "tuned")
     metrics = server.metrics()
     difference = metrics['nibble_train_serve_logprob_max_abs_difference{model="tuned"}']
     print(f"largest difference of a logprob between trainer and server: {difference:.2e}")
-    assert 0 < difference < 0.2
+    assert 0 <= difference < 1e-3
     assert not any("max_abs_difference" in name and 'model="small' in name for name in metrics), "of adapters alone"
 
 

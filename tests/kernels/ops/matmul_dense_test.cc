@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "tests/support/isas.h"
@@ -85,6 +86,31 @@ TEST(MatmulDenseTest, EveryPathAndThreadCountGivesTheChainsBits) {
   }
 }
 
+TEST(MatmulDenseTest, AccumulatesTheWholeSumOnEveryPath) {
+  const std::int64_t shapes[][3] = {{7, 13, 16}, {1, 17, 0}, {6, 65, 33}, {13, 128, 63}};
+  for (const auto& [rows, n, k] : shapes) {
+    const Case c = MakeCase(rows, n, k, DType::kF32, DType::kF32);
+    const auto panels = Pack(c);
+    const std::vector<float> before = support::NormalVector(4, rows * n);
+    for (const bool bias : {false, true}) {
+      std::vector<float> want = Oracle(c, bias);
+      for (std::size_t i = 0; i < want.size(); ++i) want[i] = before[i] + want[i];
+      for (const Isa isa : support::Isas()) {
+        GuardedBytes y(rows * n * 4);
+        std::memcpy(y.data(), before.data(), before.size() * 4);
+        ASSERT_TRUE(MatmulDense({.x = MakeConstMatrix(c.x.data(), DType::kF32, rows, k),
+                                 .w = {panels.data(), DType::kF32, n, k},
+                                 .bias = bias ? c.bias.data() : nullptr,
+                                 .y = MakeMatrix(y.data(), DType::kF32, rows, n),
+                                 .accumulate = true},
+                                CpuStream(isa)).ok());
+        EXPECT_TRUE(support::BytesEqual(y.data(), want.data(), want.size() * 4)) << Name(isa) << " M " << rows << " N " << n << " K " << k;
+        EXPECT_TRUE(y.GuardsIntact());
+      }
+    }
+  }
+}
+
 TEST(MatmulDenseTest, LiesWithinTheBoundOfTheChain) {
   const Case c = MakeCase(5, 40, 700, DType::kF32, DType::kF32);
   const auto panels = Pack(c);
@@ -126,6 +152,9 @@ TEST(MatmulDenseTest, BadArgumentsAreRefused) {
   const Matrix ym = MakeMatrix(y.data(), DType::kF32, 2, 17);
   EXPECT_TRUE(MatmulDense({xm, {panels.data(), DType::kF32, 17, 65}, nullptr, ym}, stream).ok());
   EXPECT_EQ(MatmulDense({xm, {panels.data(), DType::kF16, 17, 65}, nullptr, ym}, stream).code(),
+            absl::StatusCode::kInvalidArgument);
+  const Matrix bf16 = MakeMatrix(y.data(), DType::kBF16, 2, 17);
+  EXPECT_EQ(MatmulDense({.x = xm, .w = {panels.data(), DType::kF32, 17, 65}, .y = bf16, .accumulate = true}, stream).code(),
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(MatmulDense({xm, {panels.data(), DType::kF32, 17, 64}, nullptr, ym}, stream).code(),
             absl::StatusCode::kInvalidArgument);

@@ -90,6 +90,16 @@ TEST(MatmulNf4Test, EveryPathIsWithinTheBoundOfTheExactProduct) {
   }
 }
 
+// More of K than a path holds decoded at a time.
+TEST(MatmulNf4Test, LongRowsAreWithinTheBoundToo) {
+  for (const std::int64_t m : {3, 14}) {
+    for (const std::int64_t k : {1024, 1025, 2111}) {
+      const Case c(m, 71, k, DType::kBF16, DType::kF32, true);
+      for (const Isa isa : Isas()) c.Check(CpuStream(isa));
+    }
+  }
+}
+
 TEST(MatmulNf4Test, ThreadsDoNotChangeBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const std::int64_t m : {1, 3, 12}) {

@@ -89,13 +89,13 @@ class QLoraModelTest : public testing::Test {
   std::vector<std::int32_t> tokens_ = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 97, 9, 3, 23, 84, 62, 64};
 };
 
-// docs/numerics.md 10. Serving reads bf16 rows where fp32 compute reads f32; bf16 compute has its residual stream in bf16 too.
-TEST_F(QLoraModelTest, WhatServesAnAdapterIsNearToWhatTrainedIt) {
+// docs/numerics.md 10. Serving reads bf16 rows where fp32 compute reads f32; with bf16 compute only the head's product differs.
+TEST_F(QLoraModelTest, TrainingLogprobsAreThoseOfServing) {
   const double f32 = ServedDifference(*Make(false, 0), "lora_f32"), bf16 = ServedDifference(*Make(true, 0), "lora_bf16");
   RecordProperty("f32", std::to_string(f32));
   RecordProperty("bf16", std::to_string(bf16));
   EXPECT_LT(f32, 1e-3);
-  EXPECT_LT(bf16, 1e-3);
+  EXPECT_LT(bf16, 1e-5);
   const auto untrained = Make(false, 0);
   std::vector<float> other = Logprobs(*untrained);
   for (Parameter& parameter : untrained->parameters()) parameter.value[0] += 1.0f;

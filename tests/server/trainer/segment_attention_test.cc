@@ -1,4 +1,5 @@
-// Attention by segment against the formula in f64 and against the dense mask that it replaces, and what its graph keeps.
+// Attention by segment against the formula in f64 and against a dense mask, its bits against the kernel that serves, and what its graph
+// keeps.
 #include "server/trainer/segment_attention.h"
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include <functional>
 #include <limits>
 
+#include "kernels/ops/attention.h"
 #include "server/trainer/torch_bridge.h"
 #include "tests/support/cancel_at.h"
 #include "tests/support/torch_memory.h"
@@ -29,27 +31,43 @@ using Attention = std::function<Tensor(const Tensor& q, const Tensor& k, const T
 
 class SegmentAttentionTest : public ::testing::Test {
  protected:
-  // q, k, v and the gradient of the output.
+  // q, k, v and the gradient of the output: f32 tensors of values that `type` holds.
   static std::vector<Tensor> Inputs(const Case& c, torch::ScalarType type) {
     torch::manual_seed(7);
     std::vector<Tensor> inputs;
     for (const std::int64_t heads : {c.heads, c.kv_heads, c.kv_heads, c.heads}) {
-      inputs.push_back(torch::randn({c.tokens, heads * c.dim}).to(type));
+      inputs.push_back(torch::randn({c.tokens, heads * c.dim}).to(type).to(torch::kFloat32));
     }
     return inputs;
+  }
+  // K and V are cached in `type`.
+  static std::unique_ptr<PagedSegments> Segments(const Case& c, torch::ScalarType type) {
+    model::ModelConfig config;
+    config.num_heads = c.heads;
+    config.num_kv_heads = c.kv_heads;
+    config.head_dim = c.dim;
+    auto segments =
+        PagedSegments::Create(config, type == torch::kBFloat16 ? kernels::DType::kBF16 : kernels::DType::kF32, c.segments);
+    EXPECT_TRUE(segments.ok()) << segments.status();
+    return *std::move(segments);
   }
   static Results Run(const Attention& attention, const std::vector<Tensor>& inputs, torch::ScalarType type) {
     std::vector<Tensor> leaves;
     for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().to(type).requires_grad_());
     const Tensor y = attention(leaves[0], leaves[1], leaves[2]);
-    Results results = torch::autograd::grad({y}, leaves, {inputs[3].to(type)});
+    Results results = torch::autograd::grad({y}, leaves, {inputs[3].to(y.scalar_type())});
     results.insert(results.begin(), y.detach());
     return results;
   }
+  // K and V cached in `type`, which the result has as well.
   Results BySegment(const Case& c, const std::vector<Tensor>& inputs, torch::ScalarType type) {
+    return BySegment(c, inputs, type, type);
+  }
+  Results BySegment(const Case& c, const std::vector<Tensor>& inputs, torch::ScalarType type, torch::ScalarType result) {
+    const auto segments = Segments(c, type);
     return Run([&](const Tensor& q, const Tensor& k, const Tensor& v) {
-      return ApplySegmentAttention(q, k, v, c.segments, c.heads, c.kv_heads, context_);
-    }, inputs, type);
+      return ApplySegmentAttention(q, k, v, *segments, c.heads, c.kv_heads, context_, result);
+    }, inputs, torch::kFloat32);
   }
   // One call over all tokens, each masked from what is not of its segment: how packed rows attended before.
   static Tensor Masked(const Tensor& q, const Tensor& k, const Tensor& v, const Case& c) {
@@ -107,6 +125,7 @@ const Case kCases[] = {
     {2, 2, 16, {0, 0, 64, 64, 128}, 128},              // empty segments; nothing to pad
     {6, 1, 32, {0, 700}, 700},                         // one segment past the block sizes of the kernel
     {4, 4, 16, {0, 31, 61}, 61},                       // the last one's padding lies past the rows
+    {2, 1, 8, {0, 30, 1500}, 1536},                    // more rows than are attended to at once
 };
 
 TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
@@ -131,6 +150,40 @@ TEST_F(SegmentAttentionTest, AgreesWithTheFormulaAndWithTheDenseMask) {
       }
     }
   }
+}
+
+TEST_F(SegmentAttentionTest, MakesAnF32ResultOfABf16CacheAgainForItsGradients) {
+  for (const Case& c : kCases) {
+    const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
+    const Attention masked = [&](const Tensor& q, const Tensor& k, const Tensor& v) { return Masked(q, k, v, c); };
+    const Results got = BySegment(c, inputs, torch::kBFloat16, torch::kFloat32), formula = Run(masked, inputs, torch::kFloat64);
+    const Results bounds = Bounds(c, inputs, 0x1p-20);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      ASSERT_EQ(got[i].scalar_type(), torch::kFloat32);
+      const Tensor excess = (got[i].to(torch::kFloat64) - formula[i]).abs() - (bounds[i] + 1e-12);
+      EXPECT_LE(excess.narrow(0, 0, c.segments.back()).max().item<double>(), 0) << i << " of " << c.tokens << " tokens";
+    }
+  }
+}
+
+TEST_F(SegmentAttentionTest, HasTheBitsOfTheKernelThatServes) {
+  const Case c = {9, 3, 64, {0, 37, 1240}, 1280};
+  torch::manual_seed(8);
+  const Tensor q = torch::randn({c.tokens, 9 * 64}), k = torch::randn({c.tokens, 3 * 64}), v = torch::randn({c.tokens, 3 * 64});
+  const auto segments = Segments(c, torch::kBFloat16);
+  const Tensor got = ApplySegmentAttention(q, k, v, *segments, 9, 3, context_, torch::kBFloat16);
+  // The cache still holds k and v.
+  const Tensor rows = q.narrow(0, 0, 1240);
+  Tensor want = torch::empty(rows.sizes(), torch::kBFloat16);
+  ASSERT_TRUE(kernels::Attention({.q = ViewOf(rows), .cache = segments->cache(), .layer = 0, .rows = segments->Rows(0, 1240),
+                                  .num_heads = 9, .scale = 0.125f, .out = ViewOf(want)}, context_.stream).ok());
+  EXPECT_TRUE(torch::equal(got.narrow(0, 0, 1240), want));
+}
+
+TEST_F(SegmentAttentionTest, BesideALongSegmentShortOnesTakeNoMorePagesThanTheyFill) {
+  Case c = {1, 1, 8, {0, 100 * kernels::kKvPageTokens}, 0};
+  for (int i = 0; i < 50; ++i) c.segments.push_back(c.segments.back() + 1);
+  EXPECT_EQ(Segments(c, torch::kBFloat16)->cache().num_pages, 150);
 }
 
 TEST_F(SegmentAttentionTest, PackingChangesNoBitOfAnExample) {
@@ -161,25 +214,37 @@ TEST_F(SegmentAttentionTest, PackedRowCostsTheMemoryOfItsExamples) {
   EXPECT_LE(static_cast<double>(peak(kExamples)), 1.2 * kExamples * static_cast<double>(peak(1)));
 }
 
-TEST_F(SegmentAttentionTest, KeepsItsInputsByReferenceItsOutputAndOneNumberAHeadAndToken) {
+TEST_F(SegmentAttentionTest, KeepsItsInputsAndItsOutputByReferenceOrNarrowedAndOneNumberAHeadAndToken) {
   const Case c = {4, 2, 16, {0, 64, 96}, 96};
   const std::vector<Tensor> inputs = Inputs(c, torch::kBFloat16);
-  const std::int64_t kept = support::KeptBytes([&] {
-    std::vector<Tensor> leaves;
-    for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().requires_grad_());
-    return ApplySegmentAttention(leaves[0], leaves[1], leaves[2], c.segments, c.heads, c.kv_heads, context_);
-  });
-  EXPECT_EQ(kept, c.tokens * c.heads * 4);
+  const auto kept = [&](torch::ScalarType cached, torch::ScalarType result) {
+    const auto segments = Segments(c, cached);
+    return support::KeptBytes([&] {
+      std::vector<Tensor> leaves;
+      for (std::size_t i = 0; i < 3; ++i) leaves.push_back(inputs[i].detach().requires_grad_());
+      return ApplySegmentAttention(leaves[0], leaves[1], leaves[2], *segments, c.heads, c.kv_heads, context_, result);
+    });
+  };
+  // A narrower copy of each input, where it is kept narrower than it came.
+  const std::int64_t q = c.tokens * c.heads * c.dim, kv = c.tokens * c.kv_heads * c.dim, sums = c.tokens * c.heads * 4;
+  EXPECT_EQ(kept(torch::kFloat32, torch::kFloat32), sums);
+  EXPECT_EQ(kept(torch::kBFloat16, torch::kBFloat16), 2 * (q + 2 * kv) + sums);
+  EXPECT_EQ(kept(torch::kBFloat16, torch::kFloat32), 2 * 2 * kv);
 }
 
-TEST_F(SegmentAttentionTest, AsksBeforeEverySegment) {
+TEST_F(SegmentAttentionTest, AsksBeforeEveryThousandRowsForwardAndEverySegmentBackward) {
   support::CancelAt asked;
   context_.cancelled = asked.callback();
   const Case c = {2, 1, 8, {0, 3, 9, 20}, 20};
   const std::vector<Tensor> inputs = Inputs(c, torch::kFloat32);
   BySegment(c, inputs, torch::kFloat32);
-  EXPECT_EQ(asked.calls(), 6) << "three segments, forward and backward";
-  asked.Restart(5);
+  EXPECT_EQ(asked.calls(), 4) << "twenty rows forward, three segments backward";
+  asked.Restart(3);
+  EXPECT_THROW(BySegment(c, inputs, torch::kFloat32), StoppedError);
+  const Case longer = {2, 1, 8, {0, 3 * kForwardRows}, 3 * kForwardRows};
+  asked.Restart(2);
+  EXPECT_THROW(BySegment(longer, Inputs(longer, torch::kFloat32), torch::kFloat32), StoppedError);
+  asked.Restart(1);
   EXPECT_THROW(BySegment(c, inputs, torch::kFloat32), StoppedError);
 }
 

@@ -3,6 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <mutex>
+#include <set>
+#include <thread>
+#include <vector>
+
 #include "server/trainer/torch_bridge.h"
 #include "tests/support/torch_memory.h"
 
@@ -35,6 +40,24 @@ TEST(TorchLibraryTest, ABf16WeightIsWidenedInSlices) {
       EXPECT_LE((y - want).abs().max().item<double>(), kInputs * 0x1p-24 * product.abs().max().item<double>());
     }
   }
+}
+
+// at::parallel_for runs its body on the calling thread unless our own file is compiled with OpenMP.
+TEST(TorchThreadPoolTest, SharesTheRangesBetweenTorchsThreads) {
+  at::set_num_threads(3);
+  const auto pool = MakeTorchThreadPool();
+  EXPECT_EQ(pool->num_threads(), 3);
+  std::mutex mutex;
+  std::set<std::thread::id> threads;
+  std::vector<int> visits(100);
+  pool->ParallelFor(100, 7, [&](std::int64_t begin, std::int64_t end) {
+    EXPECT_EQ(begin % 7, 0);
+    for (std::int64_t i = begin; i < end; ++i) ++visits[static_cast<std::size_t>(i)];
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+  });
+  EXPECT_EQ(threads.size(), 3u);
+  EXPECT_EQ(visits, std::vector<int>(100, 1));
 }
 
 }  // namespace
