@@ -218,11 +218,13 @@ absl::Status App::State::OpenJobs() {
   tokens = std::make_unique<data::TokenCache>(files, state->layout.tokens(), token_pool,
                                               data::TokenCacheOptions{.max_bytes = options.token_cache_bytes,
                                                                       .min_free_bytes = state->min_free_bytes,
+                                                                      .memory = control.memory,
                                                                       .needed = [this] { return NeededTokenFiles(); }});
   planner = std::make_unique<JobPlanner>(options, options.trainer_path, *state, *texts, *tokens, control.memory);
   tokens->Trim([this](const std::string& dataset) { return !absl::IsNotFound(state->datasets->Get(dataset).status()); });
   control.check_without_rows = [this](const auto& spec) { return planner->CheckWithoutRows(spec); };
   control.plan_memory = [this](const auto& spec, const auto& cancel) { return planner->Memory(spec, cancel); };
+  control.after_jobs = [this] { tokens->Trim(); };
   NIBBLE_ASSIGN_OR_RETURN(controller, jobs::JobController::Open(*state, *database, *runner, base::RealClock(), control, &job_metrics));
   return absl::OkStatus();
 }
@@ -297,6 +299,7 @@ absl::Status App::State::OpenServing() {
   library_options.upload_limits.min_free_bytes = state->min_free_bytes;
   library_options.max_tokenizer_bytes = static_cast<std::uint64_t>(options.max_tokenizer_bytes);
   library_options.memory = serve_memory;
+  library_options.load_tokens = [this](const auto& source, const auto& cancelled) { return tokens->Get(source, cancelled); };
   library_options.eval_dataset_of_job = [this](const std::string& job) {
     const auto record = controller->Get(job);
     return record.ok() ? record->spec.eval_dataset : std::string();
@@ -322,7 +325,7 @@ absl::Status App::State::OpenServing() {
 }
 
 absl::Status App::State::StartGrpc() {
-  dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, *uploads, options.import_root);
+  dataset_service = std::make_unique<rpc::DatasetService>(*edge, *state, *texts, *uploads, tokens->large_rows(), options.import_root);
   fine_tune_service = std::make_unique<rpc::FineTuneService>(
       *edge, *controller, *texts, *operations,
       rpc::Planner{.plan = [this](const auto& spec, const auto& cancel) { return planner->Plan(spec, cancel); },

@@ -12,9 +12,27 @@
 #include "server/model/artifact_writer.h"
 #include "server/plan/plan_job.h"
 #include "server/rpc/dataset_proto.h"
-#include "server/store/disk_space.h"
+#include "server/store/job_space.h"
 
 namespace nibble {
+
+absl::Status JobPlanner::AddData(const jobs::JobSpec& spec, plan::JobInputs& inputs) const {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(spec.train_dataset));
+  inputs.train_path = train.data_path;
+  inputs.train_sha256 = train.sha256;
+  inputs.train_tokens_directory = state_.layout.tokens(spec.train_dataset);
+  NIBBLE_ASSIGN_OR_RETURN(const data::Format train_format, rpc::FormatOf(train));
+  inputs.train_format = data::Name(train_format);
+  if (!spec.eval_dataset.empty()) {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(spec.eval_dataset));
+    inputs.eval_path = eval.data_path;
+    inputs.eval_sha256 = eval.sha256;
+    inputs.eval_tokens_directory = state_.layout.tokens(spec.eval_dataset);
+    NIBBLE_ASSIGN_OR_RETURN(const data::Format eval_format, rpc::FormatOf(eval));
+    inputs.eval_format = data::Name(eval_format);
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   if (trainer_path_.empty()) {
@@ -34,29 +52,15 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, 
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(spec.base_model));
   inputs.config = text->config;
   inputs.text = text->assets;
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(spec.train_dataset));
-  inputs.train_path = train.data_path;
-  inputs.train_sha256 = train.sha256;
-  inputs.train_tokens_directory = state_.layout.tokens(spec.train_dataset);
-  inputs.load = [this](const auto& source, const auto& cancelled) { return tokens_.Get(source, cancelled); };
+  inputs.load = [this](const auto& source, const auto& cancelled) { return tokens_.GetLengths(source, cancelled); };
   inputs.memory = memory_;
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format train_format, rpc::FormatOf(train));
-  inputs.train_format = data::Name(train_format);
-  if (!spec.eval_dataset.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(spec.eval_dataset));
-    inputs.eval_path = eval.data_path;
-    inputs.eval_sha256 = eval.sha256;
-    inputs.eval_tokens_directory = state_.layout.tokens(spec.eval_dataset);
-    NIBBLE_ASSIGN_OR_RETURN(const data::Format eval_format, rpc::FormatOf(eval));
-    inputs.eval_format = data::Name(eval_format);
-  }
+  NIBBLE_RETURN_IF_ERROR(AddData(spec, inputs));
   return inputs;
 }
 
 absl::StatusOr<plan::JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const {
   auto plan = plan::PlanJob(spec, inputs);
-  // Tokenising allocates and frees much on many threads.
-  base::ReturnFreeMemory();
+  base::ReturnFreeMemory();  // lengths and orders of a large data set
   // A data set that was deleted meanwhile has no token files.
   for (const std::string& dataset : {spec.train_dataset, spec.eval_dataset}) {
     if (dataset.empty() || !absl::IsNotFound(state_.datasets->Get(dataset).status())) continue;
@@ -71,7 +75,12 @@ absl::Status JobPlanner::CheckWithoutRows(const jobs::JobSpec& spec) const {
 }
 
 absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobSpec& spec) const {
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, {}));
+  // The names of the files need no tokenizer: they are asked for every open job at once.
+  NIBBLE_ASSIGN_OR_RETURN(const rpc::TextFacts facts, texts_.Facts(spec.base_model));
+  plan::JobInputs inputs;
+  inputs.config = facts.config;
+  inputs.text.digest = facts.digest;
+  NIBBLE_RETURN_IF_ERROR(AddData(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<data::TokenSource> sources, plan::TokenSourcesOf(spec, inputs));
   std::vector<std::string> paths;
   for (const data::TokenSource& source : sources) paths.push_back(data::TokenFilePath(source.tokens_directory, data::TokenKey(source)));
@@ -98,8 +107,7 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, cons
   NIBBLE_ASSIGN_OR_RETURN(planned.spec, Resolved(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, PlanOf(planned.spec, inputs));
   planned.available_bytes = MemoryBytes(limits_.train_memory_bytes, OwnMemoryBytes(limits_), base::RealFileSystem());
-  NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes,
-                          store::SpareBytes(state_.files, state_.layout.root(), state_.min_free_bytes));
+  NIBBLE_ASSIGN_OR_RETURN(planned.spare_disk_bytes, store::PlannableBytes(state_.files, state_.layout, state_.min_free_bytes));
   return planned;
 }
 

@@ -39,12 +39,14 @@ class JobPlanner {
   absl::StatusOr<jobs::PlannedMemory> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   // Of a resolved spec. What can be refused without reading rows; milliseconds.
   absl::Status CheckWithoutRows(const jobs::JobSpec& spec) const;
-  // Of a resolved spec: the token files that its trainer reads.
+  // Of a resolved spec: the token files that its trainer reads. Reads no tokenizer; a millisecond.
   absl::StatusOr<std::vector<std::string>> TokenFiles(const jobs::JobSpec& spec) const;
 
  private:
   // What the user left open is chosen. Errors: of Validate.
   static absl::StatusOr<jobs::JobSpec> Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs);
+  // The data sets that the spec names.
+  absl::Status AddData(const jobs::JobSpec& spec, plan::JobInputs& inputs) const;
   absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   absl::StatusOr<plan::JobPlan> PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const;
 

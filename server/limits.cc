@@ -13,16 +13,25 @@
 #include "server/base/strings.h"
 #include "server/data/token_cache.h"
 #include "server/data/token_writer.h"
+#include "server/rpc/text_cache.h"
+#include "server/text/piece_encoder.h"
+#include "server/text/prompt_length.h"
 
 namespace nibble {
 
 namespace {
 
 constexpr std::uint64_t kMaxProcFile = 1 << 16;
-// nibbled idle has 40 MiB; tokenizers that are kept, the database and stacks of threads take the rest.
-constexpr std::int64_t kProcessBytes = 128 << 20;
-// Of one token file that is being made: the text, its tokens with their places, and what tokenizers and templates take meanwhile.
-constexpr std::int64_t kTokenWriterBytes = 12 * static_cast<std::int64_t>(data::kTokeniseBytes);
+// nibbled idle has 40 MiB; the database and stacks of threads take the rest.
+constexpr std::int64_t kProcessBytes = 96 << 20;
+// Of one token file that is being made: the text, its tokens with their places, and what tokenizers and templates take meanwhile. 119 to
+// 162 MiB were measured with 1 to 8 threads, and a token for each byte. Large rows take theirs of what models and trainers share.
+constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokeniseBytes);
+// Calls encode one large text at a time, and a small one on each worker.
+std::int64_t EncoderBytes(const Limits& limits) {
+  const auto small = static_cast<std::int64_t>(text::kLargeTextBytes);
+  return text::kEncoderBytesPerByte * (limits.max_prompt_bytes + limits.workers * small);
+}
 
 void SetMs(grpc::ServerBuilder& builder, const char* name, double seconds) {
   builder.AddChannelArgument(name, static_cast<int>(std::min(seconds * 1e3, 2e9)));
@@ -79,7 +88,8 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
                  "Messages a second that the reader of an answer must take while it is behind; 0: one in --slow_reader_s")
       ->check(CLI::NonNegativeNumber);
   cli.add_option("--max_prompt_bytes", l.max_prompt_bytes,
-                 "Of a prompt, or of a text to tokenise; while it is encoded, it may take 256 times as much memory")
+                 "Of a prompt, or of a text to tokenise; each message of a chat counts 32 bytes more. 256 times as much memory is "
+                 "reserved to encode it")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   cli.add_option("--max_watches", l.max_watches, "WatchJob and WatchLoad streams; further ones are refused")->check(CLI::Range(1, 100'000));
   cli.add_option("--max_downloads", l.max_downloads, "DownloadArtifact streams; further ones are refused")->check(CLI::Range(1, 1000));
@@ -178,7 +188,8 @@ absl::StatusOr<std::int64_t> MachineMemoryBytes(base::FileSystem& files, const s
 }
 
 std::int64_t OwnMemoryBytes(const Limits& limits) {
-  return limits.rpc_memory_bytes + kProcessBytes + data::TokenCache::kMaxWriters * kTokenWriterBytes;
+  const std::int64_t tokenizers = rpc::TextCache::kTokenizerFactor * static_cast<std::int64_t>(rpc::TextCacheOptions().max_bytes);
+  return limits.rpc_memory_bytes + kProcessBytes + data::TokenCache::kMaxWriters * kTokenWriterBytes + EncoderBytes(limits) + tokenizers;
 }
 
 std::int64_t MemoryBytes(std::int64_t flag, std::int64_t own_bytes, base::FileSystem& files) {

@@ -1,10 +1,13 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "absl/strings/ascii.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "client/cli/app.h"
 #include "client/cli/command.h"
 #include "client/cli/job_spec.h"
@@ -20,6 +23,10 @@ namespace {
 using v1::FineTuneService;
 
 constexpr char kPlanEnded[] = "the plan has ended";  // ends a watch
+
+// Between two GetJob of a job that cannot be watched.
+constexpr absl::Duration kFirstPoll = absl::Milliseconds(200);
+constexpr absl::Duration kLongestPoll = absl::Seconds(2);
 
 std::string StepsText(const v1::Progress& progress) { return base::StrCat(progress.step(), "/", progress.max_steps()); }
 
@@ -71,10 +78,11 @@ absl::Status Outcome(const v1::Job& job) {
       base::Reason(error), base::ReasonMetadata(error));
 }
 
-absl::Status Watch(Session& session, const std::string& id, std::int64_t after) {
+// Prints the job's events until its end.
+absl::StatusOr<v1::Job> WatchToEnd(Session& session, const std::string& id, std::int64_t after) {
   NIBBLE_RETURN_IF_ERROR(CheckText("id", id));
   session.JobGoesOn(id);
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().WatchJob(id, after, [&](const v1::JobEvent& event) {
+  return session.client().WatchJob(id, after, [&](const v1::JobEvent& event) {
     if (session.json) {
       session.Print(EventJson(id, event));
     } else {
@@ -82,30 +90,80 @@ absl::Status Watch(Session& session, const std::string& id, std::int64_t after) 
     }
     // Nobody reads any more (a closed pipe): the watch ends, the job does not.
     return session.out() ? absl::OkStatus() : absl::CancelledError("the output was closed");
-  }));
+  });
+}
+
+absl::Status Watch(Session& session, const std::string& id, std::int64_t after) {
+  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, WatchToEnd(session, id, after));
   return Outcome(job);
 }
 
-// Watches the job until its state is no longer PLANNING. One whose data is refused answers as a refused CreateJob does.
+// The server refuses watches (STREAMS_FULL) but still answers GetJob.
+bool CannotBeWatched(const absl::Status& status) { return absl::IsResourceExhausted(status); }
+
+absl::StatusOr<v1::Job> GetJob(Session& session, const std::string& id) {
+  v1::GetJobRequest request;
+  request.set_name(id);
+  return session.client().Call(&FineTuneService::Stub::GetJob, request);
+}
+
+// Asks for the job until `done`, for as long as --timeout allows.
+absl::StatusOr<v1::Job> Poll(Session& session, const std::string& id, bool (*done)(const v1::Job&)) {
+  const absl::Time until = session.timeout_s > 0 ? absl::Now() + absl::Seconds(session.timeout_s) : absl::InfiniteFuture();
+  for (absl::Duration wait = kFirstPoll;; wait = std::min(2 * wait, kLongestPoll)) {
+    absl::StatusOr<v1::Job> job = GetJob(session, id);
+    if (!job.ok() || done(*job)) return job;
+    if (absl::Now() + wait > until) return absl::DeadlineExceededError(base::StrCat("job ", id, " is not done within --timeout"));
+    absl::SleepFor(wait);
+  }
+}
+
+bool IsPlanned(const v1::Job& job) { return job.state() != v1::JOB_STATE_PLANNING; }
+
+bool IsOver(const v1::Job& job) {
+  return job.state() == v1::JOB_STATE_SUCCEEDED || job.state() == v1::JOB_STATE_FAILED || job.state() == v1::JOB_STATE_CANCELLED;
+}
+
+// The job once its state is no longer PLANNING.
 absl::StatusOr<v1::Job> AwaitPlan(Session& session, const v1::Job& created) {
-  if (created.state() != v1::JOB_STATE_PLANNING) return created;
+  if (IsPlanned(created)) return created;
   session.JobGoesOn(created.name());
   const auto watched = session.client().WatchJob(created.name(), 0, [](const v1::JobEvent& event) {
     const bool planned = event.has_state() && event.state().to() != v1::JOB_STATE_PLANNING;
     return planned ? absl::CancelledError(kPlanEnded) : absl::OkStatus();
   });
+  if (CannotBeWatched(watched.status())) return Poll(session, created.name(), &IsPlanned);
   if (!watched.ok() && watched.status().message() != kPlanEnded) return watched.status();
-  v1::GetJobRequest request;
-  request.set_name(created.name());
-  NIBBLE_ASSIGN_OR_RETURN(const v1::Job job, session.client().Call(&FineTuneService::Stub::GetJob, request));
-  if (job.state() == v1::JOB_STATE_FAILED && !job.has_start_time()) {
-    const absl::Status refused = client::FromProto(job.error());
-    std::map<std::string, std::string> metadata = base::ReasonMetadata(refused);
-    metadata.erase("fault");  // An answer has none: its code tells.
-    return base::WithReason(refused, base::Reason(refused), metadata);
-  }
+  return GetJob(session, created.name());
+}
+
+// The error of a job that ended before it started: for refused data, the same error as a refused CreateJob. OK for any other job.
+absl::Status PlanOutcome(const v1::Job& job) {
+  if (job.has_start_time()) return absl::OkStatus();
   if (job.state() == v1::JOB_STATE_CANCELLED) return Outcome(job);
-  return job;
+  if (job.state() != v1::JOB_STATE_FAILED) return absl::OkStatus();
+  const absl::Status refused = client::FromProto(job.error());
+  if (refused.ok()) return Outcome(job);
+  std::map<std::string, std::string> metadata = base::ReasonMetadata(refused);
+  metadata.erase("fault");  // An answer has none: its code tells.
+  return base::WithReason(refused, base::Reason(refused), metadata);
+}
+
+// The command fails although its job exists: prints the id that the answer would have shown.
+absl::Status NotFollowed(Session& session, const std::string& id, const absl::Status& status) {
+  session.terminal.err << Printable(base::StrCat("job ", id, " was created; see it with: nibble jobs get ", id)) << '\n';
+  return status;
+}
+
+absl::Status Follow(Session& session, const std::string& id) {
+  absl::StatusOr<v1::Job> ended = WatchToEnd(session, id, 0);
+  if (CannotBeWatched(ended.status())) {
+    session.terminal.err << Printable(base::StrCat("the server refuses the watch (", base::ToStd(ended.status().message()),
+                                                   "): waiting for the end of job ", id, " without its events")) << '\n' << std::flush;
+    ended = Poll(session, id, &IsOver);
+  }
+  if (!ended.ok()) return NotFollowed(session, id, ended.status());
+  return Outcome(*ended);
 }
 
 absl::Status Create(Session& session, const JobFlags& flags, const std::string& request_id, bool watch, bool wait) {
@@ -120,16 +178,16 @@ absl::Status Create(Session& session, const JobFlags& flags, const std::string& 
                          << " makes no second one.\n";
   }
   NIBBLE_ASSIGN_OR_RETURN(v1::Job job, created);
-  if (!watch) {
-    if (wait) {
-      NIBBLE_ASSIGN_OR_RETURN(job, AwaitPlan(session, job));
-    }
-    PrintJob(session, job);
-    return absl::OkStatus();
+  if (watch && !session.json) session.out() << "job " << job.name() << '\n' << std::flush;
+  if (watch || wait) {
+    const absl::StatusOr<v1::Job> planned = AwaitPlan(session, job);
+    if (!planned.ok()) return NotFollowed(session, job.name(), planned.status());
+    job = *planned;
+    NIBBLE_RETURN_IF_ERROR(PlanOutcome(job));
   }
-  if (!session.json) session.out() << "job " << job.name() << '\n' << std::flush;
-  NIBBLE_RETURN_IF_ERROR(AwaitPlan(session, job).status());
-  return Watch(session, job.name(), 0);
+  if (watch) return Follow(session, job.name());
+  PrintJob(session, job);
+  return absl::OkStatus();
 }
 
 struct ListOptions {
@@ -279,6 +337,10 @@ absl::Status Plan(Session& session, const JobFlags& flags, bool no_wait) {
   for (const v1::MemoryItem& item : plan.memory()) table.Add({base::StrCat("memory, ", item.pool()), HumanBytes(item.bytes())});
   table.Add({"memory, together", HumanBytes(plan.memory_total_bytes())});
   if (plan.memory_available_bytes() > 0) table.Add({"memory of all trainers", HumanBytes(plan.memory_available_bytes())});
+  if (plan.disk_bytes() > 0) {
+    table.Add({"disk", HumanBytes(plan.disk_bytes())});
+    table.Add({"disk available", HumanBytes(plan.disk_available_bytes())});
+  }
   table.Add({"time", plan.has_eta() ? base::StrCat("about ", (plan.eta().seconds() + 59) / 60, " min")
                                          : std::string("not known: none of the newest jobs is such a one")});
   table.Print(session.out());

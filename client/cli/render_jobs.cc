@@ -153,6 +153,8 @@ Json PlanJson(const v1::PlanJobResponse& plan) {
   json["memory"] = std::move(memory);
   json["memory_total_bytes"] = plan.memory_total_bytes();
   json["memory_available_bytes"] = plan.memory_available_bytes();
+  json["disk_bytes"] = plan.disk_bytes();
+  json["disk_available_bytes"] = plan.disk_available_bytes();
   json["eta_s"] = plan.has_eta()
                       ? Json(static_cast<double>(google::protobuf::util::TimeUtil::DurationToMilliseconds(plan.eta())) / 1e3)
                       : Json(nullptr);

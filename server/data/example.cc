@@ -1,7 +1,9 @@
 #include "server/data/example.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -10,6 +12,7 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/data/rendered_chat.h"
+#include "server/text/piece_encoder.h"
 
 namespace nibble::data {
 namespace {
@@ -47,35 +50,186 @@ Overlap OverlapOf(const text::TokenSpan& span, std::string_view text, const Byte
 
 bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
 
-// Tokens of `text`, trained where they overlap one of the ranges, which are as Union makes them. A token that begins in the prompt is
-// trained too: the completion's first characters exist in no other token.
-absl::StatusOr<Example> Mark(std::string_view text, bool add_special_tokens, const ByteRanges& ranges,
-                             const text::Tokenizer& tokenizer) {
-  NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, tokenizer.EncodeWithSpans(text, add_special_tokens));
-  Example example;
-  example.began_with_added = encoded.began_with_added;
-  example.tokens.reserve(encoded.tokens.size());
-  example.trained.reserve(encoded.tokens.size());
-  for (const text::TokenSpan& span : encoded.tokens) {
-    const Overlap overlap = OverlapOf(span, text, ranges);
-    // A special token may swallow the blanks beside it ("rstrip"): those alone do not make it a part of the completion.
-    const bool is_trained =
-        !overlap.bytes.empty() && !(overlap.reaches_out && IsBlank(overlap.bytes) && tokenizer.IsSpecial(span.id));
-    example.tokens.push_back(span.id);
-    example.trained.push_back(is_trained ? 1 : 0);
-    example.boundary_merged = example.boundary_merged || (is_trained && overlap.reaches_out);
+// What a large row holds beside the encoder, for each of its bytes, at most: the line, its JSON and the record, a rendering, and the tokens
+// as they grow and are split.
+constexpr std::int64_t kRowBytesPerByte = 16;
+
+// One row, which may have to wait until it may take much memory.
+class RowEncoder {
+ public:
+  using Take = std::function<void(std::span<const text::TokenSpan>)>;
+
+  RowEncoder(const text::Tokenizer& tokenizer, const base::Cancelled& cancelled, const AwaitTurn& await_turn)
+      : tokenizer_(tokenizer), cancelled_(cancelled), await_turn_(await_turn) {}
+
+  // A row of so many bytes is about to be read.
+  absl::Status Admit(std::size_t row_bytes) {
+    if (row_bytes <= kLargeRowBytes) return absl::OkStatus();
+    row_bytes_ = static_cast<std::int64_t>(row_bytes);
+    return Need(static_cast<std::int64_t>(text::kPieceBytes));
   }
+
+  // Gives `take` the tokens of the text; after `void_taken` once more from the start. Whether it began with an added token.
+  absl::StatusOr<bool> Encode(std::string_view text, bool add_special_tokens, const Take& take, const std::function<void()>& void_taken) {
+    if (text.size() > text::kPieceBytes) {
+      NIBBLE_ASSIGN_OR_RETURN(const text::EncodedPieces pieces,
+                              text::EncodeInPieces(tokenizer_, text,
+                                                   {.add_special_tokens = add_special_tokens,
+                                                    .cancelled = cancelled_,
+                                                    .admit = [this](std::size_t bytes) { return AdmitPiece(bytes); }},
+                                                   take));
+      if (pieces.complete) return pieces.began_with_added;
+      void_taken();
+      NIBBLE_RETURN_IF_ERROR(AdmitPiece(text.size()));
+    }
+    NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, tokenizer_.EncodeWithSpans(text, add_special_tokens));
+    take(encoded.tokens);
+    return encoded.began_with_added;
+  }
+
+ private:
+  absl::Status AdmitPiece(std::size_t bytes) {
+    return bytes > kSmallPieceBytes ? Need(static_cast<std::int64_t>(bytes)) : absl::OkStatus();
+  }
+
+  // Encodes so many bytes at once.
+  absl::Status Need(std::int64_t piece_bytes) {
+    if (!await_turn_) return absl::OkStatus();
+    if (!turn_.has_value()) {
+      NIBBLE_ASSIGN_OR_RETURN(auto turn, await_turn_());
+      turn_.emplace(std::move(turn));
+    }
+    return turn_->Need(kRowBytesPerByte * row_bytes_ + text::kEncoderBytesPerByte * piece_bytes);
+  }
+
+  // A thread may encode as much at once without a turn: what nibbled reserves for its token writers has room for that (server/limits.cc).
+  static constexpr std::size_t kSmallPieceBytes = 2 * text::kPieceBytes;
+
+  const text::Tokenizer& tokenizer_;
+  const base::Cancelled& cancelled_;
+  const AwaitTurn& await_turn_;
+  std::optional<LargeRows::Turn> turn_;
+  std::int64_t row_bytes_ = 0;  // of a large row
+};
+
+// Tokens of a text, all trained.
+absl::StatusOr<Example> EncodeAll(std::string_view text, bool add_special_tokens, RowEncoder& encoder) {
+  Example example;
+  NIBBLE_ASSIGN_OR_RETURN(example.began_with_added, encoder.Encode(
+                                                        text, add_special_tokens,
+                                                        [&](std::span<const text::TokenSpan> tokens) {
+                                                          for (const text::TokenSpan& span : tokens) example.tokens.push_back(span.id);
+                                                        },
+                                                        [&] { example.tokens.clear(); }));
+  example.trained.assign(example.tokens.size(), 1);
   return example;
 }
 
-absl::StatusOr<Example> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt,
-                                     bool add_special_tokens, const base::Cancelled& cancelled) {
+// An example, and the first of its tokens that is trained and also covers text that is not.
+struct Marked {
+  Example example;
+  std::optional<std::size_t> first_merged;
+};
+
+// Tokens of `text`, trained where they overlap one of the ranges, which are as Union makes them. A token that begins in the prompt is
+// trained too: the completion's first characters exist in no other token.
+absl::StatusOr<Marked> Mark(std::string_view text, bool add_special_tokens, const ByteRanges& ranges, const text::Tokenizer& tokenizer,
+                            RowEncoder& encoder) {
+  Marked marked;
+  Example& example = marked.example;
+  const auto take = [&](std::span<const text::TokenSpan> tokens) {
+    for (const text::TokenSpan& span : tokens) {
+      const Overlap overlap = OverlapOf(span, text, ranges);
+      // A special token may swallow the blanks beside it ("rstrip"): those alone do not make it a part of the completion.
+      const bool is_trained =
+          !overlap.bytes.empty() && !(overlap.reaches_out && IsBlank(overlap.bytes) && tokenizer.IsSpecial(span.id));
+      if (is_trained && overlap.reaches_out && !marked.first_merged.has_value()) marked.first_merged = example.tokens.size();
+      example.tokens.push_back(span.id);
+      example.trained.push_back(is_trained ? 1 : 0);
+    }
+  };
+  NIBBLE_ASSIGN_OR_RETURN(example.began_with_added, encoder.Encode(text, add_special_tokens, take, [&] { marked = {}; }));
+  return marked;
+}
+
+absl::StatusOr<Marked> TokeniseChat(const Record& record, const model::TextAssets& text, bool train_on_prompt, bool add_special_tokens,
+                                    const base::Cancelled& cancelled, RowEncoder& encoder) {
   if (text.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("the base model has no chat template, which format chat needs"),
                             "TEMPLATE_ERROR", {{"field", "chat_template"}});
   }
   NIBBLE_ASSIGN_OR_RETURN(RenderedChat chat, RenderChat(record, *text.chat_template, train_on_prompt, cancelled));
-  return Mark(chat.text, add_special_tokens, Union(std::move(chat.trained)), *text.tokenizer);
+  return Mark(chat.text, add_special_tokens, Union(std::move(chat.trained)), *text.tokenizer, encoder);
+}
+
+// Examples of at most `limit` tokens. One of a single token has no loss, so the last two share what they have.
+std::vector<Example> Split(const Example& whole, std::size_t limit) {
+  std::vector<Example> pieces;
+  for (std::size_t begin = 0; begin < whole.tokens.size();) {
+    const std::size_t left = whole.tokens.size() - begin;
+    const std::size_t count = left == limit + 1 ? limit - 1 : std::min(limit, left);
+    const auto tokens = std::span(whole.tokens).subspan(begin, count);
+    pieces.push_back({.tokens = {tokens.begin(), tokens.end()},
+                      .trained = std::vector<std::uint8_t>(count, 1),
+                      .began_with_added = whole.began_with_added && begin == 0});
+    begin += count;
+  }
+  return pieces;
+}
+
+absl::StatusOr<std::vector<Example>> TokeniseWith(RowEncoder& encoder, const Record& record, Format format, const model::TextAssets& text,
+                                                  const model::ModelConfig& config, const TokeniseOptions& options,
+                                                  const base::Cancelled& cancelled) {
+  Marked marked;
+  const bool add_special_tokens = options.add_special_tokens.value_or(format != Format::kChat);
+  switch (format) {
+    case Format::kText: {
+      NIBBLE_ASSIGN_OR_RETURN(marked.example, EncodeAll(record.text, add_special_tokens, encoder));
+      break;
+    }
+    case Format::kPromptCompletion: {
+      const std::string joined = record.prompt + record.completion;
+      const ByteRanges ranges = Union({{options.train_on_prompt ? 0 : record.prompt.size(), joined.size()}});
+      NIBBLE_ASSIGN_OR_RETURN(marked, Mark(joined, add_special_tokens, ranges, *text.tokenizer, encoder));
+      break;
+    }
+    case Format::kChat: {
+      NIBBLE_ASSIGN_OR_RETURN(marked, TokeniseChat(record, text, options.train_on_prompt, add_special_tokens, cancelled, encoder));
+      break;
+    }
+  }
+  Example& whole = marked.example;
+  if (format != Format::kChat && !config.eos_token_ids.empty()) {
+    if (whole.tokens.empty() || whole.tokens.back() != config.eos_token_ids.front()) {
+      whole.tokens.push_back(config.eos_token_ids.front());
+      whole.trained.push_back(1);
+    }
+    whole.trained.back() = 1;  // also one that the tokenizer itself put at the end, outside of the text
+  }
+  const auto limit = static_cast<std::size_t>(options.max_seq_len);
+  const Overlong overlong = options.overlong.value_or(OverlongFor("", format, format));
+  std::vector<Example> pieces;
+  if (whole.tokens.size() > limit && overlong == Overlong::kError) {
+    return absl::InvalidArgumentError(base::StrCat("has ", whole.tokens.size(), " tokens, max_seq_len is ", limit));
+  }
+  if (whole.tokens.size() > limit && overlong == Overlong::kDrop) return pieces;
+  if (whole.tokens.size() > limit && overlong == Overlong::kSplit) {
+    pieces = Split(whole, limit);
+  } else {
+    if (whole.tokens.size() > limit) {
+      whole.num_cut_off = static_cast<std::int64_t>(whole.tokens.size() - limit);
+      whole.tokens.resize(limit);
+      whole.trained.resize(limit);
+    }
+    whole.boundary_merged = marked.first_merged.value_or(whole.tokens.size()) < whole.tokens.size();
+    pieces.push_back(std::move(whole));
+  }
+  // A truncated row would keep the memory of the whole row, and each vector up to twice what it needs.
+  for (Example& piece : pieces) {
+    piece.tokens.shrink_to_fit();
+    piece.trained.shrink_to_fit();
+  }
+  return pieces;
 }
 
 }  // namespace
@@ -89,72 +243,23 @@ Overlong OverlongFor(std::string_view policy, Format chosen_for, Format format) 
 
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
-                                              const base::Cancelled& cancelled) {
-  Example whole;
-  const bool add_special_tokens = options.add_special_tokens.value_or(format != Format::kChat);
-  switch (format) {
-    case Format::kText: {
-      NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, text.tokenizer->EncodeWithSpans(record.text, add_special_tokens));
-      for (const text::TokenSpan& span : encoded.tokens) whole.tokens.push_back(span.id);
-      whole.trained.assign(whole.tokens.size(), 1);
-      whole.began_with_added = encoded.began_with_added;
-      break;
-    }
-    case Format::kPromptCompletion: {
-      const std::string joined = record.prompt + record.completion;
-      const ByteRanges ranges = Union({{options.train_on_prompt ? 0 : record.prompt.size(), joined.size()}});
-      NIBBLE_ASSIGN_OR_RETURN(whole, Mark(joined, add_special_tokens, ranges, *text.tokenizer));
-      break;
-    }
-    case Format::kChat: {
-      NIBBLE_ASSIGN_OR_RETURN(whole, TokeniseChat(record, text, options.train_on_prompt, add_special_tokens, cancelled));
-      break;
-    }
-  }
-  if (format != Format::kChat && !config.eos_token_ids.empty()) {
-    if (whole.tokens.empty() || whole.tokens.back() != config.eos_token_ids.front()) {
-      whole.tokens.push_back(config.eos_token_ids.front());
-      whole.trained.push_back(1);
-    }
-    whole.trained.back() = 1;  // also one that the tokenizer itself put at the end, outside of the text
-  }
-  const auto limit = static_cast<std::size_t>(options.max_seq_len);
-  const Overlong overlong = options.overlong.value_or(OverlongFor("", format, format));
-  std::vector<Example> pieces;
-  if (whole.tokens.size() <= limit) {
-    pieces.push_back(std::move(whole));
-  } else if (overlong == Overlong::kSplit) {
-    for (std::size_t begin = 0; begin < whole.tokens.size(); begin += limit) {
-      const std::size_t count = std::min(limit, whole.tokens.size() - begin);
-      const auto tokens = std::span(whole.tokens).subspan(begin, count);
-      pieces.push_back({.tokens = {tokens.begin(), tokens.end()},
-                        .trained = std::vector<std::uint8_t>(count, 1),
-                        .began_with_added = whole.began_with_added && begin == 0});
-    }
-  } else if (overlong == Overlong::kTruncate) {
-    whole.num_cut_off = static_cast<std::int64_t>(whole.tokens.size() - limit);
-    whole.tokens.resize(limit);
-    whole.trained.resize(limit);
-    pieces.push_back(std::move(whole));
-  } else if (overlong == Overlong::kError) {
-    return absl::InvalidArgumentError(base::StrCat("has ", whole.tokens.size(), " tokens, max_seq_len is ", limit));
-  }
-  // A truncated row would keep the memory of the whole row, and each vector up to twice what it needs.
-  for (Example& piece : pieces) {
-    piece.tokens.shrink_to_fit();
-    piece.trained.shrink_to_fit();
-  }
-  return pieces;
+                                              const base::Cancelled& cancelled, const AwaitTurn& await_turn) {
+  RowEncoder encoder(*text.tokenizer, cancelled, await_turn);
+  NIBBLE_RETURN_IF_ERROR(
+      encoder.Admit(record.text.size() + record.prompt.size() + record.completion.size() + record.messages_json.size()));
+  return TokeniseWith(encoder, record, format, text, config, options, cancelled);
 }
 
 absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
                      const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
-                     std::vector<Example>* examples, DataSummary* summary) {
+                     const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary) {
   if (cancelled && cancelled()) return absl::CancelledError(base::StrCat("cancelled at line ", line_number, " of the data"));
   if (line.find_first_not_of(" \t\r") == std::string_view::npos) return absl::OkStatus();
-  const auto record = ParseRecord(line, format);
+  RowEncoder encoder(*text.tokenizer, cancelled, await_turn);
+  if (const absl::Status admitted = encoder.Admit(line.size()); !admitted.ok()) return AtLine(line_number, admitted);
+  auto record = ParseRecord(line, format);
   if (!record.ok()) return AtLine(line_number, record.status());
-  auto pieces = Tokenise(*record, format, text, config, options, cancelled);
+  auto pieces = TokeniseWith(encoder, *record, format, text, config, options, cancelled);
   if (!pieces.ok()) return AtLine(line_number, pieces.status());
   NoteRow(line_number, *pieces, summary);
   for (Example& example : *pieces) {
@@ -186,7 +291,7 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
     const std::size_t end = rest.find('\n');
     const std::string_view line = rest.substr(0, end);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
-    NIBBLE_RETURN_IF_ERROR(AddLine(line_number, line, format, text, config, options, cancelled, &examples, &dataset));
+    NIBBLE_RETURN_IF_ERROR(AddLine(line_number, line, format, text, config, options, cancelled, {}, &examples, &dataset));
   }
   NIBBLE_RETURN_IF_ERROR(CheckTrainable(dataset));
   dataset.examples = ExampleList(std::move(examples));
@@ -229,11 +334,13 @@ void DataSummary::Append(const DataSummary& later) {
   num_trained += later.num_trained;
 }
 
-std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max_seq_len) {
+std::string EvaluationSet(const std::string& name) { return base::StrCat("eval_dataset \"", name, "\": "); }
+
+std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max_seq_len, const std::string& set) {
   std::vector<RowWarning> warnings;
   const auto warn = [&](const char* reason, const RowList& rows, const std::string& what) {
     if (rows.count == 0) return;
-    warnings.push_back({reason, base::StrCat(rows.count, " of ", summary.num_rows, " rows ", what), rows.lines});
+    warnings.push_back({reason, base::StrCat(set, rows.count, " of ", summary.num_rows, " rows ", what), rows.lines});
   };
   const std::string longer = base::StrCat("are longer than data.max_seq_len ", max_seq_len);
   warn("ROWS_TRUNCATED", summary.truncated, base::StrCat(longer, " and lose their end"));

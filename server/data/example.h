@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "server/base/cancelled.h"
 #include "server/data/example_list.h"
+#include "server/data/large_rows.h"
 #include "server/data/record.h"
 #include "server/model/model_config.h"
 #include "server/model/text_assets.h"
@@ -33,11 +34,14 @@ struct TokeniseOptions {
 // prompt_completion: prompt and completion as one text and an end token; the loss is on tokens that overlap the completion.
 // chat: messages through the model's template; the loss is on what the assistant wrote (RenderChat). "train" of a message, true or
 // false, wins over its role and over train_on_prompt.
+// A text is split into examples of max_seq_len tokens. Where the end token would be alone in the last one, and so without a loss, the two
+// last have max_seq_len - 1 and two tokens.
 // Nothing is returned for a record that was dropped. Errors: InvalidArgument (TEMPLATE_ERROR, also for chat without a template;
-// a record too long with kError); Cancelled once `cancelled`, which is asked before each rendering of a template, says so.
+// a record too long with kError); Cancelled once `cancelled`, which is asked before each rendering of a template and each piece of a
+// large text, says so; those of `await_turn`. Without `await_turn` a row takes what memory it needs.
 absl::StatusOr<std::vector<Example>> Tokenise(const Record& record, Format format, const model::TextAssets& text,
                                               const model::ModelConfig& config, const TokeniseOptions& options,
-                                              const base::Cancelled& cancelled = {});
+                                              const base::Cancelled& cancelled = {}, const AwaitTurn& await_turn = {});
 
 inline constexpr int kMaxNamedRows = 20;
 
@@ -66,15 +70,15 @@ struct Dataset : DataSummary {
 };
 
 // Tokenises one line of a file, notes what became of it, and appends the examples that have a trained token. A blank line is no row.
-// InvalidArgument names the line (AtLine); Cancelled as Tokenise.
+// Errors name the line (AtLine); Cancelled and `await_turn` as of Tokenise.
 absl::Status AddLine(std::int64_t line_number, std::string_view line, Format format, const model::TextAssets& text,
                      const model::ModelConfig& config, const TokeniseOptions& options, const base::Cancelled& cancelled,
-                     std::vector<Example>* examples, DataSummary* summary);
+                     const AwaitTurn& await_turn, std::vector<Example>* examples, DataSummary* summary);
 // InvalidArgument (NO_TRAINABLE_TOKENS) when no token of a whole file is trained.
 absl::Status CheckTrainable(const DataSummary& summary);
 
-// A whole validated file, in memory. InvalidArgument names the line (AtLine); NO_TRAINABLE_TOKENS when no token of it is trained; Cancelled once
-// `cancelled`, which is asked at each line and as Tokenise asks it, says so.
+// A whole validated file, in memory. InvalidArgument names the line (AtLine); NO_TRAINABLE_TOKENS when no token of it is trained;
+// Cancelled once `cancelled`, which is asked at each line and as Tokenise asks it, says so.
 absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, const model::TextAssets& text,
                                     const model::ModelConfig& config, const TokeniseOptions& options,
                                     const base::Cancelled& cancelled = {});
@@ -84,12 +88,14 @@ absl::StatusOr<Dataset> LoadDataset(const std::string& path, Format format, cons
 void NoteRow(std::int64_t line, const std::vector<Example>& pieces, DataSummary* summary);
 
 // What the user should know about the rows: ROWS_TRUNCATED, ROWS_DROPPED, ROWS_WITHOUT_LOSS, PROMPT_BOUNDARY_MERGED, BOS_IN_TEXT; each
-// at most once, and only where there are such rows.
+// at most once, and only where there are such rows. The messages begin with `set`: of a set to evaluate on EvaluationSet(its name), of the
+// rows to train on nothing.
 struct RowWarning {
   std::string reason;
   std::string message;
   std::vector<std::int64_t> rows;  // RowList::lines
 };
-std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max_seq_len);
+std::vector<RowWarning> RowWarnings(const DataSummary& summary, std::int64_t max_seq_len, const std::string& set = "");
+std::string EvaluationSet(const std::string& name);
 
 }  // namespace nibble::data

@@ -1,4 +1,4 @@
-// Examples in memory, or in a token file that is mapped.
+// Examples in memory, in a token file that is mapped, or their lengths alone.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +17,11 @@ struct Example {
   std::int64_t num_trained() const;
 };
 
+struct ExampleLength {
+  std::uint32_t num_tokens = 0;
+  std::uint32_t num_trained = 0;
+};
+
 class TokenFile;
 
 // Copies share the examples, which never change. Thread-safe.
@@ -25,9 +30,11 @@ class ExampleList {
   ExampleList() = default;
   ExampleList(std::vector<Example> examples);  // NOLINT(google-explicit-constructor): a vector is a list in memory
   explicit ExampleList(std::shared_ptr<const TokenFile> file) : file_(std::move(file)) {}
+  explicit ExampleList(std::vector<ExampleLength> lengths);
 
   std::size_t size() const;
-  Example operator[](std::size_t i) const;  // a copy
+  bool has_tokens() const { return lengths_ == nullptr; }
+  Example operator[](std::size_t i) const;  // a copy; requires has_tokens()
   // Without reading the tokens of a file.
   std::int64_t num_tokens(std::size_t i) const;
   std::int64_t num_trained(std::size_t i) const;
@@ -35,6 +42,7 @@ class ExampleList {
  private:
   std::shared_ptr<const std::vector<Example>> memory_;
   std::shared_ptr<const TokenFile> file_;
+  std::shared_ptr<const std::vector<ExampleLength>> lengths_;
 };
 
 }  // namespace nibble::data

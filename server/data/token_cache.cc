@@ -8,13 +8,15 @@
 
 #include "server/base/ids.h"
 #include "server/base/log.h"
+#include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
-#include "server/data/token_writer.h"
 
 namespace nibble::data {
 namespace {
 
 constexpr std::chrono::milliseconds kAskEvery(50);  // whether to stop waiting
+// An unfinished file that was not written to for so long has no writer: a live one writes every few seconds.
+constexpr std::chrono::hours kAbandoned(1);
 
 // Marks a file as used now; the order survives a restart.
 void Touch(const std::string& path) {
@@ -35,6 +37,14 @@ absl::Status TokenCache::BeginWriting(const std::string& path, const base::Cance
 }
 
 absl::StatusOr<Dataset> TokenCache::Get(const TokenSource& source, const base::Cancelled& cancelled) {
+  return GetOr(WithoutFile::kError, source, cancelled);
+}
+
+absl::StatusOr<Dataset> TokenCache::GetLengths(const TokenSource& source, const base::Cancelled& cancelled) {
+  return GetOr(WithoutFile::kLengthsAlone, source, cancelled);
+}
+
+absl::StatusOr<Dataset> TokenCache::GetOr(WithoutFile without_file, const TokenSource& source, const base::Cancelled& cancelled) {
   const std::string key = TokenKey(source);
   const std::string path = TokenFilePath(source.tokens_directory, key);
   const auto open = [&]() -> absl::StatusOr<Dataset> {
@@ -45,7 +55,13 @@ absl::StatusOr<Dataset> TokenCache::Get(const TokenSource& source, const base::C
   if (auto found = open(); found.ok()) return found;
   NIBBLE_RETURN_IF_ERROR(BeginWriting(path, cancelled));
   // Another call may have made it meanwhile: LoadTokens looks first.
-  auto loaded = LoadTokens(files_, source, {.pool = pool_, .min_free_bytes = options_.min_free_bytes, .cancelled = cancelled});
+  auto loaded = LoadTokens(files_, source,
+                           {.pool = pool_,
+                            .min_free_bytes = options_.min_free_bytes,
+                            .cancelled = cancelled,
+                            .large_rows = &large_rows_,
+                            .without_file = without_file});
+  base::ReturnFreeMemory();  // tokenising allocates and frees much on many threads
   {
     base::MutexLock lock(mutex_);
     writing_.erase(path);
@@ -77,13 +93,17 @@ void TokenCache::Trim(const std::function<bool(const std::string& dataset)>& exi
     if (!names.ok()) continue;
     for (const std::string& name : *names) {
       const std::string path = base::JoinPath(directory, name);
-      if (exists && base::IsTemporaryName(name)) files_.RemoveAll(path).IgnoreError();
-      const auto size = files_.Size(path);
       std::error_code error;
       const auto used = std::filesystem::last_write_time(path, error);
-      if (!IsTokenFileName(name) || !size.ok() || error) continue;
-      found.push_back({used, path, static_cast<std::int64_t>(*size)});
-      bytes += found.back().bytes;
+      const auto size = files_.Size(path);
+      if (error || !size.ok()) continue;
+      if (base::IsTemporaryName(name)) {
+        const bool abandoned = exists || std::filesystem::file_time_type::clock::now() - used > kAbandoned;
+        if (!abandoned || !files_.RemoveAll(path).ok()) bytes += static_cast<std::int64_t>(*size);
+      } else if (IsTokenFileName(name)) {
+        found.push_back({used, path, static_cast<std::int64_t>(*size)});
+        bytes += found.back().bytes;
+      }
     }
   }
   if (bytes <= options_.max_bytes) return;

@@ -14,7 +14,7 @@
 namespace nibble::data {
 
 // Raise it whenever the format, or the tokens or marks that Tokenise makes of a record change: older files are made anew then.
-inline constexpr std::uint32_t kTokenFileVersion = 1;
+inline constexpr std::uint32_t kTokenFileVersion = 2;
 
 // Input of a token file.
 struct TokenSource {

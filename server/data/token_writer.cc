@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -37,12 +38,13 @@ struct Piece {
   std::vector<std::int64_t> lines;  // of each example
   DataSummary summary;
   absl::Status status;
+  bool waits = false;  // for the calling thread: it has a row that needs a turn
 };
 
 // Reads a file in pieces of whole lines. One thread.
 class PieceReader {
  public:
-  explicit PieceReader(const std::string& path) : path_(path), in_(path, std::ios::binary) {}
+  explicit PieceReader(const std::string& path) : path_(path), in_(path, std::ios::binary) { buffer_.reserve(2 * kReadBytes); }
 
   // At least `min_bytes`, up to the end of a line; empty at the end of the file.
   absl::StatusOr<Piece> Next(std::size_t min_bytes) {
@@ -59,8 +61,15 @@ class PieceReader {
     if (size == 0) size = buffer_.size() - begin_;
     Piece piece;
     piece.first_line = next_line_;
-    piece.text = buffer_.substr(begin_, size);
-    begin_ += size;
+    if (size < kReadBytes) {
+      piece.text = buffer_.substr(begin_, size);
+      begin_ += size;
+    } else {  // a long line is not copied
+      buffer_.erase(0, std::exchange(begin_, 0));
+      std::string rest = buffer_.substr(size);
+      buffer_.resize(size);
+      piece.text = std::exchange(buffer_, std::move(rest));
+    }
     next_line_ += std::count(piece.text.begin(), piece.text.end(), '\n');
     return piece;
   }
@@ -86,14 +95,66 @@ class PieceReader {
   std::int64_t next_line_ = 1;
 };
 
-void TokenisePiece(const TokenSource& source, const base::Cancelled& cancelled, Piece& piece) {
+void TokenisePiece(const TokenSource& source, const base::Cancelled& cancelled, const AwaitTurn& await_turn, Piece& piece) {
   std::string_view rest = piece.text;
   for (std::int64_t line = piece.first_line; !rest.empty() && piece.status.ok(); ++line) {
     const std::size_t end = rest.find('\n');
-    piece.status = AddLine(line, rest.substr(0, end), source.format, source.text, source.config, source.options, cancelled,
+    piece.status = AddLine(line, rest.substr(0, end), source.format, source.text, source.config, source.options, cancelled, await_turn,
                            &piece.examples, &piece.summary);
     piece.lines.resize(piece.examples.size(), line);
     rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  }
+}
+
+// Tokenises the file window by window, and gives `append` its pieces in order. `before` is called before each window.
+absl::Status TokeniseFile(const TokenSource& source, const WriteTokensOptions& options, const std::function<absl::Status()>& before,
+                          const std::function<absl::Status(const Piece&)>& append) {
+  PieceReader reader(source.data_path);
+  const std::size_t threads = static_cast<std::size_t>(std::max(options.pool.num_threads(), 1));
+  const std::size_t piece_bytes = std::max(options.window_bytes / (threads * kPiecesPerThread), kMinPieceBytes);
+  // Not every caller's question may be asked by many threads: it is asked by this one, and the others look at the answer.
+  const auto caller = std::this_thread::get_id();
+  std::atomic<bool> stop{false};
+  const base::Cancelled cancelled = [&] {
+    if (!stop && std::this_thread::get_id() == caller && options.cancelled && options.cancelled()) stop = true;
+    return stop.load();
+  };
+  LargeRows alone;
+  LargeRows& large_rows = options.large_rows != nullptr ? *options.large_rows : alone;
+  const AwaitTurn await_turn = [&] { return large_rows.Await(cancelled); };
+  const auto tokenise_small = [&](Piece& piece) {
+    // No thread of the pool waits for a turn: others need it, and only this one asks whether to stop.
+    TokenisePiece(source, cancelled, [&]() -> absl::StatusOr<LargeRows::Turn> {
+      piece.waits = true;
+      return absl::AbortedError("a large row");
+    }, piece);
+  };
+  while (true) {
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
+    NIBBLE_RETURN_IF_ERROR(before());
+    std::vector<Piece> pieces;
+    for (std::size_t bytes = 0; bytes < options.window_bytes;) {
+      NIBBLE_ASSIGN_OR_RETURN(Piece piece, reader.Next(piece_bytes));
+      if (piece.text.empty()) break;
+      bytes += piece.text.size();
+      pieces.push_back(std::move(piece));
+    }
+    if (pieces.empty()) return absl::OkStatus();
+    options.pool.ParallelFor(static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) tokenise_small(pieces[static_cast<std::size_t>(i)]);
+    });
+    for (Piece& piece : pieces) {
+      if (piece.waits) {
+        Piece again;
+        again.text = std::move(piece.text);
+        again.first_line = piece.first_line;
+        piece = std::move(again);
+        TokenisePiece(source, cancelled, await_turn, piece);
+      }
+      NIBBLE_RETURN_IF_ERROR(piece.status);
+      NIBBLE_RETURN_IF_ERROR(append(piece));
+      piece = {};
+    }
   }
 }
 
@@ -137,7 +198,8 @@ class Writer {
     std::memcpy(header.key, key_.data(), sizeof(header.key));
     header.version = kTokenFileVersion;
     NIBBLE_RETURN_IF_ERROR(file_->Append({reinterpret_cast<const char*>(&header), sizeof(header)}));
-    NIBBLE_RETURN_IF_ERROR(WriteTokens());
+    NIBBLE_RETURN_IF_ERROR(TokeniseFile(
+        source_, options_, [this] { return CheckRoom(); }, [this](const Piece& piece) { return Append(piece); }));
     NIBBLE_RETURN_IF_ERROR(CheckTrainable(summary_));
     NIBBLE_RETURN_IF_ERROR(WriteIndexAndSummary());
     NIBBLE_RETURN_IF_ERROR(file_->Sync());
@@ -148,39 +210,6 @@ class Writer {
   }
 
  private:
-  absl::Status WriteTokens() {
-    PieceReader reader(source_.data_path);
-    const std::size_t threads = static_cast<std::size_t>(std::max(options_.pool.num_threads(), 1));
-    const std::size_t piece_bytes = std::max(options_.window_bytes / (threads * kPiecesPerThread), kMinPieceBytes);
-    // Not every caller's question may be asked by many threads: it is asked by this one, and the others look at the answer.
-    const auto caller = std::this_thread::get_id();
-    std::atomic<bool> stop{false};
-    const base::Cancelled cancelled = [&] {
-      if (!stop && std::this_thread::get_id() == caller && options_.cancelled && options_.cancelled()) stop = true;
-      return stop.load();
-    };
-    while (true) {
-      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
-      NIBBLE_RETURN_IF_ERROR(CheckRoom());
-      std::vector<Piece> pieces;
-      for (std::size_t bytes = 0; bytes < options_.window_bytes;) {
-        NIBBLE_ASSIGN_OR_RETURN(Piece piece, reader.Next(piece_bytes));
-        if (piece.text.empty()) break;
-        bytes += piece.text.size();
-        pieces.push_back(std::move(piece));
-      }
-      if (pieces.empty()) return absl::OkStatus();
-      options_.pool.ParallelFor(static_cast<std::int64_t>(pieces.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) TokenisePiece(source_, cancelled, pieces[static_cast<std::size_t>(i)]);
-      });
-      for (Piece& piece : pieces) {
-        NIBBLE_RETURN_IF_ERROR(piece.status);
-        NIBBLE_RETURN_IF_ERROR(Append(piece));
-        piece = {};
-      }
-    }
-  }
-
   absl::Status Append(const Piece& piece) {
     std::vector<std::uint32_t> tokens;
     tokens.reserve(static_cast<std::size_t>(piece.summary.num_tokens));
@@ -267,6 +296,24 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
   return DatasetOf(std::move(file));
 }
 
+// What a plan needs, in 8 bytes an example.
+absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options) {
+  Dataset dataset;
+  std::vector<ExampleLength> lengths;
+  NIBBLE_RETURN_IF_ERROR(TokeniseFile(
+      source, options, [] { return absl::OkStatus(); },
+      [&](const Piece& piece) {
+        for (const Example& example : piece.examples) {
+          lengths.push_back({static_cast<std::uint32_t>(example.tokens.size()), static_cast<std::uint32_t>(example.num_trained())});
+        }
+        dataset.Append(piece.summary);
+        return absl::OkStatus();
+      }));
+  NIBBLE_RETURN_IF_ERROR(CheckTrainable(dataset));
+  dataset.examples = ExampleList(std::move(lengths));
+  return dataset;
+}
+
 }  // namespace
 
 absl::Status WriteTokenFile(base::FileSystem& files, const TokenSource& source, const WriteTokensOptions& options) {
@@ -279,11 +326,15 @@ absl::StatusOr<Dataset> LoadTokens(base::FileSystem& files, const TokenSource& s
     if (found.ok() || absl::IsCancelled(found.status())) return found;
     if (!absl::IsNotFound(found.status())) base::LogWarning("token file is made again", {{"why", std::string(found.status().message())}});
     const absl::Status written = WriteTokenFile(files, source, options);
-    if (absl::IsInvalidArgument(written) || absl::IsCancelled(written)) return written;
+    if (absl::IsInvalidArgument(written) || absl::IsCancelled(written) || base::Reason(written) == "OUT_OF_DEVICE_MEMORY") return written;
     found = written.ok() ? Open(source, /*verify=*/false, options.cancelled) : absl::StatusOr<Dataset>(written);
-    if (found.ok()) return found;
-    base::LogWarning("cannot make a token file: the tokens are made in memory", {{"why", std::string(found.status().message())}});
+    if (found.ok() || options.without_file == WithoutFile::kError) return found;
+    const bool in_memory = options.without_file == WithoutFile::kInMemory;
+    base::LogWarning(in_memory ? "cannot make a token file: the tokens are made in memory"
+                               : "cannot make a token file: the tokens are counted",
+                     {{"why", std::string(found.status().message())}});
   }
+  if (options.without_file == WithoutFile::kLengthsAlone) return CountLengths(source, options);
   return LoadDataset(source.data_path, source.format, source.text, source.config, source.options, options.cancelled);
 }
 

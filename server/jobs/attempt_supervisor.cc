@@ -60,6 +60,7 @@ AttemptSupervisor::Live AttemptSupervisor::MakeLive(const JobRecord& job, std::i
   live.attempt = attempt;
   live.token = token;
   live.memory_bytes = job.memory_bytes;
+  live.disk_bytes = job.disk_bytes;
   live.memory = std::move(memory);
   if (live.memory == nullptr && options_.memory != nullptr) live.memory = options_.memory->TakeAnyway(job.memory_bytes);
   live.progress = job.progress;
@@ -330,6 +331,14 @@ RunningLoad AttemptSupervisor::load() const {
     load.memory_bytes += starting.job.memory_bytes;
   }
   return load;
+}
+
+std::map<std::string, std::int64_t> AttemptSupervisor::planned_disk() const {
+  base::MutexLock lock(mutex_);
+  std::map<std::string, std::int64_t> planned;
+  for (const auto& [id, live] : live_) planned[id] = live.disk_bytes;
+  for (const auto& [id, starting] : starting_) planned[id] = starting.job.disk_bytes;
+  return planned;
 }
 
 absl::Duration AttemptSupervisor::not_before(const std::string& job_id) const {

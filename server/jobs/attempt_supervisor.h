@@ -69,6 +69,8 @@ class AttemptSupervisor {
                                       const std::vector<std::string>& lines);
 
   RunningLoad load() const;
+  // Planned disk bytes of the jobs that may still write, by id. Those whose trainers have ended do not.
+  std::map<std::string, std::int64_t> planned_disk() const;
   // Monotonic time before which a job that failed is not started again.
   absl::Duration not_before(const std::string& job_id) const;
 

@@ -11,8 +11,8 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/journal.h"
-#include "server/store/base_cache.h"
 #include "server/store/disk_space.h"
+#include "server/store/job_space.h"
 
 namespace nibble::jobs {
 
@@ -76,18 +76,11 @@ absl::Status JobController::CheckCapacity(const std::string& owner, const std::s
   return store::CheckSpace(state_.files, state_.layout.root(), state_.min_free_bytes);
 }
 
-absl::StatusOr<std::int64_t> JobController::PlanMemory(const JobSpec& spec, const base::CancelToken& cancel) {
-  if (!options_.plan_memory) return 0;
+absl::StatusOr<PlannedMemory> JobController::PlanMemory(const JobSpec& spec, const base::CancelToken& cancel) {
+  if (!options_.plan_memory) return PlannedMemory{};
   NIBBLE_ASSIGN_OR_RETURN(const PlannedMemory need, options_.plan_memory(spec, cancel));
-  const auto has_room = [&] {
-    return store::CheckPlannedSpace(state_.files, state_.layout.root(), state_.min_free_bytes, need.disk_bytes);
-  };
-  if (!has_room().ok()) {
-    // A cached base is worth less than a job.
-    NIBBLE_RETURN_IF_ERROR(store::BaseCache(state_.files, state_.layout.bases(), {}).Trim());
-    NIBBLE_RETURN_IF_ERROR(has_room());
-  }
-  if (!NeedsMoreThanThereIs(need.bytes, options_.queue)) return need.bytes;
+  NIBBLE_RETURN_IF_ERROR(store::CheckPlannedSpace(state_.files, state_.layout, state_.min_free_bytes, need.disk_bytes));
+  if (!NeedsMoreThanThereIs(need.bytes, options_.queue)) return need;
   const std::int64_t have = options_.queue.memory_bytes;
   return base::WithReason(
       absl::ResourceExhaustedError(StrCat("the job needs ", need.bytes, " bytes of memory, trainers may take ", have)),
@@ -169,20 +162,21 @@ bool JobController::Plan(const std::string& id, const base::CancelToken& cancel)
     base::LogError("a job cannot be planned", {{"job", id}, {"why", std::string(job.status().message())}});
     return absl::IsDataLoss(job.status());  // A row that is damaged stays so.
   }
-  const absl::StatusOr<std::int64_t> memory_bytes = PlanMemory(job->spec, cancel);
+  const absl::StatusOr<PlannedMemory> planned = PlanMemory(job->spec, cancel);
   if (cancel.cancelled()) return true;  // By a user: the job is CANCELLED. By the server's end: the next one plans it again.
   Transition t;
   t.job_id = id;
   t.from = job->state;
-  t.to = memory_bytes.ok() ? JobState::kQueued : JobState::kFailed;
+  t.to = planned.ok() ? JobState::kQueued : JobState::kFailed;
   t.attempt = job->attempt;
   Json fields = Json::object();
   fields["state"] = Name(t.to);
   fields["from"] = Name(t.from);
-  if (memory_bytes.ok()) {
-    t.memory_bytes = *memory_bytes;
+  if (planned.ok()) {
+    t.memory_bytes = planned->bytes;
+    t.disk_bytes = planned->disk_bytes;
   } else {
-    const absl::Status& why = memory_bytes.status();
+    const absl::Status& why = planned.status();
     t.error = JobError{CodeName(why.code()), base::Reason(why), std::string(why.message()), base::ReasonMetadata(why)};
     t.ended = clock_.Now();
     fields["reason"] = t.error->reason;
@@ -232,6 +226,12 @@ void JobController::Release(const JobRecord& job) {
   }
   // A job that SUCCEEDED keeps its name until the model has it.
   if (job.state != JobState::kSucceeded) state_.models->Unreserve(job.spec.output_model, job.id);
+  if (!IsFinal(job.state) || !options_.after_jobs || after_jobs_waits_.exchange(true)) return;
+  disk_.Start<absl::Status>([this](const store::Cancelled&) {
+    after_jobs_waits_ = false;  // A job that ends from here on is looked at by another call.
+    options_.after_jobs();
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<std::vector<QueuedJob>> JobController::AgedQueue() {

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,6 +16,7 @@
 #include "server/jobs/attempt_supervisor.h"
 #include "server/jobs/controller_options.h"
 #include "server/jobs/database.h"
+#include "server/jobs/disk_admission.h"
 #include "server/jobs/disk_worker.h"
 #include "server/jobs/event_hub.h"
 #include "server/jobs/planning_queue.h"
@@ -100,8 +102,10 @@ class JobController {
   absl::Status Recover();
   absl::Status ForgetRequests();  // old ones; a full disk keeps them for now
   void Admit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
-  void TellWaiting(const std::vector<QueuedJob>& queue, std::int64_t left)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
+  // Warnings in the events of jobs that wait for room.
+  void TellWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
+  // Once for each reason while the job is in the queue. False: it had been done.
+  bool TellWaiting(const QueuedJob& waiting, const char* reason, const std::string& message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(tick_mutex_);
   void Wake();
   // The queue as the policy orders it: with the priorities to which waiting has raised the jobs.
   absl::StatusOr<std::vector<QueuedJob>> AgedQueue();
@@ -113,7 +117,7 @@ class JobController {
   absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
   std::optional<store::CheckpointInfo> BestCheckpoint(const std::string& id) const;
   absl::Status CheckCapacity(const std::string& owner, const std::string& tenant);
-  absl::StatusOr<std::int64_t> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
+  absl::StatusOr<PlannedMemory> PlanMemory(const JobSpec& spec, const base::CancelToken& cancel);
   void AddToPlanning(const JobRecord& job);
   // Plans a job that is PLANNING and moves it on. False: that could not be recorded. Runs on a thread of planning_.
   bool Plan(const std::string& id, const base::CancelToken& cancel);
@@ -144,7 +148,9 @@ class JobController {
   std::atomic<bool> draining_{false};
   base::Mutex tick_mutex_;  // one round at a time
   Retention retention_ ABSL_GUARDED_BY(tick_mutex_);
-  std::set<std::string> told_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // jobs that wait for memory and were told
+  DiskAdmission disk_admission_ ABSL_GUARDED_BY(tick_mutex_);
+  std::set<std::pair<std::string, std::string>> told_waiting_ ABSL_GUARDED_BY(tick_mutex_);  // queued job and reason
+  std::atomic<bool> after_jobs_waits_{false};  // a call of ControllerOptions::after_jobs, for the disk's worker
   std::atomic<std::int64_t> ticked_ns_;  // on the monotonic clock
   base::Mutex wake_mutex_;
   base::Condition wake_;

@@ -18,11 +18,11 @@
 
 namespace nibble::jobs {
 
-// The peak memory of a job's trainer, and its files.
+// Of a job: the peak memory of its trainer, and its files.
 struct PlannedMemory {
   std::int64_t bytes = 0;
   std::string pools;            // for people: what it consists of
-  std::int64_t disk_bytes = 0;  // that the job writes, at their most
+  std::int64_t disk_bytes = 0;  // of its files, at their most; 0: not known, no room is held
 };
 
 struct ControllerOptions {
@@ -56,6 +56,8 @@ struct ControllerOptions {
   std::function<absl::Status(const JobSpec&)> check_without_rows;
   // Of jobs that are PLANNING. Without it jobs are admitted by number alone. May take minutes, and be called by `planners` at a time.
   std::function<absl::StatusOr<PlannedMemory>(const JobSpec&, const base::CancelToken&)> plan_memory;
+  // Removes files that only open jobs needed. Called after jobs have ended, by one thread at a time; may take seconds. Null: nothing.
+  std::function<void()> after_jobs;
 };
 
 // Told what happens, on the thread where it does. Must be quick and may not call the controller. Each thing is told once.

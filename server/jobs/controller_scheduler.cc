@@ -1,6 +1,7 @@
 // JobController: start-up, the scheduler's rounds, and the end.
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <utility>
 
 #include "server/base/error.h"
@@ -10,6 +11,13 @@
 #include "server/jobs/controller.h"
 
 namespace nibble::jobs {
+
+namespace {
+
+// Warnings of waiting jobs in one round: each is a synced write.
+constexpr int kMostTold = 5;
+
+}  // namespace
 
 JobController::JobController(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                              ControllerOptions options, JobObserver* observer)
@@ -24,6 +32,7 @@ JobController::JobController(store::StateDirectory& state, Database& database, R
       }),
       observer_(observer),
       retention_(database, clock, options_.retention, [this](const std::string& id) { return DeleteExpired(id); }),
+      disk_admission_(state, disk_),
       ticked_ns_(absl::ToInt64Nanoseconds(clock.Monotonic())),
       planning_(options_.planners, [this](const std::string& id, const base::CancelToken& cancel) { return Plan(id, cancel); }),
       disk_([this] { Wake(); }) {}
@@ -158,9 +167,18 @@ void JobController::Admit() {
   for (QueuedJob& one : *queue) one.not_before = supervisor_.not_before(one.id);
   QueueLimits limits = options_.queue;
   if (options_.memory != nullptr) limits.left_bytes = options_.memory->left();
-  const std::vector<std::string> picked = PickNext(*queue, load, limits, clock_.Monotonic());
-  if (picked.empty() && load.jobs == 0) TellWaiting(*queue, limits.left_bytes);
-  for (const std::string& id : picked) {
+  const auto picked = disk_admission_.Pick(*queue, load, limits, supervisor_.planned_disk(), clock_.Monotonic());
+  if (!picked.ok()) {
+    base::LogError("no job can be started", {{"why", std::string(picked.status().message())}});
+    return;
+  }
+  if (!told_waiting_.empty()) {
+    std::set<std::string> queued;
+    for (const QueuedJob& one : *queue) queued.insert(one.id);
+    std::erase_if(told_waiting_, [&](const auto& told) { return !queued.contains(told.first); });
+  }
+  TellWaiting(*picked, load, limits);
+  for (const std::string& id : picked->start) {
     const absl::StatusOr<JobRecord> job = database_.Get(id);
     if (!job.ok()) {
       if (absl::IsNotFound(job.status())) continue;  // Cancelled and deleted meanwhile.
@@ -172,37 +190,52 @@ void JobController::Admit() {
       memory = options_.memory->TryTake(job->memory_bytes);
       if (memory == nullptr) break;  // A model was loaded since then.
     }
-    told_waiting_.erase(id);
+    std::erase_if(told_waiting_, [&](const auto& told) { return told.first == id; });
     if (absl::Status started = supervisor_.Start(*job, std::move(memory)); !started.ok()) {
       base::LogError("a job is not started", {{"job", id}, {"why", std::string(started.message())}});
     }
   }
 }
 
-// Nothing runs, and who is next could, but for the memory of loaded models: only their user can give it back.
-void JobController::TellWaiting(const std::vector<QueuedJob>& queue, std::int64_t left) {
-  const std::vector<QueuedJob> order = Order(queue);
-  const auto next = std::find_if(order.begin(), order.end(), [&](const QueuedJob& one) { return one.not_before <= clock_.Monotonic(); });
-  if (next == order.end() || !told_waiting_.insert(next->id).second) return;
-  const absl::StatusOr<JobRecord> job = database_.Get(next->id);
+void JobController::TellWaiting(const Picked& picked, const RunningLoad& load, const QueueLimits& limits) {
+  // Nothing runs, and who is next could, but for the memory of loaded models: only their user can give it back.
+  if (picked.short_of_memory.has_value() && picked.start.empty() && load.jobs == 0) {
+    const QueuedJob& job = *picked.short_of_memory;
+    TellWaiting(job, "WAITING_FOR_MEMORY",
+                base::StrCat("the job needs ", job.memory_bytes, " bytes of memory, loaded models leave ", limits.left_bytes,
+                             ": it starts when enough of them are unloaded"));
+  }
+  int num_told = 0;
+  for (const auto& [job, left_bytes] : picked.short_of_disk) {
+    const std::string message = base::StrCat("the job has up to ", job.disk_bytes, " bytes to write, ", left_bytes,
+                                             " bytes may be written on the server's disk besides what running jobs have yet to write: it "
+                                             "starts when there is room");
+    if (TellWaiting(job, "WAITING_FOR_DISK", message) && ++num_told == kMostTold) return;  // the others in later rounds
+  }
+}
+
+bool JobController::TellWaiting(const QueuedJob& waiting, const char* reason, const std::string& message) {
+  const std::pair<std::string, std::string> about(waiting.id, reason);
+  if (!told_waiting_.insert(about).second) return false;
+  const absl::StatusOr<JobRecord> job = database_.Get(waiting.id);
   if (!job.ok() || job->state != JobState::kQueued) {
-    told_waiting_.erase(next->id);  // Cancelled or paused meanwhile, or unreadable now: the next round looks again.
-    return;
+    told_waiting_.erase(about);  // Cancelled or paused meanwhile, or unreadable now: the next round looks again.
+    return true;
   }
   base::Json fields = base::Json::object();
-  fields["reason"] = "WAITING_FOR_MEMORY";
-  fields["message"] = base::StrCat("the job needs ", next->memory_bytes, " bytes of memory, loaded models leave ", left,
-                             ": it starts when enough of them are unloaded");
+  fields["reason"] = reason;
+  fields["message"] = message;
   const auto told = database_.AppendWhile(*job, {{job->attempt, std::nullopt, clock_.Now(), "warning", std::move(fields)}});
   if (!told.ok()) {
-    base::LogError("a job that waits cannot be told so", {{"job", job->id}, {"why", std::string(told.status().message())}});
-    return;
+    base::LogError("cannot record that the job is waiting", {{"job", job->id}, {"why", std::string(told.status().message())}});
+    return true;
   }
   if (!*told) {
-    told_waiting_.erase(job->id);  // Cancelled or paused meanwhile; if it comes back, it may have to wait again.
-    return;
+    told_waiting_.erase(about);  // Cancelled or paused meanwhile; if it comes back, it may have to wait again.
+    return true;
   }
   hub_.Notify(job->id);
+  return true;
 }
 
 void JobController::Shutdown(absl::Duration grace) {

@@ -41,7 +41,7 @@ struct Transition {
   std::optional<std::int64_t> lost_in_row;
   std::optional<JobError> error;
   std::optional<base::Json> progress;
-  std::optional<std::int64_t> memory_bytes;     // as planned
+  std::optional<std::int64_t> memory_bytes, disk_bytes;  // as planned
   std::optional<std::string> publish_digest;    // marks the output for publishing
   bool keep_checkpoint = false;                 // to CANCELLING: a checkpoint first
   std::optional<std::string> attempt_state;     // of the attempt's own row ("LOST", ...)

@@ -55,13 +55,14 @@ std::vector<JobRow> RowsWhere(soci::session& session, const std::string& where) 
 std::vector<QueuedJob> QueueRows(soci::session& session) {
   std::vector<QueuedJob> queue;
   std::string id, owner, tenant;
-  long long number = 0, priority = 0, memory_bytes = 0, queued_us = 0, started_us = 0;
+  long long number = 0, priority = 0, memory_bytes = 0, disk_bytes = 0, attempt = 0, queued_us = 0, started_us = 0;
   soci::statement select =
-      (session.prepare << "SELECT id, number, priority, memory_bytes, jobs.owner, jobs.tenant, queued_us, "
+      (session.prepare << "SELECT id, number, priority, memory_bytes, disk_bytes, attempt, jobs.owner, jobs.tenant, queued_us, "
                           "COALESCE(principal_starts.started_us, 0) FROM jobs INDEXED BY jobs_queue "
                           "LEFT JOIN principal_starts ON principal_starts.tenant = jobs.tenant AND principal_starts.owner = jobs.owner "
                           "WHERE state = 'QUEUED'",
-       into(id), into(number), into(priority), into(memory_bytes), into(owner), into(tenant), into(queued_us), into(started_us));
+       into(id), into(number), into(priority), into(memory_bytes), into(disk_bytes), into(attempt), into(owner), into(tenant), into(queued_us),
+       into(started_us));
   select.execute();
   while (select.fetch()) {
     queue.push_back({.id = id,
@@ -69,6 +70,8 @@ std::vector<QueuedJob> QueueRows(soci::session& session) {
                      .submitted = number,
                      .not_before = absl::ZeroDuration(),
                      .memory_bytes = memory_bytes,
+                     .attempt = attempt,
+                     .disk_bytes = disk_bytes,
                      .owner = owner,
                      .tenant = tenant,
                      .queued = absl::FromUnixMicros(queued_us),

@@ -37,6 +37,7 @@ absl::StatusOr<JobRecord> Parse(const JobRow& row) {
   job.published = row.published != 0;
   job.last_sequence = row.last_sequence;
   job.memory_bytes = row.memory_bytes;
+  job.disk_bytes = row.disk_bytes;
   job.keep_checkpoint = row.keep_checkpoint != 0;
   job.lost_in_row = row.lost_in_row;
   job.owner = row.owner;
@@ -82,6 +83,7 @@ JobRow ToRow(const JobRecord& job) {
   row.spec = base::Dump(ToJson(job.spec));
   row.created_us = absl::ToUnixMicros(job.created);
   row.memory_bytes = job.memory_bytes;
+  row.disk_bytes = job.disk_bytes;
   row.priority = job.spec.run.priority;
   row.owner = job.owner;
   row.tenant = job.tenant;

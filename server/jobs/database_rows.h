@@ -10,7 +10,7 @@ namespace nibble::jobs {
 
 inline constexpr char kJobColumns[] =
     "number, id, state, attempt, retries, spec, error, progress, output_digest, published, last_sequence, created_us, "
-    "started_us, ended_us, memory_bytes, keep_checkpoint, lost_in_row, owner, tenant, digests";
+    "started_us, ended_us, memory_bytes, keep_checkpoint, lost_in_row, disk_bytes, owner, tenant, digests";
 
 struct JobRow {
   long long number = 0;
@@ -18,7 +18,7 @@ struct JobRow {
   long long attempt = 0, retries = 0;
   std::string spec, error, progress, output_digest;
   long long published = 0, last_sequence = 0, created_us = 0, started_us = 0, ended_us = 0, memory_bytes = 0, keep_checkpoint = 0;
-  long long lost_in_row = 0;
+  long long lost_in_row = 0, disk_bytes = 0;
   long long priority = 0;  // written only: it is the spec's
   std::string owner, tenant, digests;
 };

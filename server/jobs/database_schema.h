@@ -144,6 +144,13 @@ inline const std::vector<std::vector<std::string_view>>& Migrations() {
           "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, owner, tenant, queued_us, attempt, state) "
           "WHERE state = 'QUEUED'",
       },
+      {
+          // The files of a job as planned: room for them is held while it runs (disk_admission.h). Earlier jobs hold none.
+          "ALTER TABLE jobs ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0",
+          "DROP INDEX jobs_queue",
+          "CREATE INDEX jobs_queue ON jobs (priority, number, id, memory_bytes, disk_bytes, owner, tenant, queued_us, attempt, state) "
+          "WHERE state = 'QUEUED'",
+      },
   };
   return migrations;
 }

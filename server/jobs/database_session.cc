@@ -100,7 +100,7 @@ void OpenJobs(soci::statement& select, const std::string& where, JobRow& row) {
   for (long long* number : {&row.attempt, &row.retries}) select.exchange(into(*number));
   for (std::string* text : {&row.spec, &row.error, &row.progress, &row.output_digest}) select.exchange(into(*text));
   for (long long* number : {&row.published, &row.last_sequence, &row.created_us, &row.started_us, &row.ended_us,
-                            &row.memory_bytes, &row.keep_checkpoint, &row.lost_in_row}) {
+                            &row.memory_bytes, &row.keep_checkpoint, &row.lost_in_row, &row.disk_bytes}) {
     select.exchange(into(*number));
   }
   for (std::string* text : {&row.owner, &row.tenant, &row.digests}) select.exchange(into(*text));

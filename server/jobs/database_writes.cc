@@ -24,12 +24,12 @@ std::string KeyWithoutTenant(const std::string& key) {
 void InsertJob(soci::session& session, const JobRecord& job) {
   const JobRow row = ToRow(job);
   session << "INSERT INTO jobs (id, state, attempt, retries, spec, error, progress, output_digest, published, "
-             "last_sequence, created_us, started_us, ended_us, method, memory_bytes, owner, tenant, digests, priority, base_model, "
-             "queued_us) "
-             "VALUES (:id, :state, 0, 0, :spec, '', '{}', '', 0, 0, :created, 0, 0, :method, :memory, :owner, :tenant, :digests, "
-             ":priority, :base, :created2)",
-      use(row.id), use(row.state), use(row.spec), use(row.created_us), use(job.spec.method), use(row.memory_bytes), use(row.owner),
-      use(row.tenant), use(row.digests), use(row.priority), use(job.spec.base_model), use(row.created_us);
+             "last_sequence, created_us, started_us, ended_us, method, memory_bytes, disk_bytes, owner, tenant, digests, priority, "
+             "base_model, queued_us) "
+             "VALUES (:id, :state, 0, 0, :spec, '', '{}', '', 0, 0, :created, 0, 0, :method, :memory, :disk, :owner, :tenant, "
+             ":digests, :priority, :base, :created2)",
+      use(row.id), use(row.state), use(row.spec), use(row.created_us), use(job.spec.method), use(row.memory_bytes), use(row.disk_bytes),
+      use(row.owner), use(row.tenant), use(row.digests), use(row.priority), use(job.spec.base_model), use(row.created_us);
   for (const auto& [key, value] : job.spec.labels) {
     session << "INSERT INTO job_labels (key, value, number) SELECT :k, :v, number FROM jobs WHERE id = :id", use(key), use(value),
         use(row.id);
@@ -57,6 +57,7 @@ absl::Status ApplyRest(soci::session& session, const Transition& t, long long ne
   if (t.lost_in_row.has_value()) SetNumber(session, t.job_id, "lost_in_row", *t.lost_in_row);
   if (t.error.has_value()) SetText(session, t.job_id, "error", base::Dump(ToJson(*t.error)));
   if (t.memory_bytes.has_value()) SetNumber(session, t.job_id, "memory_bytes", *t.memory_bytes);
+  if (t.disk_bytes.has_value()) SetNumber(session, t.job_id, "disk_bytes", *t.disk_bytes);
   if (t.progress.has_value()) SetText(session, t.job_id, "progress", base::Dump(*t.progress));
   if (t.keep_checkpoint) SetNumber(session, t.job_id, "keep_checkpoint", 1);
   if (t.publish_digest.has_value()) SetText(session, t.job_id, "output_digest", *t.publish_digest);

@@ -40,6 +40,7 @@ struct LiveAttempt {
   std::string directory;
   std::string token;
   std::int64_t memory_bytes = 0;       // as planned
+  std::int64_t disk_bytes = 0;         // likewise
   std::shared_ptr<const void> memory;  // taken of ControllerOptions::memory
   JournalReader journal;
   std::int64_t last_sequence = 0;

@@ -40,21 +40,29 @@ bool NeedsMoreThanThereIs(std::int64_t bytes, const QueueLimits& limits) {
   return limits.memory_bytes > 0 && bytes > limits.memory_bytes;
 }
 
-std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
-                                  absl::Duration now) {
-  std::vector<std::string> picked;
+Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits, absl::Duration now) {
+  Picked picked;
   RunningLoad load = running;
-  std::int64_t left = limits.left_bytes;
+  std::int64_t left = limits.left_bytes, disk_left = limits.disk_left_bytes;
   for (const QueuedJob& job : Order(queue)) {
     if (load.jobs >= limits.max_running) break;
     if (job.not_before > now) continue;
     const bool fits = job.memory_bytes <= left &&
                       (limits.memory_bytes == 0 || job.memory_bytes <= limits.memory_bytes - load.memory_bytes);
-    if (!fits && (load.jobs > 0 || !NeedsMoreThanThereIs(job.memory_bytes, limits))) break;
-    picked.push_back(job.id);
+    if (!fits && (load.jobs > 0 || !NeedsMoreThanThereIs(job.memory_bytes, limits))) {
+      picked.short_of_memory = job;
+      break;
+    }
+    if (job.disk_bytes > disk_left) {
+      picked.short_of_disk.push_back({job, disk_left});
+      if (load.jobs > 0 || limits.making_disk_room) break;
+      continue;
+    }
+    picked.start.push_back(job.id);
     ++load.jobs;
     load.memory_bytes += job.memory_bytes;
     left -= std::min(left, job.memory_bytes);
+    disk_left -= job.disk_bytes;
   }
   return picked;
 }

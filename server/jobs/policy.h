@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ struct QueuedJob {
   std::int64_t submitted = 0;   // order of submission: lower first among equals; a retried job keeps its own
   absl::Duration not_before;    // monotonic: waits out its backoff
   std::int64_t memory_bytes = 0;  // planned peak; 0: not known, takes a place only
+  std::int64_t attempt = 0;       // 0 before the first start
+  std::int64_t disk_bytes = 0;    // that it may still write; 0: not known
   // The principal: principals take turns. All jobs without an owner (there is no authentication) are those of one principal.
   std::string owner = {};
   std::string tenant = {};
@@ -27,6 +30,9 @@ struct QueueLimits {
   std::int64_t memory_bytes = 0;  // of all trainers together; 0: not bounded
   // For more trainers: what they share with others has so much left.
   std::int64_t left_bytes = std::numeric_limits<std::int64_t>::max();
+  // That may be written to the disk beyond what running jobs have yet to write.
+  std::int64_t disk_left_bytes = std::numeric_limits<std::int64_t>::max();
+  bool making_disk_room = false;  // so a job that is short of disk holds up those behind it
 };
 
 // What runs already.
@@ -48,11 +54,21 @@ void Age(std::vector<QueuedJob>& queue, absl::Time now, absl::Duration step);
 // longest ago has the first turn; between principals that never started a job, and within a principal, the order is that of submission.
 std::vector<QueuedJob> Order(std::vector<QueuedJob> queue);
 
-// Ids to start now, at most as many as there is room for. A job that waits out its backoff does not hold up those behind it; one
-// for which there is no memory yet does, or small jobs would keep a large one waiting for ever. A job that alone needs more
-// than trainers may take starts when no other job runs; one that waits for others than trainers does not.
-std::vector<std::string> PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits,
-                                  absl::Duration now);
+struct Picked {
+  std::vector<std::string> start;  // ids to start now
+  std::optional<QueuedJob> short_of_memory;
+  struct ShortOfDisk {
+    QueuedJob job;
+    std::int64_t left_bytes = 0;  // that there are for it
+  };
+  std::vector<ShortOfDisk> short_of_disk;
+};
+
+// At most as many jobs as there is room for. A job that waits out its backoff does not hold up those behind it; one for which there is
+// no memory yet does, or small jobs would keep a large one waiting for ever. A job that alone needs more than trainers may take starts
+// when no other job runs; one that waits for others than trainers does not. A job that is short of disk holds up those behind it while
+// a trainer runs, whose end may make room. While none runs only users can make room, and the others need not wait for them.
+Picked PickNext(const std::vector<QueuedJob>& queue, const RunningLoad& running, const QueueLimits& limits, absl::Duration now);
 
 struct RetryOptions {
   int max_retries = 5;  // counted exits after which the job fails

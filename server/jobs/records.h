@@ -50,6 +50,7 @@ struct JobRecord {
   bool published = false;     // the output is a model now
   std::int64_t last_sequence = 0;
   std::int64_t memory_bytes = 0;  // planned peak of its trainer; 0: not planned
+  std::int64_t disk_bytes = 0;    // planned files, at their most; 0: not planned
   bool keep_checkpoint = false;   // cancelled, but a checkpoint first
   std::int64_t lost_in_row = 0;   // its last attempts that were LOST, one after the other
   std::string owner;   // who created it; "" where nobody has to say who he is

@@ -1,5 +1,7 @@
 #include "server/model/artifact.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "server/base/error.h"
@@ -21,6 +23,7 @@ constexpr char kInfoFile[] = "nibble.json";
 constexpr std::uint64_t kMaxInfoBytes = 4 << 20;
 constexpr std::uint64_t kMaxConfigBytes = 1 << 20;
 constexpr std::uint64_t kMaxSmallFileBytes = 64 << 20;
+constexpr std::size_t kPieceBytes = 1 << 20;  // hashed between two questions whether the work is cancelled
 constexpr int kLayoutVersion = 1;
 constexpr Format kFormats[] = {Format::kF32, Format::kBF16, Format::kNf4, Format::kInt8, Format::kTernary, Format::kLora};
 
@@ -214,11 +217,15 @@ absl::StatusOr<std::vector<float>> Artifact::FloatTensor(const std::string& name
   return values;
 }
 
-absl::Status Artifact::VerifyBytes() const {
+absl::Status Artifact::VerifyBytes(const base::Cancelled& cancelled) const {
   std::vector<TensorDigest> digests;
   for (const auto& [name, view] : tensors_) {
     base::Sha256 sha;
-    sha.Update(view.bytes.data(), view.bytes.size());
+    for (std::size_t at = 0; at < view.bytes.size(); at += kPieceBytes) {
+      NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(cancelled));
+      const auto piece = view.bytes.subspan(at, std::min(kPieceBytes, view.bytes.size() - at));
+      sha.Update(piece.data(), piece.size());
+    }
     digests.push_back({name, view.dtype, view.shape, sha.HexDigest()});
   }
   const std::string digest = WeightsDigest(std::move(digests));

@@ -23,6 +23,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/dtype.h"
+#include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/base/json.h"
 #include "server/model/adapter.h"
@@ -89,8 +90,8 @@ class Artifact {
   // Of a lora artifact; its tensors are in tensors() by their PEFT names.
   const std::optional<AdapterConfig>& adapter() const { return adapter_; }
   // Reads every byte: DataLoss naming the file unless weights_digest and the digests of the small files
-  // (provenance["files"]) are what nibble.json says.
-  absl::Status VerifyBytes() const;
+  // (provenance["files"]) are what nibble.json says. `cancelled` is asked before every MiB.
+  absl::Status VerifyBytes(const base::Cancelled& cancelled = {}) const;
 
  private:
   Artifact() = default;

@@ -50,14 +50,15 @@ absl::StatusOr<Record> MakeRecord(const LoadedModel& model, const std::vector<st
   return record;
 }
 
-absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record& record, const kernels::Stream& stream) {
+absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record& record, const kernels::Stream& stream,
+                                          const base::Cancelled& cancelled) {
   if (record.device != stream.device) {
     return absl::FailedPreconditionError("the record was made on another kind of device: bits are promised within one kind");
   }
   ReplayResult result;
   for (std::size_t s = 0; s < record.sequences.size(); ++s) {
     const RecordSequence& sequence = record.sequences[s];
-    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> digests, RowDigests(model, sequence.token_ids, stream, {}));
+    NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> digests, RowDigests(model, sequence.token_ids, stream, cancelled));
     for (std::size_t r = 0; r < digests.size(); ++r) {
       ++result.rows;
       if (digests[r] == sequence.row_digests[r]) continue;

@@ -33,8 +33,9 @@ struct ReplayResult {
   std::string difference;            // in words; "" when equal
 };
 
-// Runs the record's token ids again. Errors: FailedPrecondition when it was recorded on another kind of device; InvalidArgument
-// when its tokens are not the model's.
-absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record& record, const kernels::Stream& stream);
+// Runs the record's token ids again. `cancelled` is asked before every layer. Errors: FailedPrecondition when it was recorded on another
+// kind of device; InvalidArgument when its tokens are not the model's; Cancelled.
+absl::StatusOr<ReplayResult> ReplayRecord(const LoadedModel& model, const Record& record, const kernels::Stream& stream,
+                                          const base::Cancelled& cancelled = {});
 
 }  // namespace nibble::model

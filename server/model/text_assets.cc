@@ -7,6 +7,7 @@
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/model/text_digest.h"
 
 namespace nibble::model {
 namespace {
@@ -49,6 +50,13 @@ absl::Status Annotate(const absl::Status& status, std::string_view file) {
 
 }  // namespace
 
+std::string TextDigest(const std::string& tokenizer_sha256, const std::string& config_sha256, const std::string& template_sha256) {
+  std::string digests = tokenizer_sha256;
+  if (!config_sha256.empty()) digests += base::StrCat(" config ", config_sha256);
+  if (!template_sha256.empty()) digests += base::StrCat(" template ", template_sha256);
+  return base::Sha256Hex(digests);
+}
+
 absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
   base::FileSystem& files = base::RealFileSystem();
   TextAssets assets;
@@ -58,7 +66,7 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
   auto tokenizer = text::Tokenizer::FromJson(tokenizer_json);
   if (!tokenizer.ok()) return Annotate(tokenizer.status(), "tokenizer.json");
   assets.tokenizer = *std::move(tokenizer);
-  std::string digests = base::Sha256Hex(tokenizer_json);
+  std::string config_sha256, template_sha256;
 
   base::Json config = base::Json::object();
   const std::string config_path = base::JoinPath(directory, "tokenizer_config.json");
@@ -67,7 +75,7 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
     auto parsed = base::ParseJson(text);
     if (!parsed.ok()) return Annotate(parsed.status(), "tokenizer_config.json");
     if (!parsed->is_object()) return absl::InvalidArgumentError("tokenizer_config.json: wanted an object");
-    digests += base::StrCat(" config ", base::Sha256Hex(text));
+    config_sha256 = base::Sha256Hex(text);
     config = *std::move(parsed);
   }
   // chat_template.jinja, where there is one, is the newer place and wins, as in transformers.
@@ -75,14 +83,14 @@ absl::StatusOr<TextAssets> LoadTextAssets(const std::string& directory) {
   const std::string jinja_path = base::JoinPath(directory, "chat_template.jinja");
   if (files.Exists(jinja_path)) {
     NIBBLE_ASSIGN_OR_RETURN(source, files.Read(jinja_path, kMaxConfigBytes));
-    digests += base::StrCat(" template ", base::Sha256Hex(source));
+    template_sha256 = base::Sha256Hex(source);
   }
   if (!source.empty()) {
     auto compiled = text::ChatTemplate::Compile(source, SpecialTokens(config));
     if (!compiled.ok()) return Annotate(compiled.status(), "chat template");
     assets.chat_template = *std::move(compiled);
   }
-  assets.digest = base::Sha256Hex(digests);
+  assets.digest = TextDigest(base::Sha256Hex(tokenizer_json), config_sha256, template_sha256);
   return assets;
 }
 

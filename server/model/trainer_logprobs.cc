@@ -68,7 +68,7 @@ absl::StatusOr<TrainerLogprobs> ReadTrainerLogprobs(base::FileSystem& files, con
 }
 
 absl::StatusOr<double> MaxLogprobDifference(const LoadedModel& model, const TrainerLogprobs& trained,
-                                            const kernels::Stream& stream) {
+                                            const kernels::Stream& stream, const base::Cancelled& cancelled) {
   double worst = 0;
   for (const auto& sequence : trained.sequences) {
     NIBBLE_RETURN_IF_ERROR(CheckTokens(model, sequence.token_ids));
@@ -87,7 +87,7 @@ absl::StatusOr<double> MaxLogprobDifference(const LoadedModel& model, const Trai
                                         .top_logprob = nullptr},
                                        stream);
     };
-    NIBBLE_RETURN_IF_ERROR(ForEachLogits(model.config(), model.weights(), sequence.token_ids, kChunk, stream, visit));
+    NIBBLE_RETURN_IF_ERROR(ForEachLogits(model.config(), model.weights(), sequence.token_ids, kChunk, stream, visit, cancelled));
     for (std::size_t i = 0; i < got.size(); ++i) {
       if (!std::isfinite(got[i])) return absl::DataLossError(StrCat("the logprob of token ", i + 1, " is ", got[i]));
       worst = std::max(worst, std::abs(static_cast<double>(got[i]) - static_cast<double>(sequence.logprobs[i])));

@@ -7,6 +7,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
+#include "server/base/cancelled.h"
 #include "server/base/files.h"
 #include "server/model/loaded_model.h"
 
@@ -27,8 +28,9 @@ absl::Status WriteTrainerLogprobs(base::FileSystem& files, const std::string& di
 absl::StatusOr<TrainerLogprobs> ReadTrainerLogprobs(base::FileSystem& files, const std::string& directory);
 
 // The largest |logprob of the model - logprob of the trainer|, in nats; 0 of no logprobs. Errors: InvalidArgument (token ids
-// that are not the model's), those of the kernels; DataLoss when one of the model's is not finite.
+// that are not the model's), those of the kernels; DataLoss when one of the model's is not finite; Cancelled once `cancelled`, asked
+// before every layer, says so.
 absl::StatusOr<double> MaxLogprobDifference(const LoadedModel& model, const TrainerLogprobs& trained,
-                                            const kernels::Stream& stream);
+                                            const kernels::Stream& stream, const base::Cancelled& cancelled = {});
 
 }  // namespace nibble::model

@@ -55,10 +55,15 @@ std::int64_t Whole(double tokens) {
   return tokens < kBound ? std::llround(tokens) : std::numeric_limits<std::int64_t>::max();
 }
 
-void AddWarnings(const jobs::JobSpec& spec, const data::Dataset& train, const Epoch& epoch, JobPlan& plan) {
-  for (data::RowWarning& warning : data::RowWarnings(train, spec.data.max_seq_len)) {
+void AddRowWarnings(const jobs::JobSpec& spec, const data::Dataset& data, const std::string& set, JobPlan& plan) {
+  for (data::RowWarning& warning : data::RowWarnings(data, spec.data.max_seq_len, set)) {
     plan.warnings.push_back({std::move(warning.reason), std::move(warning.message), std::move(warning.rows)});
   }
+}
+
+void AddWarnings(const jobs::JobSpec& spec, const CheckedData& data, const Epoch& epoch, JobPlan& plan) {
+  AddRowWarnings(spec, data.train, "", plan);
+  AddRowWarnings(spec, data.eval, data::EvaluationSet(spec.eval_dataset), plan);  // of no rows without one
   const double epochs = Passes(spec, epoch, plan);
   if (epochs > 20) Warn(plan, "MANY_EPOCHS", StrCat("the data is gone through ", static_cast<std::int64_t>(epochs), " times"));
   if (spec.run.save_every == 0 && plan.max_steps > 100) {
@@ -99,7 +104,7 @@ absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inpu
                             .examples = static_cast<std::int64_t>(data.train.examples.size() + data.eval.examples.size()),
                             .evaluation = data::SizeOfEvaluation(data.eval.examples)});
   plan.disk_bytes = PlanDisk(spec, config, base_bytes, inputs.companion_bytes, plan.max_steps);
-  AddWarnings(spec, data.train, epoch, plan);
+  AddWarnings(spec, data, epoch, plan);
   return plan;
 }
 

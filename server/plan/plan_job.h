@@ -17,7 +17,7 @@ struct MemoryItem {
 struct PlanWarning {
   std::string reason;   // "ROWS_TRUNCATED"
   std::string message;
-  std::vector<std::int64_t> rows;  // lines of the training set, from 1; the first data::kMaxNamedRows
+  std::vector<std::int64_t> rows;  // lines of the set that the message names, or of the training set, from 1; the first data::kMaxNamedRows
 };
 
 struct JobPlan {
@@ -32,7 +32,8 @@ struct JobPlan {
   std::int64_t memory_bytes() const;
 };
 
-// Of a resolved spec. Checks as CheckJob does, with its errors; reads and tokenises all data, or has JobInputs::load get it.
+// Of a resolved spec. Checks as CheckJob does, with its errors; reads and tokenises all data, or has JobInputs::load get it. Needs the
+// lengths of examples, not their tokens.
 absl::StatusOr<JobPlan> PlanJob(const jobs::JobSpec& spec, const JobInputs& inputs);
 
 }  // namespace nibble::plan

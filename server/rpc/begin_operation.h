@@ -1,5 +1,8 @@
 // How a method begins an operation.
 #pragma once
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,11 +15,24 @@
 
 namespace nibble::rpc {
 
+// Equal messages have equal bytes: the entries of a map come in the order of their keys. SerializeAsString writes them in the order of
+// a hash table, which differs from one copy of a message to the next.
+inline std::string DeterministicBytes(const google::protobuf::MessageLite& message) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream coded(&stream);
+    coded.SetSerializationDeterministic(true);
+    message.SerializeToCodedStream(&coded);
+  }
+  return bytes;
+}
+
 // The request without its id: what a repeated id is compared by.
 template <typename Request>
 std::string DigestOf(Request request) {
   request.clear_request_id();
-  return base::Sha256Hex(base::StrCat(request.GetTypeName(), request.SerializeAsString()));
+  return base::Sha256Hex(base::StrCat(request.GetTypeName(), DeterministicBytes(request)));
 }
 
 template <typename Request>

@@ -223,7 +223,7 @@ absl::Status Preview(const store::StoredDataset& stored, const ModelText& model,
     if (!record.ok()) return data::AtLine(line_number, record.status());
     if (const absl::Status few = data::CheckMessages(*record); !few.ok()) return data::AtLine(line_number, few);
     if (record->text.size() > text_bytes) record->text = ToUtf8(record->text, text_bytes);
-    const auto tokenised = data::Tokenise(*record, shape.format, model.assets, model.config, shape.options, bounds.cancelled);
+    const auto tokenised = data::Tokenise(*record, shape.format, model.assets, model.config, shape.options, bounds.cancelled, bounds.await_turn);
     if (!tokenised.ok()) return data::AtLine(line_number, tokenised.status());
     response->set_looked_rows(response->looked_rows() + 1);
     const std::vector<data::Example>& pieces = *tokenised;

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "nibble/v1/dataset_service.pb.h"
+#include "server/data/large_rows.h"
 #include "server/data/record.h"
 #include "server/jobs/job_spec.h"
 #include "server/rpc/text_cache.h"
@@ -37,11 +38,12 @@ struct PreviewBounds {
   std::size_t max_bytes = 16u << 20;         // of the answer
   std::int64_t max_looked_rows = 10'000;     // of which most may have been dropped
   std::size_t max_looked_bytes = 16u << 20;  // of their lines; the row that passes it is the last
+  data::AwaitTurn await_turn = {};           // as of data::Tokenise
 };
 
 // The first rows of the file as training would see them. InvalidArgument (DATASET_FORMAT) names the line of a row that is none of
 // its format, or that is too long where that is an error; FIELD_VIOLATION data.max_seq_len where the first row alone is more than an
-// answer; Cancelled.
+// answer; OUT_OF_DEVICE_MEMORY of a large row; Cancelled.
 absl::Status Preview(const store::StoredDataset& stored, const ModelText& model, const v1::PreviewDatasetRequest& request,
                      const PreviewBounds& bounds, v1::PreviewDatasetResponse* response);
 

@@ -65,6 +65,7 @@ grpc::ServerUnaryReactor* DatasetService::PreviewDataset(grpc::CallbackServerCon
     PreviewBounds bounds;
     bounds.cancelled = call.stopped();
     bounds.max_bytes = edge_.max_send_bytes;
+    bounds.await_turn = [&] { return large_rows_.Await(bounds.cancelled); };
     return Preview(stored, *model, *request, bounds, response);
   };
   return UnaryOnSlowWorker(edge_, previewers_, context, "nibble.v1.DatasetService/PreviewDataset", body, edge_.default_deadline);

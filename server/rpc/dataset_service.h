@@ -1,5 +1,6 @@
 #pragma once
 #include "nibble/v1/dataset_service.grpc.pb.h"
+#include "server/data/large_rows.h"
 #include "server/rpc/call.h"
 #include "server/rpc/text_cache.h"
 #include "server/rpc/upload_table.h"
@@ -12,8 +13,14 @@ namespace nibble::rpc {
 class DatasetService : public v1::DatasetService::CallbackService {
  public:
   // import_root: where files of this machine may be named; "": nowhere.
-  DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts, UploadTable& uploads, std::string import_root)
-      : edge_(edge), state_(state), texts_(texts), uploads_(uploads), import_root_(std::move(import_root)) {}
+  DatasetService(Edge& edge, store::StateDirectory& state, TextCache& texts, UploadTable& uploads, data::LargeRows& large_rows,
+                 std::string import_root)
+      : edge_(edge),
+        state_(state),
+        texts_(texts),
+        uploads_(uploads),
+        large_rows_(large_rows),
+        import_root_(std::move(import_root)) {}
 
   grpc::ServerReadReactor<v1::UploadDatasetRequest>* UploadDataset(grpc::CallbackServerContext*, v1::Dataset*) override;
   grpc::ServerUnaryReactor* GetDataset(grpc::CallbackServerContext*, const v1::GetDatasetRequest*, v1::Dataset*) override;
@@ -29,6 +36,7 @@ class DatasetService : public v1::DatasetService::CallbackService {
   store::StateDirectory& state_;
   TextCache& texts_;
   UploadTable& uploads_;
+  data::LargeRows& large_rows_;
   const std::string import_root_;
   // Other calls do not wait behind previews, which tokenise many rows to show a few.
   WorkerPool previewers_{2, /*max_waiting=*/64};

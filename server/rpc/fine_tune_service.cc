@@ -1,8 +1,5 @@
 #include "server/rpc/fine_tune_service.h"
 
-#include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
-
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -29,16 +26,7 @@ namespace {
 constexpr int kMaxLabels = 16;  // of a filter, as of a job
 
 // What tells a repetition from another request of the same id: the request as it came, before anything is filled in.
-std::string BodyDigest(const v1::CreateJobRequest& request) {
-  std::string bytes;
-  {
-    google::protobuf::io::StringOutputStream stream(&bytes);
-    google::protobuf::io::CodedOutputStream coded(&stream);
-    coded.SetSerializationDeterministic(true);
-    request.spec().SerializeToCodedStream(&coded);
-  }
-  return base::Sha256Hex(bytes);
-}
+std::string BodyDigest(const v1::CreateJobRequest& request) { return base::Sha256Hex(DeterministicBytes(request.spec())); }
 
 bool MaySee(const Call& call, const jobs::JobRecord& job) {
   const std::string& tenant = call.principal().tenant;
@@ -100,6 +88,7 @@ absl::StatusOr<v1::PlanJobResponse> FineTuneService::PlanOf(const jobs::JobSpec&
   };
   *response.mutable_spec() = ToProto(planned.spec);
   response.set_memory_available_bytes(planned.available_bytes);
+  response.set_disk_available_bytes(static_cast<std::int64_t>(planned.spare_disk_bytes));
   if (planned.available_bytes > 0 && planned.plan.memory_bytes() > planned.available_bytes) {
     warn("MEMORY", base::StrCat("the job needs ", planned.plan.memory_bytes(), " bytes, trainers may use ", planned.available_bytes));
   }

@@ -16,7 +16,7 @@ struct PlannedJob {
   jobs::JobSpec spec;
   plan::JobPlan plan;
   std::int64_t available_bytes = 0;  // memory that all trainers may use together; 0: not known
-  std::uint64_t spare_disk_bytes = 0;  // that may be written before the disk is at its watermark
+  std::uint64_t spare_disk_bytes = 0;  // store::PlannableBytes
 };
 struct Planner {
   std::function<absl::StatusOr<PlannedJob>(const jobs::JobSpec&, const base::CancelToken&)> plan;  // may take minutes

@@ -124,32 +124,20 @@ absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max
   return absl::OkStatus();
 }
 
-// As training encodes a row: a special token that the text begins with is not added a second time.
-absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens,
-                                                     const model::TextAssets& assets, text::PromptLimits limits) {
-  limits.field = "text";
+// Asked before a text is encoded as a whole, which cannot be cancelled.
+absl::Status CheckEncode(std::string_view text, const model::TextAssets& assets, const text::PromptLimits& limits) {
   NIBBLE_RETURN_IF_ERROR(text::CheckPromptLength(*assets.tokenizer, text, limits));
-  NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, assets.tokenizer->EncodeWithSpans(text, add_special_tokens));
-  std::vector<std::int32_t> ids;
-  ids.reserve(encoded.tokens.size());
-  for (const text::TokenSpan& span : encoded.tokens) ids.push_back(span.id);
-  return ids;
+  if (limits.cancelled && limits.cancelled()) return absl::CancelledError("cancelled before the prompt was encoded");
+  return absl::OkStatus();
 }
 
-// `text`, where it is wanted: with or without the special tokens, as an output has them.
-absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const v1::ChatInput& chat, const model::TextAssets& assets,
-                                                     text::PromptLimits limits, std::string* text, bool include_special_tokens) {
-  limits.field = "chat";
-  NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Render(chat, assets));
-  NIBBLE_RETURN_IF_ERROR(text::CheckPromptLength(*assets.tokenizer, rendered, limits));
-  // The template spells out the special tokens itself.
-  NIBBLE_ASSIGN_OR_RETURN(auto ids, assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false));
-  if (text != nullptr && include_special_tokens) {
-    *text = std::move(rendered);
-  } else if (text != nullptr) {
-    NIBBLE_ASSIGN_OR_RETURN(*text, assets.tokenizer->Decode(ids, /*skip_special_tokens=*/true));
+absl::StatusOr<std::vector<std::int32_t>> IdsOf(const v1::TokenIds& ids, const text::PromptLimits& limits) {
+  if (ids.ids_size() > limits.max_tokens) {
+    return base::WithReason(
+        absl::InvalidArgumentError(StrCat("token_ids: has ", ids.ids_size(), " tokens, the model takes ", limits.max_tokens)),
+        "PROMPT_TOO_LONG", {{"tokens", std::to_string(ids.ids_size())}, {"max", std::to_string(limits.max_tokens)}});
   }
-  return ids;
+  return std::vector<std::int32_t>(ids.ids().begin(), ids.ids().end());
 }
 
 }  // namespace
@@ -191,13 +179,20 @@ absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bo
   return out;
 }
 
-absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& assets) {
+absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& assets, std::size_t max_bytes) {
   if (chat.messages().empty()) return FieldError("chat.messages", "is empty, wanted at least one message");
   if (assets.chat_template == nullptr) {
     return base::WithReason(absl::InvalidArgumentError("chat: the model has no chat template"), "TEMPLATE_ERROR",
                             {{"field", "chat_template"}});
   }
+  const std::size_t bytes = ChatBytes(chat);
+  if (bytes > max_bytes) {
+    return base::WithReason(absl::InvalidArgumentError(StrCat("chat: has ", bytes, " bytes, with ", kMessageBytes,
+                                                              " for each message, wanted at most ", max_bytes, " (--max_prompt_bytes)")),
+                            "PROMPT_TOO_LONG", {{"bytes", std::to_string(bytes)}, {"max_bytes", std::to_string(max_bytes)}});
+  }
   std::vector<text::ChatMessage> messages;
+  messages.reserve(static_cast<std::size_t>(chat.messages_size()));
   for (const v1::ChatMessage& message : chat.messages()) messages.push_back({message.role(), message.content()});
   text::RenderOptions options;
   options.add_generation_prompt = !chat.has_add_generation_prompt() || chat.add_generation_prompt();
@@ -208,15 +203,34 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
       "TEMPLATE_ERROR", {{"field", "chat.messages"}});
 }
 
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, const model::TextAssets& assets,
-                                                   const text::PromptLimits& limits, std::string* text) {
+absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens, const model::TextAssets& assets,
+                                                     text::PromptLimits limits) {
+  limits.field = "text";
+  NIBBLE_RETURN_IF_ERROR(CheckEncode(text, assets, limits));
+  // As training encodes a row: a special token that the text begins with is not added a second time.
+  NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, assets.tokenizer->EncodeWithSpans(text, add_special_tokens));
+  std::vector<std::int32_t> ids;
+  ids.reserve(encoded.tokens.size());
+  for (const text::TokenSpan& span : encoded.tokens) ids.push_back(span.id);
+  return ids;
+}
+
+absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered, const model::TextAssets& assets,
+                                                     text::PromptLimits limits) {
+  limits.field = "chat";
+  NIBBLE_RETURN_IF_ERROR(CheckEncode(rendered, assets, limits));
+  return assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false);
+}
+
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, std::string rendered,
+                                                   const model::TextAssets& assets, const text::PromptLimits& limits, std::string* text) {
   const bool include_special_tokens = request.output().include_special_tokens();
   switch (request.input_case()) {
     case v1::GenerateRequest::kText:
       if (text != nullptr) *text = request.text();
       return EncodeText(request.text(), /*add_special_tokens=*/true, assets, limits);
     case v1::GenerateRequest::kTokenIds: {
-      std::vector<std::int32_t> ids(request.token_ids().ids().begin(), request.token_ids().ids().end());
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<std::int32_t> ids, IdsOf(request.token_ids(), limits));
       if (text != nullptr) {
         for (const std::int32_t id : ids) {
           if (id < 0) return FieldError("token_ids", StrCat("has ", id, ", wanted 0 or more"));
@@ -225,18 +239,25 @@ absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& re
       }
       return ids;
     }
-    default: return EncodeChat(request.chat(), assets, limits, text, include_special_tokens);
+    default: {
+      NIBBLE_ASSIGN_OR_RETURN(std::vector<std::int32_t> ids, EncodeChat(rendered, assets, limits));
+      if (text != nullptr && include_special_tokens) {
+        *text = std::move(rendered);
+      } else if (text != nullptr) {
+        NIBBLE_ASSIGN_OR_RETURN(*text, assets.tokenizer->Decode(ids, /*skip_special_tokens=*/true));
+      }
+      return ids;
+    }
   }
 }
 
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets,
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered, const model::TextAssets& assets,
                                                    const text::PromptLimits& limits) {
   switch (request.input_case()) {
     case v1::ScoreRequest::kText:
       return EncodeText(request.text(), !request.has_add_special_tokens() || request.add_special_tokens(), assets, limits);
-    case v1::ScoreRequest::kTokenIds:
-      return std::vector<std::int32_t>(request.token_ids().ids().begin(), request.token_ids().ids().end());
-    case v1::ScoreRequest::kChat: return EncodeChat(request.chat(), assets, limits, nullptr, false);
+    case v1::ScoreRequest::kTokenIds: return IdsOf(request.token_ids(), limits);
+    case v1::ScoreRequest::kChat: return EncodeChat(rendered, assets, limits);
     default: return FieldError("input", "is not set, wanted text, token_ids or chat");
   }
 }

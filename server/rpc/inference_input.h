@@ -1,5 +1,6 @@
 // Requests of InferenceService as the engine's; all validation.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -32,29 +33,48 @@ struct GenerateOptions {
 // Unimplemented names a field that is not built; InvalidArgument one that is out of range. The model is not looked at.
 absl::StatusOr<GenerateOptions> FromProto(const v1::GenerateRequest& request, bool chat);
 
-// The conversation by the model's template. InvalidArgument (TEMPLATE_ERROR): what it refuses names chat.messages, a model without a
-// template chat_template.
-absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text);
+// Estimate of what a template adds to each message: many empty messages make a large text.
+inline constexpr std::size_t kMessageBytes = 32;
 
-// The prompt's token ids. `text` receives the prompt as text, for echo. A text that `limits` exclude is refused before it is encoded;
-// their field is ignored.
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, const model::TextAssets& assets,
-                                                   const text::PromptLimits& limits, std::string* text);
-absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, const model::TextAssets& assets,
-                                                   const text::PromptLimits& limits);
+// A template may render every field of a message, including its role.
+inline std::size_t ChatBytes(const v1::ChatInput& chat) {
+  return chat.ByteSizeLong() + kMessageBytes * static_cast<std::size_t>(chat.messages_size());
+}
 
-// Bytes of the text to encode, before a template is applied. Request: one with a `text` and a `chat`.
+// Bytes of the text to encode, before a template is applied; 0 for token ids. Request: one with a `text` and a `chat`.
 template <typename Request>
 std::size_t TextBytes(const Request& request) {
   if constexpr (requires { request.has_text(); }) {
     if (request.has_text()) return request.text().size();
   }
-  std::size_t bytes = 0;
-  if (request.has_chat()) {
-    for (const v1::ChatMessage& message : request.chat().messages()) bytes += message.content().size();
-  }
-  return bytes;
+  return request.has_chat() ? ChatBytes(request.chat()) : 0;
 }
+
+// The conversation as the model's template renders it. Errors: InvalidArgument (TEMPLATE_ERROR; what the template refuses names
+// chat.messages, a model without a template chat_template), InvalidArgument (PROMPT_TOO_LONG) where ChatBytes exceed `max_bytes`.
+absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextAssets& text, std::size_t max_bytes);
+
+// Render of the request's chat; "" where the request has none.
+template <typename Request>
+absl::StatusOr<std::string> Rendered(const Request& request, const model::TextAssets& text, std::size_t max_bytes) {
+  if (!request.has_chat()) return std::string();
+  return Render(request.chat(), text, max_bytes);
+}
+
+// The token ids of a text, with the special tokens that training adds to a row. A text that exceeds `limits` is refused before it is
+// encoded; limits.field is ignored.
+absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens, const model::TextAssets& assets,
+                                                     text::PromptLimits limits);
+// Likewise of a rendered chat: the template spells out the special tokens itself.
+absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered, const model::TextAssets& assets,
+                                                     text::PromptLimits limits);
+
+// The prompt's token ids. `rendered`: the result of Rendered. `text` receives the prompt as text, for echo. A prompt that exceeds `limits`
+// is refused before it is encoded, decoded or copied; limits.field is ignored.
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, std::string rendered,
+                                                   const model::TextAssets& assets, const text::PromptLimits& limits, std::string* text);
+absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered, const model::TextAssets& assets,
+                                                   const text::PromptLimits& limits);
 
 // The member of `input` that was sent. Request: Generate or Score, with one of them.
 template <typename Request>

@@ -79,14 +79,13 @@ absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const 
 // Encodes the prompt and hands it to the model's engine; `make_sink` gets the context of the answer. What is not OK is still to be
 // told, and Abort finds nothing any more.
 template <typename MakeSink>
-absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& proto, Asked& asked, ModelLoads::Loaded loaded,
-                    const char* instead, MakeSink make_sink) {
+absl::Status Submit(Edge& edge, const Call& call, const v1::GenerateRequest& proto, std::string rendered, Asked& asked,
+                    std::shared_ptr<const serve::Resident> resident, const char* instead, MakeSink make_sink) {
   auto entry = std::move(asked.entry);
-  NIBBLE_ASSIGN_OR_RETURN(auto resident, std::move(loaded));
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(asked.deadline));
   GenerateOptions& options = asked.options;
   std::string echo;
-  NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, resident->text,
+  NIBBLE_ASSIGN_OR_RETURN(auto prompt, PromptOf(proto, std::move(rendered), resident->text,
                                                 {.max_tokens = resident->engine->max_context(),
                                                  .max_bytes = edge.max_prompt_bytes,
                                                  .cancelled = call.stopped()},
@@ -188,28 +187,61 @@ grpc::ServerWriteReactor<Reply>* StreamOnWorker(Edge& edge, grpc::CallbackServer
 
 }  // namespace
 
-absl::Status InferenceService::Encode(std::size_t text_bytes, WorkerPool::Task work) {
-  if (text_bytes <= text::kLargeTextBytes) {
-    work();
-    return absl::OkStatus();
+void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed) {
+  const auto place = large_texts_.Take(FairnessKey(call.principal()));
+  if (!place.ok()) {
+    return failed(TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal, edge_.text_workers.last_wait()));
   }
-  const bool taken = edge_.text_workers.TryRun([this, came = edge_.clock.Monotonic(), work = std::move(work)]() mutable {
+  auto run = [this, &call, deadline, place, work = std::move(work), failed, came = edge_.clock.Monotonic()]() mutable {
     edge_.text_workers.NoteWait(edge_.clock.Monotonic() - came);
-    std::exchange(work, nullptr)();
+    absl::Status status = call.StillWanted(deadline);
+    if (status.ok()) status = work();
+    if (!status.ok()) failed(status);
+    work = nullptr;  // with the text that it holds
+    failed = nullptr;
     base::ReturnFreeMemory();  // what a large text took: the allocator would keep it
-  });
-  return taken ? absl::OkStatus() : TooManyWait(edge_.text_workers);
+  };
+  if (!edge_.text_workers.TryRun(std::move(run))) failed(TooManyWait(edge_.text_workers));
 }
 
-grpc::ServerUnaryReactor* InferenceService::OnTextWorker(grpc::CallbackServerContext* context, const char* method,
-                                                         std::size_t text_bytes, std::function<absl::Status(const Call&)> body) {
-  if (text_bytes <= text::kLargeTextBytes) return UnaryOnWorker(edge_, context, method, std::move(body));
-  const auto releasing = [body = std::move(body)](const Call& call) {
-    const absl::Status status = body(call);
-    base::ReturnFreeMemory();
-    return status;
+template <typename Request>
+void InferenceService::Encode(const Call& call, absl::Duration deadline, const Request& request, const model::TextAssets& assets,
+                              Encoding encode, Failed failed) {
+  if (TextBytes(request) > text::kLargeTextBytes) {
+    const auto render_and_encode = [this, &request, &assets, encode = std::move(encode)]() -> absl::Status {
+      NIBBLE_ASSIGN_OR_RETURN(std::string rendered, Rendered(request, assets, edge_.max_prompt_bytes));
+      return encode(std::move(rendered));
+    };
+    return OnTextThread(call, deadline, render_and_encode, std::move(failed));
+  }
+  auto rendered = Rendered(request, assets, edge_.max_prompt_bytes);
+  if (!rendered.ok()) return failed(rendered.status());
+  if (rendered->size() > text::kLargeTextBytes) {  // the template repeats, or says much itself
+    const auto text = std::make_shared<std::string>(*std::move(rendered));
+    return OnTextThread(call, deadline, [text, encode = std::move(encode)] { return encode(std::move(*text)); }, std::move(failed));
+  }
+  if (const absl::Status status = encode(*std::move(rendered)); !status.ok()) failed(status);
+}
+
+template <typename Request, typename Body>
+grpc::ServerUnaryReactor* InferenceService::WithText(grpc::CallbackServerContext* context, const char* method, const char* name_field,
+                                                     const Request* request, Body body) {
+  const auto start = [=, this](UnaryCall* call) {
+    const auto find = [&]() -> absl::StatusOr<std::shared_ptr<const ModelText>> {
+      NIBBLE_RETURN_IF_ERROR(CheckModelName(name_field, request->model()));
+      return texts_.Get(request->model());
+    };
+    const auto model = find();
+    if (!model.ok()) return call->Done(model.status());
+    const auto encode = [call, body, model = *model](std::string rendered) {
+      const absl::Status status = body(call->call(), *model, std::move(rendered));
+      if (status.ok()) call->Done(status);
+      return status;
+    };
+    Encode(call->call(), call->call().DeadlineOr(edge_.default_deadline), *request, (*model)->assets, encode,
+           [call](const absl::Status& status) { call->Done(status); });
   };
-  return UnaryOnSlowWorker(edge_, edge_.text_workers, context, method, releasing, edge_.default_deadline);
+  return UnaryAsync(edge_, edge_.workers, context, method, start, edge_.default_deadline);
 }
 
 grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerContext* context, const char* method,
@@ -223,15 +255,19 @@ grpc::ServerUnaryReactor* InferenceService::GenerateUnary(grpc::CallbackServerCo
       call->OnCancelled([wait] { wait->Cancelled(); });
       EndOnAbort(*asked->entry, wait);
     };
+    const auto failed = [asked, call](const absl::Status& status) {
+      asked->entry = nullptr;  // Abort finds nothing any more
+      call->Done(status);
+    };
     WithModel(loads_, request->model(), call->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
-      const absl::Status taken = Encode(TextBytes(*request), [=, this] {
+      if (!loaded.ok()) return failed(loaded.status());
+      const auto submit = [=, this, resident = *loaded](std::string rendered) {
         const char* instead = chat ? "ChatStream" : "GenerateStream";
-        const absl::Status status = Submit(edge_, call->call(), *request, *asked, loaded, instead, [&](AnswerContext answer) {
+        return Submit(edge_, call->call(), *request, std::move(rendered), *asked, resident, instead, [&](AnswerContext answer) {
           return std::make_shared<UnarySink>(std::move(answer), call, response);
         });
-        if (!status.ok()) call->Done(status);
-      });
-      if (!taken.ok()) call->Done(taken);
+      };
+      Encode(call->call(), asked->deadline, *request, (*loaded)->text, submit, failed);
     });
   };
   return UnaryAsync(edge_, edge_.workers, context, method, start, edge_.generate_deadline);
@@ -248,14 +284,18 @@ grpc::ServerWriteReactor<v1::GenerateReply>* InferenceService::Stream(grpc::Call
       stream->OnSpace([wait] { wait->Cancelled(); });  // nothing is sent before the load has ended: only the client calls it
       EndOnAbort(*asked->entry, wait);
     };
+    const auto failed = [asked, stream](const absl::Status& status) {
+      asked->entry = nullptr;  // Abort finds nothing any more
+      stream->End(status);
+    };
     WithModel(loads_, copy->model(), stream->call(), asked->deadline, watch, [=, this](ModelLoads::Loaded loaded) {
       stream->OnSpace(nullptr);
-      const absl::Status encoded = Encode(TextBytes(*copy), [=, this] {
+      if (!loaded.ok()) return failed(loaded.status());
+      const auto submit = [=, this, resident = *loaded](std::string rendered) {
         const auto make_sink = [&](AnswerContext answer) { return std::make_shared<StreamSink>(std::move(answer), stream); };
-        const absl::Status status = Submit(edge_, stream->call(), *copy, *asked, loaded, /*instead=*/nullptr, make_sink);
-        if (!status.ok()) stream->End(status);
-      });
-      if (!encoded.ok()) stream->End(encoded);
+        return Submit(edge_, stream->call(), *copy, std::move(rendered), *asked, resident, /*instead=*/nullptr, make_sink);
+      };
+      Encode(stream->call(), asked->deadline, *copy, (*loaded)->text, submit, failed);
     });
     return absl::OkStatus();
   };
@@ -286,12 +326,13 @@ grpc::ServerUnaryReactor* InferenceService::Score(grpc::CallbackServerContext* c
                                                   v1::ScoreResponse* response) {
   const auto start = [this, request, response](UnaryCall* call) {
     if (const absl::Status status = CheckScore(*request); !status.ok()) return call->Done(status);
-    WithModel(loads_, request->model(), call, call->call().DeadlineOr(edge_.generate_deadline), [=, this](ModelLoads::Loaded loaded) {
-      const absl::Status taken = Encode(TextBytes(*request), [=, this] {
-        const absl::Status status = SubmitScore(edge_, loaded, *request, call, response);
-        if (!status.ok()) call->Done(status);
-      });
-      if (!taken.ok()) call->Done(taken);
+    const absl::Duration deadline = call->call().DeadlineOr(edge_.generate_deadline);
+    WithModel(loads_, request->model(), call, deadline, [=, this](ModelLoads::Loaded loaded) {
+      if (!loaded.ok()) return call->Done(loaded.status());
+      const auto submit = [=, this, resident = *loaded](std::string rendered) {
+        return SubmitScore(edge_, resident, *request, std::move(rendered), call, response);
+      };
+      Encode(call->call(), deadline, *request, (*loaded)->text, submit, [call](const absl::Status& status) { call->Done(status); });
     });
   };
   return UnaryAsync(edge_, edge_.workers, context, "nibble.v1.InferenceService/Score", start, edge_.generate_deadline);
@@ -306,11 +347,11 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
     const absl::Duration deadline = stream->call().DeadlineOr(edge_.generate_deadline);
     WithModel(loads_, copy->model(), stream->call(), deadline, watch, [=, this](ModelLoads::Loaded loaded) {
       stream->OnSpace(nullptr);
-      const absl::Status encoded = Encode(TextBytes(*copy), [=, this] {
-        const absl::Status status = SubmitScore(edge_, loaded, *copy, stream);
-        if (!status.ok()) stream->End(status);
-      });
-      if (!encoded.ok()) stream->End(encoded);
+      if (!loaded.ok()) return stream->End(loaded.status());
+      const auto submit = [=, this, resident = *loaded](std::string rendered) {
+        return SubmitScore(edge_, resident, *copy, std::move(rendered), stream);
+      };
+      Encode(stream->call(), deadline, *copy, (*loaded)->text, submit, [stream](const absl::Status& status) { stream->End(status); });
     });
     return absl::OkStatus();
   };
@@ -319,11 +360,10 @@ grpc::ServerWriteReactor<v1::ScoreReply>* InferenceService::ScoreStream(grpc::Ca
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context,
                                                      const v1::TokenizeRequest* request, v1::TokenizeResponse* response) {
-  return OnTextWorker(context, "nibble.v1.InferenceService/Tokenize", TextBytes(*request), [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckModelName("TokenizeRequest.model", request->model()));
-    NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
-    return rpc::Tokenize(*request, *model, BoundsOf(call), response);
-  });
+  const auto body = [=](const Call& call, const ModelText& model, const std::string& rendered) {
+    return rpc::Tokenize(*request, rendered, model, BoundsOf(call), response);
+  };
+  return WithText(context, "nibble.v1.InferenceService/Tokenize", "TokenizeRequest.model", request, body);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context,
@@ -339,11 +379,10 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
 grpc::ServerUnaryReactor* InferenceService::RenderTemplate(grpc::CallbackServerContext* context,
                                                            const v1::RenderTemplateRequest* request,
                                                            v1::RenderTemplateResponse* response) {
-  return OnTextWorker(context, "nibble.v1.InferenceService/RenderTemplate", TextBytes(*request), [=, this](const Call& call) -> absl::Status {
-    NIBBLE_RETURN_IF_ERROR(CheckModelName("RenderTemplateRequest.model", request->model()));
-    NIBBLE_ASSIGN_OR_RETURN(const auto model, texts_.Get(request->model()));
-    return rpc::RenderTemplate(*request, *model, BoundsOf(call), response);
-  });
+  const auto body = [response](const Call& call, const ModelText& model, std::string rendered) {
+    return rpc::RenderTemplate(std::move(rendered), model, BoundsOf(call), response);
+  };
+  return WithText(context, "nibble.v1.InferenceService/RenderTemplate", "RenderTemplateRequest.model", request, body);
 }
 
 grpc::ServerUnaryReactor* InferenceService::Embed(grpc::CallbackServerContext* context, const v1::EmbedRequest*,

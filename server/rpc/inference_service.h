@@ -1,11 +1,16 @@
 #pragma once
-#include <cstddef>
 #include <functional>
+#include <limits>
+#include <string>
 
+#include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "nibble/v1/inference_service.grpc.pb.h"
+#include "server/model/text_assets.h"
 #include "server/rpc/call.h"
 #include "server/rpc/model_loads.h"
 #include "server/rpc/request_ids.h"
+#include "server/rpc/stream_slots.h"
 #include "server/rpc/text_cache.h"
 
 namespace nibble::rpc {
@@ -13,6 +18,8 @@ namespace nibble::rpc {
 // Thread-safe.
 class InferenceService : public v1::InferenceService::CallbackService {
  public:
+  static constexpr int kMaxLargeTextsOfPrincipal = 16;  // of the 64 that may wait (Edge::text_workers)
+
   InferenceService(Edge& edge, ModelLoads& loads, TextCache& texts) : edge_(edge), loads_(loads), texts_(texts) {}
 
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext*, const v1::GenerateRequest*,
@@ -40,17 +47,29 @@ class InferenceService : public v1::InferenceService::CallbackService {
   grpc::ServerWriteReactor<v1::GenerateReply>* Stream(grpc::CallbackServerContext*, const char* method,
                                                       const v1::GenerateRequest*, bool chat);
 
-  // Runs `work`, which encodes a text of about so many bytes: here where it is small, else on the one thread for large texts, so that
-  // they are encoded one at a time and other calls keep their workers. ResourceExhausted (QUEUE_FULL): it does not run.
-  absl::Status Encode(std::size_t text_bytes, WorkerPool::Task work);
-  // Likewise the body of a call.
-  grpc::ServerUnaryReactor* OnTextWorker(grpc::CallbackServerContext*, const char* method, std::size_t text_bytes,
-                                         std::function<absl::Status(const Call&)> body);
+  // Encodes the text of a request. `rendered`: the result of Rendered (inference_input.h).
+  using Encoding = std::function<absl::Status(std::string rendered)>;
+  using Failed = std::function<void(const absl::Status&)>;
+
+  // Renders the request's chat, if it has one, and runs `encode`: in place if the text is small, otherwise on the one thread for large
+  // texts, so that they are encoded one at a time and other calls keep their workers. The first error goes to `failed`: that of Render or
+  // `encode`, ResourceExhausted (QUEUE_FULL), or that of Call::StillWanted when its turn comes. The referenced objects must live until
+  // `encode` or `failed` has run.
+  template <typename Request>
+  void Encode(const Call& call, absl::Duration deadline, const Request& request, const model::TextAssets& assets, Encoding encode,
+              Failed failed);
+  void OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed);
+  // For a method that needs a model's tokenizer but not its weights: runs body(call, model, rendered).
+  template <typename Request, typename Body>
+  grpc::ServerUnaryReactor* WithText(grpc::CallbackServerContext*, const char* method, const char* name_field, const Request* request,
+                                     Body body);
 
   Edge& edge_;
   ModelLoads& loads_;
   TextCache& texts_;
   RequestIds ids_;
+  // Large texts that wait or are being encoded, limited per principal alone.
+  StreamSlots large_texts_{"", std::numeric_limits<int>::max(), "", kMaxLargeTextsOfPrincipal, "QUEUE_FULL"};
 };
 
 }  // namespace nibble::rpc

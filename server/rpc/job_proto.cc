@@ -249,6 +249,7 @@ v1::PlanJobResponse ToProto(const plan::JobPlan& plan) {
     made.set_bytes(item.bytes);
   }
   out.set_memory_total_bytes(plan.memory_bytes());
+  out.set_disk_bytes(plan.disk_bytes);
   out.set_max_steps(plan.max_steps);
   out.set_tokens(plan.tokens);
   out.set_trainable_tokens(plan.trained_tokens);

@@ -8,6 +8,7 @@
 
 #include "server/base/error.h"
 #include "server/base/ids.h"
+#include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/convert/convert.h"
@@ -102,6 +103,11 @@ absl::Status CheckTolerance(const v1::ConversionTolerance& tolerance, const v1::
   return status;
 }
 
+// Gives free memory back, however the work ends whose function declares it first.
+struct MemoryReturn {
+  ~MemoryReturn() { base::ReturnFreeMemory(); }
+};
+
 // What the job that made a model evaluated; empty of other models.
 base::Json EvalDataOf(const model::ArtifactInfo& info) { return info.provenance.value("eval_data", base::Json::object()); }
 
@@ -190,16 +196,26 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
   const data::Format trained_format = data::ParseFormat(Text(cut, "trained_format")).value_or(format);
   tokenise.overlong = data::OverlongFor(Text(cut, "overlong"), trained_format, format);
   if (tokenise.overlong == data::Overlong::kError) tokenise.overlong.reset();  // the job has judged
-  NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded,
-                          data::LoadDataset(stored.data_path, format, text->assets, text->config, tokenise,
-                                            [&scope] { return scope.cancelled(); }));
+  // The file that the job's plan made, where there is one: only the tokens that are evaluated are read of it.
+  const data::TokenSource tokens = {.data_path = stored.data_path,
+                                    .data_sha256 = stored.sha256,
+                                    .tokens_directory = state_.layout.tokens(dataset),
+                                    .format = format,
+                                    .text = text->assets,
+                                    .config = text->config,
+                                    .options = tokenise};
+  const auto found = options_.load_tokens(tokens, [&scope] { return scope.cancelled(); });
+  // A data set that was deleted meanwhile has no token files.
+  if (absl::IsNotFound(state_.datasets->Get(dataset).status())) state_.files.RemoveAll(tokens.tokens_directory).IgnoreError();
+  NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded, found);
   // Master weights are no model to run: what they become is evaluated alone.
   std::vector<std::string> directories = {source, target};
   if (info.is_masters()) directories.erase(directories.begin());
   std::vector<data::Evaluation> results;
   for (const std::string& directory : directories) {
     NIBBLE_ASSIGN_OR_RETURN(const auto model,
-                            model::LoadedModel::Load(directory, {.max_positions = tokenise.max_seq_len}, convert_stream_));
+                            model::LoadedModel::Load(
+                                directory, {.max_positions = tokenise.max_seq_len, .cancelled = scope.stopped()}, convert_stream_));
     const std::int64_t total = static_cast<std::int64_t>(directories.size()) * std::min(options_.max_eval_tokens, loaded.num_trained);
     const auto before = static_cast<std::int64_t>(results.size()) * total / static_cast<std::int64_t>(directories.size());
     NIBBLE_ASSIGN_OR_RETURN(data::Evaluation result,
@@ -222,7 +238,8 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
 }
 
 // Of a promised artifact: the trainer's record where it foretold these very weights, else one made now.
-absl::Status ModelLibrary::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info) {
+absl::Status ModelLibrary::AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
+                                     const base::Cancelled& cancelled) {
   const std::string foretold = base::JoinPath(source, model::ForetoldRecordFile(info.format));
   if (state_.files.Exists(foretold)) {
     NIBBLE_ASSIGN_OR_RETURN(const std::string bytes, state_.files.Read(foretold, 256u << 20));
@@ -233,19 +250,20 @@ absl::Status ModelLibrary::AddRecord(const std::string& source, const std::strin
       return model::WriteArtifactInfo(state_.files, target, info);
     }
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(target, {}, convert_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(target, {.cancelled = cancelled}, convert_stream_));
   NIBBLE_ASSIGN_OR_RETURN(const model::TextAssets assets, model::LoadTextAssets(target));
   NIBBLE_ASSIGN_OR_RETURN(
       const model::Record record,
       model::MakeRecord(*loaded,
                         plan::RecordTokens(*assets.tokenizer, loaded->config().vocab_size, loaded->max_positions()),
-                        convert_stream_));
+                        convert_stream_, cancelled));
   NIBBLE_RETURN_IF_ERROR(model::WriteRecord(state_.files, target, record));
   info.recorded_by = "convert";
   return model::WriteArtifactInfo(state_.files, target, info);
 }
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertModelRequest& request, OperationScope& scope) {
+  const MemoryReturn at_the_end;
   const absl::Duration began = clock_.Monotonic();
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto pin, state_.models->PinModel(request.model(), "a conversion"));
@@ -256,9 +274,9 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   NIBBLE_ASSIGN_OR_RETURN(const auto artifact, model::Artifact::Open(source.directory));
   std::optional<EvaluationData> evaluation;
   if (!dataset.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
+    NIBBLE_RETURN_IF_ERROR(state_.datasets->Get(dataset).status());
     NIBBLE_ASSIGN_OR_RETURN(const std::int64_t seq_len, EvalSeqLen(artifact->info(), artifact->config()));
-    evaluation = EvaluationData{.dataset_bytes = stored.bytes, .max_seq_len = seq_len};
+    evaluation = EvaluationData{.max_tokens = options_.max_eval_tokens, .max_seq_len = seq_len};
   }
   NIBBLE_ASSIGN_OR_RETURN(const WorkMemory need, ConvertMemory(*artifact, OptionsOf(request), evaluation));
   NIBBLE_ASSIGN_OR_RETURN(auto turn, AwaitTurn(StrCat("conversion of model ", request.model()), need, scope));
@@ -276,7 +294,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Convert(const v1::ConvertMod
   }
   if (made.info.determinism() == model::Determinism::kBitwise) {
     scope.Progress("record", 0, 1);
-    NIBBLE_RETURN_IF_ERROR(AddRecord(source.directory, pending->directory(), made.info));
+    NIBBLE_RETURN_IF_ERROR(AddRecord(source.directory, pending->directory(), made.info, scope.stopped()));
   }
   turn.reset();  // what is left to do holds no model
   std::string json;

@@ -204,8 +204,9 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::Stored
   NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("verify of model ", stored.name), ReplayMemory(*artifact, record), scope));
   scope.Progress("verify", 0, 1);
   // Read again from the disk: what is verified is what a restart would serve.
-  NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(stored.directory, {}, serve_stream_));
-  NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(*loaded, record, serve_stream_));
+  const base::Cancelled cancelled = scope.stopped();
+  NIBBLE_ASSIGN_OR_RETURN(const auto loaded, model::LoadedModel::Load(stored.directory, {.cancelled = cancelled}, serve_stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const model::ReplayResult replay, model::ReplayRecord(*loaded, record, serve_stream_, cancelled));
   v1::VerifyModelResponse response;
   response.set_equal(replay.equal && replay.rows > 0);
   response.set_rows(static_cast<std::int32_t>(replay.rows));
@@ -224,12 +225,12 @@ absl::StatusOr<v1::VerifyModelResponse> ModelLibrary::Replay(const store::Stored
     difference->set_row(static_cast<std::int32_t>(row));
     difference->set_token_id(sequence.token_ids[position]);
     difference->set_recorded_digest(sequence.row_digests[position]);
-    NIBBLE_ASSIGN_OR_RETURN(const model::Record again, model::MakeRecord(*loaded, {sequence.token_ids}, serve_stream_));
+    NIBBLE_ASSIGN_OR_RETURN(const model::Record again, model::MakeRecord(*loaded, {sequence.token_ids}, serve_stream_, cancelled));
     difference->set_computed_digest(again.sequences.front().row_digests[position]);
     return response;
   }
   // Files that fit their manifest may still be of two models: the tensors have digests of their own, and so has the record.
-  NIBBLE_RETURN_IF_ERROR(artifact->VerifyBytes());
+  NIBBLE_RETURN_IF_ERROR(artifact->VerifyBytes(cancelled));
   if (record.weights_digest != loaded->info().weights_digest) {
     return base::WithReason(absl::DataLossError("record.bin was made of other weights"), "ARTIFACT_CORRUPT");
   }

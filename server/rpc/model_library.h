@@ -9,10 +9,12 @@
 #include "absl/status/statusor.h"
 #include "kernels/stream.h"
 #include "nibble/v1/model_service.pb.h"
+#include "server/base/cancelled.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
 #include "server/base/memory_budget.h"
 #include "server/base/mutex.h"
+#include "server/data/token_file.h"
 #include "server/jobs/job_spec.h"
 #include "server/rpc/operations.h"
 #include "server/rpc/text_cache.h"
@@ -39,6 +41,8 @@ struct ModelLibraryOptions {
   absl::Duration kept = absl::Hours(1);  // exports
   std::int64_t max_eval_tokens = 16384;  // of a conversion's losses
   std::shared_ptr<base::MemoryBudget> memory = base::MemoryBudget::Make(0);  // shared with served models and trainers
+  // The tokens of a data set (data::TokenCache::Get).
+  std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load_tokens;
   // The evaluation set of the job that made a model; "" for none.
   std::function<std::string(const std::string& job_id)> eval_dataset_of_job;
   // By Checkpoint.name, for a caller of this tenant ("": of all). NotFound (CHECKPOINT).
@@ -105,7 +109,8 @@ class ModelLibrary {
                              OperationScope& scope);
   absl::Status AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset, const std::string& source,
                          const std::string& target, OperationScope& scope, v1::ConversionReport& report);
-  absl::Status AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info);
+  absl::Status AddRecord(const std::string& source, const std::string& target, model::ArtifactInfo info,
+                         const base::Cancelled& cancelled);
   absl::StatusOr<std::string> EvalDatasetOf(const v1::ConvertModelRequest& request, const store::StoredModel& source) const;
 
   store::StateDirectory& state_;

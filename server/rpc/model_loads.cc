@@ -22,7 +22,12 @@ absl::Status Late() {
 }  // namespace
 
 ModelLoads::ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting)
-    : models_(models), workers_(workers), clock_(clock), exists_(std::move(exists)), max_waiting_(max_waiting) {}
+    : models_(models),
+      workers_(workers),
+      clock_(clock),
+      exists_(std::move(exists)),
+      max_waiting_(max_waiting),
+      max_waiting_of_principal_(std::max<std::size_t>(1, max_waiting / 4)) {}
 
 ModelLoads::~ModelLoads() { Stop(); }
 
@@ -41,27 +46,40 @@ absl::Duration ModelLoads::WaitNow() const {
   return wait;
 }
 
-absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, Then then) {
+void ModelLoads::GiveBack(const std::string& principal) {
+  --num_waiting_;
+  const auto of = num_waiting_of_.find(principal);
+  if (of != num_waiting_of_.end() && --of->second == 0) num_waiting_of_.erase(of);
+}
+
+absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, const std::string& principal, Then then) {
   NIBBLE_RETURN_IF_ERROR(exists_(name));
   base::MutexLock lock(mutex_);
   if (stop_) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
   if (num_waiting_ >= max_waiting_) return TooManyWait(WaitNow());
+  if (!principal.empty()) {
+    const auto of = num_waiting_of_.find(principal);
+    if (of != num_waiting_of_.end() && of->second >= max_waiting_of_principal_) {
+      return TooManyOfPrincipal("calls waiting for a model to load", max_waiting_of_principal_, WaitNow());
+    }
+    ++num_waiting_of_[principal];
+  }
   ++num_waiting_;
   const auto [at, first] = waiting_.try_emplace(name);
   if (first) at->second.came = clock_.Monotonic();
-  at->second.wishes.emplace(++last_wish_, std::move(then));
+  at->second.wishes.emplace(++last_wish_, Wish{principal, std::move(then)});
   if (first) loaders_.Run([this, name] { Load(name); });
   return last_wish_;
 }
 
-ModelLoads::Loaded ModelLoads::Await(const std::string& name, const base::Cancelled& cancelled) {
+ModelLoads::Loaded ModelLoads::Await(const std::string& name, const std::string& principal, const base::Cancelled& cancelled) {
   struct Answer {
     base::Mutex mutex;
     base::Condition came;
     std::optional<Loaded> loaded ABSL_GUARDED_BY(mutex);
   };
   const auto answer = std::make_shared<Answer>();
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t wish, Wait(name, [answer](Loaded loaded) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t wish, Wait(name, principal, [answer](Loaded loaded) {
                             base::MutexLock lock(answer->mutex);
                             answer->loaded = std::move(loaded);
                             answer->came.NotifyAll();
@@ -81,16 +99,16 @@ ModelLoads::Loaded ModelLoads::Await(const std::string& name, const base::Cancel
 }
 
 bool ModelLoads::Forget(const std::string& name, std::uint64_t wish) {
-  Then dropped;  // after the lock: with it goes what it holds
+  Wish dropped;  // after the lock: with it goes what it holds
   base::MutexLock lock(mutex_);
   const auto model = waiting_.find(name);
   if (model == waiting_.end()) return false;
-  std::map<std::uint64_t, Then>& wishes = model->second.wishes;
+  std::map<std::uint64_t, Wish>& wishes = model->second.wishes;
   const auto at = wishes.find(wish);
   if (at == wishes.end()) return false;
   dropped = std::move(at->second);
   wishes.erase(at);
-  --num_waiting_;
+  GiveBack(dropped.principal);
   return true;
 }
 
@@ -107,16 +125,16 @@ void ModelLoads::Load(const std::string& name) {
   }
   const Loaded loaded = models_.Acquire(name, [this] { return stop_.load(); });
   loaders_.NoteWait(clock_.Monotonic() - came);
-  std::map<std::uint64_t, Then> waiting;
+  std::map<std::uint64_t, Wish> waiting;
   {
     base::MutexLock lock(mutex_);
     const auto at = waiting_.find(name);
     waiting = std::move(at->second.wishes);
     waiting_.erase(at);
-    num_waiting_ -= waiting.size();
+    for (const auto& [wish, one] : waiting) GiveBack(one.principal);
   }
   for (auto& one : waiting) {
-    workers_.Run([then = std::move(one.second), loaded] { then(loaded); });
+    workers_.Run([then = std::move(one.second.then), loaded] { then(loaded); });
   }
 }
 
@@ -129,7 +147,7 @@ void LoadWait::Begin(const Watch& watch) {
     });
   }
   watch(self);
-  const auto wish = loads_.Wait(name_, [self](ModelLoads::Loaded loaded) { self->End(std::move(loaded)); });
+  const auto wish = loads_.Wait(name_, principal_, [self](ModelLoads::Loaded loaded) { self->End(std::move(loaded)); });
   std::optional<ModelLoads::Loaded> early;
   {
     base::MutexLock lock(mutex_);

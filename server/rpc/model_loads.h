@@ -17,6 +17,7 @@
 #include "server/base/cancelled.h"
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
+#include "server/rpc/request_owner.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/worker_pool.h"
 #include "server/serve/model_manager.h"
@@ -31,8 +32,10 @@ class ModelLoads {
   // NotFound for a name that no model has: that is said at once, whatever is being loaded.
   using Exists = std::function<absl::Status(const std::string& name)>;
 
-  // `workers`: where those who waited go on.
-  ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting = 256);
+  static constexpr std::size_t kMaxWaiting = 256;
+
+  // `workers`: where those who waited go on. One principal may have a quarter of `max_waiting`.
+  ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::Clock& clock, Exists exists, std::size_t max_waiting = kMaxWaiting);
   // As Stop. Nobody who might call it is left.
   ~ModelLoads();
 
@@ -40,10 +43,11 @@ class ModelLoads {
   std::shared_ptr<const serve::Resident> Find(const std::string& name) const { return models_.Find(name); }
   // Calls `then` once, on a worker, when the model has been loaded or could not be; what is given back takes that wish back. A load
   // that was begun goes on when nobody waits any more: whoever asks again, as clients with short deadlines do, finds it further on.
-  // Errors: those of `exists`; ResourceExhausted (QUEUE_FULL); Unavailable (DRAINING) after Stop.
-  absl::StatusOr<std::uint64_t> Wait(const std::string& name, Then then);
+  // `principal`: FairnessKey(). Errors: those of `exists`; ResourceExhausted (QUEUE_FULL; metadata "max" for the bound of a principal);
+  // Unavailable (DRAINING) after Stop.
+  absl::StatusOr<std::uint64_t> Wait(const std::string& name, const std::string& principal, Then then);
   // Waits for the load, asking `cancelled` ten times a second. Errors: those of the load and of Wait; Cancelled.
-  Loaded Await(const std::string& name, const base::Cancelled& cancelled);
+  Loaded Await(const std::string& name, const std::string& principal, const base::Cancelled& cancelled);
   // False: `then` was called, or will be.
   bool Forget(const std::string& name, std::uint64_t wish);
   // The loads that run are stopped, and have ended when it comes back; who waited is told on the workers. Again, it does nothing.
@@ -55,24 +59,32 @@ class ModelLoads {
   }
 
  private:
+  struct Wish {
+    std::string principal;
+    Then then;
+  };
   struct Model {
     absl::Duration came;  // its first wish, monotonic
-    std::map<std::uint64_t, Then> wishes;
+    std::map<std::uint64_t, Wish> wishes;
   };
 
   // How long one waits: what the last load took, or what one takes that has not ended.
   absl::Duration WaitNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Load(const std::string& name);
+  // Ends the count of one wish.
+  void GiveBack(const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   serve::ModelManager& models_;
   WorkerPool& workers_;
   base::Clock& clock_;
   const Exists exists_;
   const std::size_t max_waiting_;
+  const std::size_t max_waiting_of_principal_;
   std::atomic<bool> stop_{false};
   mutable base::Mutex mutex_;
   std::uint64_t last_wish_ ABSL_GUARDED_BY(mutex_) = 0;
   std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, std::size_t> num_waiting_of_ ABSL_GUARDED_BY(mutex_);  // by principal, if it has a name
   std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // that have a task
   WorkerPool loaders_{2, /*max_waiting=*/0};  // each model is one task at most, always taken. Last: it ends first
 };
@@ -86,6 +98,7 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
   LoadWait(ModelLoads& loads, std::string name, const Call& call, absl::Duration deadline, ModelLoads::Then then)
       : loads_(loads),
         name_(std::move(name)),
+        principal_(FairnessKey(call.principal())),
         clock_(call.edge().clock),
         deadline_(deadline),
         cancel_(call.cancel()),
@@ -100,6 +113,7 @@ class LoadWait : public std::enable_shared_from_this<LoadWait> {
 
   ModelLoads& loads_;
   const std::string name_;
+  const std::string principal_;
   base::Clock& clock_;
   const absl::Duration deadline_;  // monotonic
   const base::CancelToken cancel_;

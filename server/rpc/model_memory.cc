@@ -18,9 +18,8 @@ constexpr std::int64_t kEvaluateRows = 256;  // of a step: data/evaluate.cc
 // product of the MLP's.
 constexpr std::int64_t kHiddenVectors = 8;
 constexpr std::int64_t kMlpVectors = 3;
-// A token of the evaluation data is 5 bytes (id, and whether it is trained). Texts have two bytes a token or more.
-constexpr std::uint64_t kTokenBytes = 5;
-constexpr std::uint64_t kTextBytesPerToken = 2;
+// Of an evaluated token what both models find the likeliest is kept.
+constexpr std::int64_t kEvaluatedTokenBytes = 2 * sizeof(std::int32_t);
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 constexpr std::int64_t kQuantizeBuffers = 64 * kMiB;  // blocks of 2^22 elements: convert/convert.cc
 
@@ -71,7 +70,7 @@ absl::StatusOr<WorkMemory> ConvertMemory(const model::Artifact& source, const co
     if (!source.info().is_masters()) need.weights = std::max(need.weights, StoredBytes(source));
     rows = kEvaluateRows;
     tokens = 2 * std::max(kEvaluateRows, evaluation->max_seq_len);
-    need.data = static_cast<std::int64_t>(evaluation->dataset_bytes / kTextBytesPerToken * kTokenBytes);
+    need.data = evaluation->max_tokens * kEvaluatedTokenBytes;
   }
   need.buffers = QuantizeBytes(config);
   if (need.weights > 0) {

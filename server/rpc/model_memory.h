@@ -17,7 +17,7 @@ WorkMemory ReplayMemory(const model::Artifact& model, const model::Record& recor
 
 // Evaluation of a conversion.
 struct EvaluationData {
-  std::uint64_t dataset_bytes = 0;
+  std::int64_t max_tokens = 0;   // that are evaluated, of a file that is mapped
   std::int64_t max_seq_len = 0;  // tokens of the longest example
 };
 

@@ -12,6 +12,7 @@
 #include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_memory.h"
+#include "server/rpc/operation_files.h"
 #include "server/rpc/operation_mark.h"
 #include "server/store/published_directory.h"
 
@@ -78,14 +79,15 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::
                                   : AdapterMemory(*artifact, static_cast<std::int64_t>(verified->total_bytes()));
   NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(base::StrCat("publication of checkpoint ", request.checkpoint()), need, scope));
   scope.Progress("write", 0, 1);
+  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
   const auto make = [&]() -> absl::StatusOr<model::ArtifactInfo> {
     if (masters) {
-      return convert::MakeMasterCheckpointModel(state_.files, *artifact, plan::TrainedConfig(source.spec, artifact->config()),
+      return convert::MakeMasterCheckpointModel(files, *artifact, plan::TrainedConfig(source.spec, artifact->config()),
                                                 static_cast<int>(source.spec.bitnet_qat.act_bits), source.directory, provenance,
                                                 pending->directory());
     }
     const std::string scratch = base::JoinPath(state_.layout.uploads(), base::NewId("publish"));
-    return convert::MakeCheckpointModel(state_.files, *artifact, source.directory, provenance, scratch, pending->directory(),
+    return convert::MakeCheckpointModel(files, *artifact, source.directory, provenance, scratch, pending->directory(),
                                         convert_stream_);
   };
   const auto made = make();

@@ -4,12 +4,9 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "server/base/error.h"
 #include "server/base/ids.h"
-#include "server/base/json.h"
 #include "server/base/log.h"
-#include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/rpc/status.h"
@@ -28,62 +25,92 @@ constexpr char kPrefix[] = "operations/";
 constexpr absl::Duration kShortestRetry = absl::Seconds(1);
 constexpr absl::Duration kLongestRetry = absl::Hours(1);
 
-}  // namespace
+std::size_t IndexOf(OperationLane lane) { return static_cast<std::size_t>(lane); }
 
-struct OperationTable::Entry {
-  OperationLane lane = OperationLane::kModels;
-  longrunning::Operation operation;  // by the table's mutex_
-  v1::ModelOperationMetadata metadata;  // by the table's mutex_
-  RequestOwner owner;
-  std::string request_id;  // by the table's mutex_; goes with `held`
-  std::string request_digest;
-  absl::Time ended;  // by the table's mutex_
-  bool holds = false;                // by the table's mutex_; the response names files
-  std::shared_ptr<const void> held;  // by the table's mutex_; those files
-  absl::Duration kept;               // by the table's mutex_; how long after the end
-  absl::Duration held_until;         // by the table's mutex_; monotonic
-  base::CancelToken cancel;
-  bool cancel_asked = false;               // by the table's mutex_; else it is the deadline that cancelled it
-  absl::Duration until = absl::InfiniteDuration();  // by the table's mutex_; monotonic: the deadline of one that runs
-  std::map<std::uint64_t, Done> waiting;  // by the table's mutex_
-};
+absl::Status CutOff(const std::string& what) {
+  return base::WithReason(absl::AbortedError(base::StrCat("the server was stopped before the operation ended; ", what)),
+                          "SERVER_RESTARTED");
+}
+
+// The entry's operation, changed by `change`.
+template <typename Change>
+std::shared_ptr<const longrunning::Operation> Changed(const OperationRecord& record, Change change) {
+  auto operation = std::make_shared<longrunning::Operation>(*record.operation);
+  change(*operation);
+  return operation;
+}
+
+}  // namespace
 
 class OperationTable::Scope : public OperationScope {
  public:
-  Scope(OperationTable& table, Entry& entry, std::string name, absl::Duration until)
-      : table_(table), entry_(entry), name_(std::move(name)), until_(until) {}
+  Scope(OperationTable& table, OperationEntry& entry)
+      : table_(table), entry_(entry), name_(entry.name()), digest_(entry.record.request_digest), until_(entry.until) {}
   void Progress(const std::string& stage, std::int64_t done, std::int64_t total) override {
     base::MutexLock lock(table_.mutex_);
     entry_.metadata.set_stage(stage);
     entry_.metadata.set_done(done);
     entry_.metadata.set_total(total);
-    entry_.operation.mutable_metadata()->PackFrom(entry_.metadata);
+    entry_.record.operation = Changed(entry_.record, [this](auto& operation) { operation.mutable_metadata()->PackFrom(entry_.metadata); });
   }
-  bool cancelled() const override { return entry_.cancel.cancelled() || late(); }
+  bool cancelled() const override { return entry_.cancel.cancelled() || table_.clock_.Monotonic() >= until_; }
   base::CancelToken cancel() const override { return entry_.cancel; }
-  OperationIdentity identity() const override { return {name_, entry_.request_digest}; }
+  OperationIdentity identity() const override { return {name_, digest_}; }
   void Hold(std::shared_ptr<const void> handle, absl::Duration kept) override {
     base::MutexLock lock(table_.mutex_);
     entry_.held.swap(handle);  // what was held before goes after the lock
     entry_.kept = kept;
   }
-  bool late() const { return table_.clock_.Monotonic() >= until_; }
 
  private:
   OperationTable& table_;
-  Entry& entry_;
+  OperationEntry& entry_;
   const std::string name_;
+  const std::string digest_;
   const absl::Duration until_;  // monotonic
+};
+
+// Files of operations that were forgotten. It removes them when it goes: declared before the lock, so that the mutex is free then.
+class OperationTable::Garbage {
+ public:
+  explicit Garbage(OperationTable& table) : table_(table) {}
+  ~Garbage() {
+    held_.clear();
+    for (const std::string& name : forgotten_) {
+      const absl::Status removed = table_.files_.RemoveAll(table_.PathOf(name));
+      if (!removed.ok()) base::LogWarning("old operation not removed", {{"name", name}, {"error", removed.ToString()}});
+    }
+  }
+  Garbage(const Garbage&) = delete;
+  Garbage& operator=(const Garbage&) = delete;
+
+  void AddRecord(const std::string& name) { forgotten_.push_back(name); }
+  void AddFiles(std::shared_ptr<const void> held) { held_.push_back(std::move(held)); }
+
+ private:
+  OperationTable& table_;
+  std::vector<std::string> forgotten_;
+  std::vector<std::shared_ptr<const void>> held_;
 };
 
 OperationTable::OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline)
     : files_(files), clock_(clock), directory_(std::move(directory)), deadline_(deadline) {}
 
 OperationTable::~OperationTable() {
-  base::MutexLock lock(mutex_);
-  for (auto& [name, entry] : entries_) {
-    entry->cancel_asked = true;
-    entry->cancel.Cancel();
+  std::vector<Entry> queued;
+  {
+    base::MutexLock lock(mutex_);
+    stopping_ = true;
+    for (Lane& lane : lanes_) {
+      for (const Entry& entry : lane.running) entry->cancel.Cancel();
+      for (const Entry& entry : lane.queue) entry->state = OperationState::kEnding;
+      queued.insert(queued.end(), lane.queue.begin(), lane.queue.end());
+      lane.queue.clear();
+    }
+  }
+  for (const Entry& entry : queued) {
+    entry->body = {};
+    End(entry, absl::CancelledError("cancelled before it began"));
   }
 }
 
@@ -97,328 +124,357 @@ absl::StatusOr<std::unique_ptr<OperationTable>> OperationTable::Open(base::FileS
 }
 
 // What is on the disk decides: the model is published by one rename, which may have been the last that the server did.
-void OperationTable::EndAfterRestart(Entry& entry, const Recover& recover) {
+void OperationTable::EndAfterRestart(OperationEntry& entry, const Recover& recover) {
   const std::string& model = entry.metadata.model();
   absl::StatusOr<std::optional<google::protobuf::Any>> made = std::optional<google::protobuf::Any>();
-  if (recover) made = recover({entry.operation.name(), entry.request_digest}, model);
-  entry.operation.set_done(true);
-  entry.ended = clock_.Now();
-  if (made.ok() && made->has_value()) {
-    *entry.operation.mutable_response() = **std::move(made);
-  } else {
-    const std::string what = made.ok() ? "nothing was made"
-                                       : base::StrCat("cannot determine whether it had made ", model, ": ", made.status().message());
-    *entry.operation.mutable_error() = ToRpcStatus(
-        base::WithReason(absl::AbortedError(base::StrCat("the server was stopped while the operation ran; ", what)), "SERVER_RESTARTED"));
-  }
-  Save(entry);
+  if (recover) made = recover({entry.name(), entry.record.request_digest}, model);
+  entry.record.operation = Changed(entry.record, [&](longrunning::Operation& operation) {
+    operation.set_done(true);
+    if (made.ok() && made->has_value()) {
+      *operation.mutable_response() = **std::move(made);
+    } else {
+      *operation.mutable_error() = ToRpcStatus(CutOff(
+          made.ok() ? "nothing was made"
+                    : base::StrCat("cannot determine whether it had made ", model, ": ", made.status().message())));
+    }
+  });
+  entry.record.ended = clock_.Now();
+  Save(entry.record);
 }
 
 absl::Status OperationTable::Load(const Recover& recover) {
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files_.List(directory_));
-  base::MutexLock lock(mutex_);
   for (const std::string& file : names) {
     const std::string path = base::JoinPath(directory_, file);
     const auto text = file.ends_with(".json") ? files_.Read(path, kMaxFileBytes) : absl::StatusOr<std::string>(std::string());
-    const auto json = text.ok() ? base::ParseJson(*text) : absl::StatusOr<base::Json>(text.status());
-    auto entry = std::make_shared<Entry>();
-    std::string bytes;
-    bool good = json.ok() && json->is_object();
-    if (good) {
-      const auto hex = base::GetString(*json, "operation", file);
-      const auto ended = base::GetInt(*json, "ended_unix_s", file, 0);
-      good = hex.ok() && ended.ok() && entry->operation.ParseFromString(absl::HexStringToBytes(*hex));
-      if (good) {
-        entry->request_id = base::GetString(*json, "request_id", file, "").value_or("");
-        entry->request_digest = base::GetString(*json, "request_digest", file, "").value_or("");
-        entry->owner.tenant = base::GetString(*json, "tenant", file, "").value_or("");
-        entry->owner.name = base::GetString(*json, "principal", file, kNobody).value_or(kNobody);
-        // The files went with the start, which empties uploads/: the id goes too.
-        if (base::GetBool(*json, "holds_files", file, false).value_or(false)) entry->request_id.clear();
-        entry->ended = absl::FromUnixSeconds(*ended);
-        entry->operation.metadata().UnpackTo(&entry->metadata);
-      }
-    }
-    if (!good || (entry->operation.done() && clock_.Now() - entry->ended > kKept)) {
+    auto record = text.ok() ? ParseOperationRecord(*text, file) : absl::StatusOr<OperationRecord>(text.status());
+    if (!record.ok() || (record->operation->done() && clock_.Now() - record->ended > kKept)) {
       NIBBLE_RETURN_IF_ERROR(files_.RemoveAll(path));
       continue;
     }
-    if (!entry->operation.done()) EndAfterRestart(*entry, recover);
-    entries_[entry->operation.name()] = std::move(entry);
+    const auto entry = std::make_shared<OperationEntry>();
+    entry->record = *std::move(record);
+    entry->record.operation->metadata().UnpackTo(&entry->metadata);
+    // The files went with the start, which empties uploads/: the id goes too.
+    if (entry->record.holds_files) entry->record.request_id.clear();
+    if (!entry->record.operation->done()) EndAfterRestart(*entry, recover);
+    entry->state = OperationState::kDone;
+    base::MutexLock lock(mutex_);
+    index_.Add(entry);
   }
   return absl::OkStatus();
 }
 
 // A file that cannot be written costs the memory of the operation after a restart, not the operation.
-void OperationTable::Save(const Entry& entry) {
-  base::Json json = base::Json::object();
-  json["request_id"] = entry.request_id;
-  json["request_digest"] = entry.request_digest;
-  json["tenant"] = entry.owner.tenant;
-  json["principal"] = entry.owner.name;
-  json["holds_files"] = entry.holds;
-  json["ended_unix_s"] = entry.operation.done() ? absl::ToUnixSeconds(entry.ended) : 0;
-  json["operation"] = absl::BytesToHexString(entry.operation.SerializeAsString());
-  const absl::Status status = base::WriteFileAtomically(files_, PathOf(entry.operation.name()), base::Dump(json));
-  if (!status.ok()) base::LogWarning("operation not saved", {{"name", entry.operation.name()}, {"error", status.ToString()}});
+void OperationTable::Save(const OperationRecord& record) {
+  const std::string& name = record.operation->name();
+  const absl::Status status = base::WriteFileAtomically(files_, PathOf(name), Serialized(record));
+  if (!status.ok()) base::LogWarning("operation not saved", {{"name", name}, {"error", status.ToString()}});
 }
 
 std::string OperationTable::PathOf(const std::string& name) const {
   return base::JoinPath(directory_, name.substr(sizeof kPrefix - 1) + ".json");
 }
 
-std::vector<std::shared_ptr<const void>> OperationTable::TakeOld() {
-  std::vector<std::shared_ptr<const void>> dropped;
-  for (auto it = entries_.begin(); it != entries_.end();) {
-    Entry& entry = *it->second;
-    const bool done = entry.operation.done();
-    if (done && clock_.Now() - entry.ended > kKept) {
-      if (!files_.RemoveAll(PathOf(it->first)).ok()) base::LogWarning("old operation not removed", {{"name", it->first}});
-      dropped.push_back(std::move(entry.held));
-      it = entries_.erase(it);
-      continue;
-    }
-    if (done && entry.held != nullptr && clock_.Monotonic() >= entry.held_until) {
-      dropped.push_back(std::exchange(entry.held, nullptr));
-      entry.request_id.clear();
-      Save(entry);
-    }
-    ++it;
-  }
-  return dropped;
+void OperationTable::Forget(const Entry& entry, Garbage& garbage) {
+  garbage.AddRecord(entry->name());
+  index_.Remove(entry);
+  garbage.AddFiles(std::move(entry->held));  // the thread that ran the operation may still have the entry
+}
+
+void OperationTable::TakeOld(Garbage& garbage) {
+  while (const Entry entry = index_.EndedBefore(clock_.Now() - kKept)) Forget(entry, garbage);
+  // A restart forgets these request ids too: nothing is to be recorded.
+  while (const Entry entry = index_.WithFilesDue(clock_.Monotonic())) garbage.AddFiles(index_.TakeFiles(*entry));
 }
 
 void OperationTable::DropOld() {
-  std::vector<std::shared_ptr<const void>> dropped;  // after the lock
+  Garbage garbage(*this);
   base::MutexLock lock(mutex_);
-  dropped = TakeOld();
+  TakeOld(garbage);
   const absl::Duration now = clock_.Monotonic();
-  for (auto& [name, entry] : entries_) {
-    if (!entry->operation.done() && now >= entry->until) entry->cancel.Cancel();
+  for (Lane& lane : lanes_) {
+    for (const Entry& entry : lane.running) {
+      if (now >= entry->until) entry->cancel.Cancel();
+    }
   }
 }
 
-std::shared_ptr<const void> OperationTable::DropOldestOf(const RequestOwner& owner) {
-  std::size_t ended = 0;
-  auto oldest = entries_.end();
-  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if (it->second->owner != owner || !it->second->operation.done()) continue;
-    ++ended;
-    if (oldest == entries_.end() || it->second->ended < oldest->second->ended) oldest = it;
-  }
-  if (ended < kMaxEndedOfOwner) return nullptr;
-  if (!files_.RemoveAll(PathOf(oldest->first)).ok()) base::LogWarning("old operation not removed", {{"name", oldest->first}});
-  std::shared_ptr<const void> held = std::move(oldest->second->held);
-  entries_.erase(oldest);
-  return held;
-}
-
-absl::StatusOr<const OperationTable::Entry*> OperationTable::FindEntry(const OperationStart& start) const {
+absl::StatusOr<OperationTable::Entry> OperationTable::FindRequest(const OperationStart& start, base::MutexLock& lock) {
   if (start.request_id.empty()) return nullptr;
-  for (const auto& [name, entry] : entries_) {
-    if (entry->request_id != start.request_id || entry->owner != start.owner) continue;
-    if (entry->request_digest == start.digest) return entry.get();
+  Entry entry = index_.FindRequest(start.owner, start.request_id);
+  if (entry == nullptr) return nullptr;
+  if (entry->record.request_digest != start.digest) {
     return base::WithReason(absl::AlreadyExistsError("request_id: was used for another request"), "IDEMPOTENCY_CONFLICT",
-                            {{"kind", "operation"}, {"name", name}});
+                            {{"kind", "operation"}, {"name", entry->name()}});
   }
-  return nullptr;
+  recorded_.Wait(lock, [&] { return entry->state != OperationState::kBeginning; });
+  return entry;
 }
 
 absl::StatusOr<std::optional<longrunning::Operation>> OperationTable::Find(const OperationStart& start) {
-  std::vector<std::shared_ptr<const void>> dropped;  // after the lock
+  Garbage garbage(*this);
   base::MutexLock lock(mutex_);
-  dropped = TakeOld();
-  NIBBLE_ASSIGN_OR_RETURN(const Entry* const entry, FindEntry(start));
+  TakeOld(garbage);
+  NIBBLE_ASSIGN_OR_RETURN(const Entry entry, FindRequest(start, lock));
   if (entry == nullptr) return std::optional<longrunning::Operation>();
-  return entry->operation;
+  return *entry->record.operation;
 }
 
 absl::StatusOr<longrunning::Operation> OperationTable::Start(const OperationStart& start, Body body,
                                                              std::optional<google::protobuf::Any> response) {
   NIBBLE_RETURN_IF_ERROR(base::CheckRequestId(start.request_id));
-  auto entry = std::make_shared<Entry>();
-  std::vector<std::shared_ptr<const void>> dropped;  // after the lock
+  Garbage garbage(*this);
   base::MutexLock lock(mutex_);
-  dropped = TakeOld();
-  NIBBLE_ASSIGN_OR_RETURN(const Entry* const known, FindEntry(start));
-  if (known != nullptr) return known->operation;
-  const auto open = std::count_if(entries_.begin(), entries_.end(), [&](const auto& one) {
-    return one.second->owner == start.owner && !one.second->operation.done();
-  });
+  TakeOld(garbage);
+  NIBBLE_ASSIGN_OR_RETURN(const Entry known, FindRequest(start, lock));
+  if (known != nullptr) return *known->record.operation;
   const auto full = [&](const std::string& message, std::map<std::string, std::string> metadata) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     metadata["retry_ms"] = std::to_string(absl::ToInt64Milliseconds(UntilNextEnd(start.lane)));
     return base::WithReason(absl::ResourceExhaustedError(message), "QUEUE_FULL", metadata);
   };
+  const std::int64_t open = index_.num_open(start.owner);
   if (!response.has_value() && max_of_owner_ > 0 && start.owner.name != kNobody && open >= max_of_owner_) {
     return full(base::StrCat(open, " operations of ", start.owner.name,
                              " have not ended, which is the limit --max_operations_per_principal"),
                 {{"flag", "--max_operations_per_principal"}, {"max", std::to_string(max_of_owner_)}});
   }
+  Lane& lane = lanes_[IndexOf(start.lane)];
+  if (!response.has_value() && lane.queue.size() + lane.num_beginning >= kMaxWaiting) {
+    return full("too many operations wait already", {});
+  }
+  while (const Entry surplus = index_.Surplus(start.owner, response.has_value())) Forget(surplus, garbage);
+  const auto entry = std::make_shared<OperationEntry>();
   entry->lane = start.lane;
-  entry->operation.set_name(kPrefix + base::NewId("op"));
-  entry->owner = start.owner;
-  entry->request_id = start.request_id;
-  entry->request_digest = start.digest;
   entry->metadata.set_model(start.model);
   entry->metadata.set_stage("queue");
   *entry->metadata.mutable_create_time() = ToProto(clock_.Now());
-  entry->operation.mutable_metadata()->PackFrom(entry->metadata);
+  auto operation = std::make_shared<longrunning::Operation>();
+  operation->set_name(kPrefix + base::NewId("op"));
+  operation->mutable_metadata()->PackFrom(entry->metadata);
   if (response.has_value()) {
-    *entry->operation.mutable_response() = *std::move(response);
-    entry->operation.set_done(true);
-    entry->ended = clock_.Now();
-  } else if (!workers_[static_cast<int>(start.lane)].TryRun([this, entry, body = std::move(body)]() mutable {
-               Run(entry, std::exchange(body, {}));
-             })) {  // it is taken or refused before another request can find it
-    return full("too many operations wait already", {});
+    *operation->mutable_response() = *std::move(response);
+    operation->set_done(true);
+    entry->record.ended = clock_.Now();
+    entry->record.done_at_once = true;
+  } else {
+    entry->body = std::move(body);
+    ++lane.num_beginning;
   }
-  dropped.push_back(DropOldestOf(start.owner));
-  entries_[entry->operation.name()] = entry;
-  Save(*entry);
-  return entry->operation;
+  entry->record.operation = std::move(operation);
+  entry->record.owner = start.owner;
+  entry->record.request_id = start.request_id;
+  entry->record.request_digest = start.digest;
+  index_.Add(entry);
+  const OperationRecord record = entry->record;
+  lock.Unlock();
+  Save(record);
+  lock.Lock();
+  if (record.done_at_once) {
+    entry->state = OperationState::kDone;
+    index_.Ended(entry);
+  } else {
+    --lane.num_beginning;
+    Enqueue(entry);
+  }
+  recorded_.NotifyAll();
+  return *record.operation;
+}
+
+void OperationTable::Enqueue(const Entry& entry) {
+  const std::size_t index = IndexOf(entry->lane);
+  Lane& lane = lanes_[index];
+  entry->state = OperationState::kQueued;
+  lane.queue.push_back(entry);
+  if (lane.num_busy == kWidths[index]) return;
+  ++lane.num_busy;
+  workers_[index].Run([this, index] { RunLane(index); });
 }
 
 // A place comes free when the one that has run longest ends: the mean of those that ended lately, less what it has run already.
 absl::Duration OperationTable::UntilNextEnd(OperationLane lane) const {
-  const auto& running = running_since_[static_cast<int>(lane)];
-  const absl::Duration run = running.empty() ? absl::ZeroDuration() : clock_.Monotonic() - *running.begin();
-  return std::clamp(mean_run_[static_cast<int>(lane)] - run, kShortestRetry, kLongestRetry);
+  const Lane& one = lanes_[IndexOf(lane)];
+  const absl::Duration now = clock_.Monotonic();
+  absl::Duration began = now;
+  for (const Entry& entry : one.running) began = std::min(began, entry->began);
+  return std::clamp(one.mean_run - (now - began), kShortestRetry, kLongestRetry);
 }
 
-void OperationTable::Run(const std::shared_ptr<Entry>& entry, Body body) {
-  const auto lane = static_cast<std::size_t>(entry->lane);
-  const absl::Duration began = clock_.Monotonic();
-  std::string name;
-  {
-    base::MutexLock lock(mutex_);
-    running_since_[lane].insert(began);
-    entry->until = began + deadline_;
-    name = entry->operation.name();
+void OperationTable::RunLane(std::size_t index) {
+  while (true) {
+    Entry entry;
+    Body body;
+    std::optional<Scope> scope;
+    const absl::Duration began = clock_.Monotonic();
+    {
+      base::MutexLock lock(mutex_);
+      Lane& lane = lanes_[index];
+      if (lane.queue.empty()) {
+        --lane.num_busy;
+        return;
+      }
+      entry = std::move(lane.queue.front());
+      lane.queue.pop_front();
+      lane.running.push_back(entry);
+      entry->state = OperationState::kRunning;
+      entry->began = began;
+      entry->until = began + deadline_;
+      body.swap(entry->body);
+      scope.emplace(*this, *entry);
+    }
+    absl::StatusOr<google::protobuf::Any> result = body(*scope);
+    body = {};  // what it holds goes before anybody hears of the end
+    {
+      base::MutexLock lock(mutex_);
+      Lane& lane = lanes_[index];
+      std::erase(lane.running, entry);
+      const absl::Duration run = clock_.Monotonic() - began;
+      lane.mean_run = lane.mean_run == absl::ZeroDuration() ? run : lane.mean_run * 0.8 + run * 0.2;  // the last few count most
+    }
+    End(entry, std::move(result));
   }
-  Scope scope(*this, *entry, name, began + deadline_);
-  absl::StatusOr<google::protobuf::Any> result =
-      entry->cancel.cancelled() ? absl::StatusOr<google::protobuf::Any>(absl::CancelledError("cancelled before it began"))
-                                : body(scope);
-  body = {};  // what it holds goes before anybody hears of the end
-  absl::Status status;
-  std::map<std::uint64_t, Done> waiting;
-  longrunning::Operation operation;
-  std::shared_ptr<const void> dropped;  // after the lock
+}
+
+void OperationTable::End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result) {
+  OperationRecord record;
+  std::shared_ptr<const void> dropped;
   {
     base::MutexLock lock(mutex_);
-    running_since_[lane].erase(running_since_[lane].find(began));
-    const absl::Duration run = clock_.Monotonic() - began;
-    absl::Duration& mean = mean_run_[lane];
-    mean = mean == absl::ZeroDuration() ? run : mean * 0.8 + run * 0.2;  // the last few count most
     // One that came to its end is done, however late it was.
-    if (absl::IsCancelled(result.status()) && !entry->cancel_asked && scope.late()) {
-      result = absl::DeadlineExceededError(base::StrCat("it ran for longer than ", absl::FormatDuration(deadline_)));
+    if (absl::IsCancelled(result.status()) && !entry->cancel_asked) {
+      if (clock_.Monotonic() >= entry->until) {
+        result = absl::DeadlineExceededError(base::StrCat("it ran for longer than ", absl::FormatDuration(deadline_)));
+      } else if (stopping_) {
+        result = CutOff("nothing was made");
+      }
     }
-    status = result.status();
-    if (status.ok()) {
-      *entry->operation.mutable_response() = *std::move(result);
-      entry->holds = entry->held != nullptr;
-      entry->held_until = clock_.Monotonic() + entry->kept;
-    } else {
-      dropped.swap(entry->held);
-      *entry->operation.mutable_error() = ToRpcStatus(status);
-    }
-    entry->operation.set_done(true);
-    entry->ended = clock_.Now();
-    Save(*entry);
-    waiting.swap(entry->waiting);
-    operation = entry->operation;
+    entry->state = OperationState::kEnding;
+    if (!result.ok()) dropped.swap(entry->held);
+    record = entry->record;
+    record.ended = clock_.Now();
+    record.holds_files = entry->held != nullptr;
   }
+  const absl::Status status = result.status();
+  record.operation = Changed(record, [&](longrunning::Operation& operation) {
+    operation.set_done(true);
+    if (status.ok()) {
+      *operation.mutable_response() = *std::move(result);
+    } else {
+      *operation.mutable_error() = ToRpcStatus(status);
+    }
+  });
   dropped.reset();  // before anyone hears of the end
-  base::LogInfo("operation ended", {{"name", operation.name()},
+  Save(record);
+  std::map<std::uint64_t, Done> waiting;
+  {
+    base::MutexLock lock(mutex_);
+    entry->record = record;
+    entry->held_until = clock_.Monotonic() + entry->kept;
+    entry->state = OperationState::kDone;
+    index_.Ended(entry);
+    waiting.swap(entry->waiting);
+  }
+  base::LogInfo("operation ended", {{"name", record.operation->name()},
                                     {"model", entry->metadata.model()},
                                     {"code", CodeName(status.code())},
                                     {"error", std::string(status.message())}});
-  for (auto& [handle, done] : waiting) done(operation);
+  for (auto& [handle, done] : waiting) done(*record.operation);
 }
 
-absl::StatusOr<std::shared_ptr<OperationTable::Entry>> OperationTable::Seen(const std::string& name,
-                                                                            const OperationViewer& viewer) const {
-  const auto it = entries_.find(name);
-  if (it == entries_.end() || (!viewer.tenant.empty() && viewer.tenant != it->second->owner.tenant)) {
-    return base::WithReason(absl::NotFoundError(base::StrCat("there is no operation \"", name.substr(0, 128), "\"")),
-                            "OPERATION", {{"name", name}});
-  }
-  return it->second;
+absl::StatusOr<OperationTable::Entry> OperationTable::Seen(const std::string& name, const OperationViewer& viewer) const {
+  Entry entry = index_.Find(name);
+  const bool seen = entry != nullptr && entry->state != OperationState::kBeginning &&
+                    (viewer.tenant.empty() || viewer.tenant == entry->record.owner.tenant);
+  if (seen) return entry;
+  return base::WithReason(absl::NotFoundError(base::StrCat("there is no operation \"", name.substr(0, 128), "\"")), "OPERATION",
+                          {{"name", name}});
 }
 
 absl::StatusOr<longrunning::Operation> OperationTable::Get(const std::string& name, const OperationViewer& viewer) const {
-  base::MutexLock lock(mutex_);
-  NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Seen(name, viewer));
-  return entry->operation;
+  Snapshot operation;
+  {
+    base::MutexLock lock(mutex_);
+    NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
+    operation = entry->record.operation;
+  }
+  return *operation;
 }
 
-std::vector<longrunning::Operation> OperationTable::List(const OperationViewer& viewer) const {
+std::vector<OperationTable::Snapshot> OperationTable::List(const OperationViewer& viewer, const std::string& after,
+                                                           std::size_t max) const {
+  std::vector<Snapshot> result;
   base::MutexLock lock(mutex_);
-  std::vector<longrunning::Operation> result;
-  for (const auto& [name, entry] : entries_) {
-    if (viewer.tenant.empty() || viewer.tenant == entry->owner.tenant) result.push_back(entry->operation);
+  const OperationIndex::Names& names = index_.OfTenant(viewer.tenant);
+  for (auto it = names.upper_bound(after); it != names.end() && result.size() < max; ++it) {
+    if (it->second->state != OperationState::kBeginning) result.push_back(it->second->record.operation);
   }
   return result;
 }
 
 absl::Status OperationTable::Cancel(const std::string& name, const OperationViewer& viewer) {
   base::MutexLock lock(mutex_);
-  NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Seen(name, viewer));
-  if (viewer.only_own.has_value() && *viewer.only_own != entry->owner) {
+  NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
+  if (viewer.only_own.has_value() && *viewer.only_own != entry->record.owner) {
     return base::WithReason(absl::PermissionDeniedError(base::StrCat(name, " is another's: to cancel it wants the role ",
                                                                      Name(Role::kTrain))),
                             "ROLE", {{"needed", Name(Role::kTrain)}, {"principal", viewer.only_own->name}});
   }
   entry->cancel_asked = true;
   entry->cancel.Cancel();
+  if (entry->state != OperationState::kQueued) return absl::OkStatus();
+  entry->state = OperationState::kEnding;
+  std::erase(lanes_[IndexOf(entry->lane)].queue, entry);
+  enders_.Run([this, entry, body = std::exchange(entry->body, {})]() mutable {
+    body = {};
+    End(entry, absl::CancelledError("cancelled before it began"));
+  });
   return absl::OkStatus();
 }
 
 absl::Status OperationTable::Delete(const std::string& name, const OperationViewer& viewer) {
-  std::shared_ptr<const void> dropped;  // after the lock; the thread that ran the operation may still hold its entry
-  base::MutexLock lock(mutex_);
-  NIBBLE_RETURN_IF_ERROR(Seen(name, viewer).status());
-  const auto it = entries_.find(name);
-  if (!it->second->operation.done()) {
-    return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE", {{"name", name}});
+  {
+    std::shared_ptr<const void> dropped;  // after the lock; the thread that ran the operation may still have the entry
+    base::MutexLock lock(mutex_);
+    NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
+    if (!entry->done()) {
+      return base::WithReason(absl::FailedPreconditionError(base::StrCat(name, " has not ended")), "ILLEGAL_STATE", {{"name", name}});
+    }
+    index_.Remove(entry);
+    dropped.swap(entry->held);
   }
-  dropped.swap(it->second->held);
-  entries_.erase(it);
   return files_.RemoveAll(PathOf(name));
 }
 
 absl::StatusOr<std::uint64_t> OperationTable::OnEnd(const std::string& name, Done done, const OperationViewer& viewer) {
-  longrunning::Operation operation;
+  Snapshot operation;
   {
     base::MutexLock lock(mutex_);
-    NIBBLE_ASSIGN_OR_RETURN(const std::shared_ptr<Entry> entry, Seen(name, viewer));
-    if (!entry->operation.done()) {
+    NIBBLE_ASSIGN_OR_RETURN(const Entry entry, Seen(name, viewer));
+    if (!entry->done()) {
       entry->waiting[next_handle_] = std::move(done);
       return next_handle_++;
     }
-    operation = entry->operation;
+    operation = entry->record.operation;
   }
-  done(operation);
+  done(*operation);
   return 0;
 }
 
 void OperationTable::ForgetOnEnd(const std::string& name, std::uint64_t handle) {
   Done dropped;  // what it holds may be the last of its owner: it goes after the lock
   base::MutexLock lock(mutex_);
-  const auto it = entries_.find(name);
-  if (it == entries_.end()) return;
-  auto& waiting = it->second->waiting;
-  if (const auto wish = waiting.find(handle); wish != waiting.end()) {
+  const Entry entry = index_.Find(name);
+  if (entry == nullptr) return;
+  if (const auto wish = entry->waiting.find(handle); wish != entry->waiting.end()) {
     dropped = std::move(wish->second);
-    waiting.erase(wish);
+    entry->waiting.erase(wish);
   }
 }
 
 std::size_t OperationTable::num_waiting() const {
   base::MutexLock lock(mutex_);
   std::size_t waiting = 0;
-  for (const auto& [name, entry] : entries_) waiting += entry->waiting.size();
+  for (const auto& [name, entry] : index_.OfTenant("")) waiting += entry->waiting.size();
   return waiting;
 }
 

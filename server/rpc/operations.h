@@ -3,51 +3,26 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
-#include <map>
+#include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "google/longrunning/operations.pb.h"
-#include "nibble/v1/model_service.pb.h"
-#include "server/base/cancel_token.h"
 #include "server/base/clock.h"
 #include "server/base/files.h"
 #include "server/base/mutex.h"
+#include "server/rpc/operation_index.h"
+#include "server/rpc/operation_scope.h"
 #include "server/rpc/request_owner.h"
 #include "server/rpc/worker_pool.h"
 
 namespace nibble::rpc {
-
-// Stands in what an operation makes. No two operations of a server have the same.
-struct OperationIdentity {
-  std::string name;    // "operations/op-..."
-  std::string digest;  // of its request
-};
-
-// What a running operation sees. Thread-safe.
-class OperationScope {
- public:
-  virtual ~OperationScope() = default;
-  virtual void Progress(const std::string& stage, std::int64_t done, std::int64_t total) = 0;
-  virtual bool cancelled() const = 0;
-  // The same as a token; late by up to a sweep (DropOld) where the deadline has passed.
-  virtual base::CancelToken cancel() const = 0;
-  virtual OperationIdentity identity() const = 0;
-  // The response names files that `handle` owns. They are kept for `kept` after the operation's end, and go sooner with the
-  // operation itself; its request id goes with them, so that a repeated request makes them anew.
-  virtual void Hold(std::shared_ptr<const void> handle, absl::Duration kept) = 0;
-  // The same for what asks by itself; used while the scope lives.
-  std::function<bool()> stopped() const { return std::bind_front(&OperationScope::cancelled, this); }
-};
-
-// Operations of one lane wait for each other. Imports, conversions and exports are heavy and run one at a time; verifications and
-// publications of checkpoints read whole models; plans tokenise; loads wait for the threads of ModelLoads.
-enum class OperationLane { kModels, kReaders, kPlans, kLoads };
 
 // What an operation is begun with.
 struct OperationStart {
@@ -64,15 +39,20 @@ struct OperationViewer {
   std::optional<RequestOwner> only_own = {};    // set: may cancel those of this owner alone
 };
 
-// Each operation has a file in `directory`, so that it can be asked for after a restart too. An operation that a restart cut
-// off ends as done where what it made is there, else as ABORTED. Operations are forgotten a day after their end, or when their owner
-// has ended kMaxEndedOfOwner others since. Thread-safe.
+// Each operation has a file in `directory`, so that it can be asked for after a restart too: its beginning is on the disk before Start
+// answers, its end before anyone sees it as done. An operation that the end of the server cut off ends as done where what it made is there,
+// else as ABORTED (SERVER_RESTARTED). Operations are forgotten a day after their end, or when their owner has ended kMaxEndedOfOwner
+// others since: first those that hold no files. Get, List, Cancel and OnEnd never wait for the disk. Thread-safe.
 class OperationTable {
  public:
   // The message that the operation's response holds, or why there is none; Cancelled once it has seen scope.cancelled().
   using Body = std::function<absl::StatusOr<google::protobuf::Any>(OperationScope&)>;
   using Done = std::function<void(const google::longrunning::Operation&)>;
-  static constexpr std::size_t kMaxEndedOfOwner = 1000;
+  // As it was at one time; it never changes.
+  using Snapshot = std::shared_ptr<const google::longrunning::Operation>;
+  static constexpr std::size_t kMaxEndedOfOwner = OperationIndex::kMaxEndedOfOwner;
+  // Of those that Start was given a response of.
+  static constexpr std::size_t kMaxDoneAtOnceOfOwner = OperationIndex::kMaxDoneAtOnceOfOwner;
   // The response of an operation that made `model` before the server was killed; nothing where it had not made it yet. Errors: it
   // cannot be determined.
   using Recover = std::function<absl::StatusOr<std::optional<google::protobuf::Any>>(const OperationIdentity& operation,
@@ -84,13 +64,13 @@ class OperationTable {
                                                               const std::string& directory,
                                                               absl::Duration deadline = absl::InfiniteDuration(),
                                                               const Recover& recover = {});
-  // Cancels what runs and waits for it.
+  // Cancels what runs and waits for it. What had not ended then, and was not cancelled before, ends as ABORTED.
   ~OperationTable();
   // Operations that one principal may have that have not ended; 0: no bound. Before the first Start.
   void set_max_of_owner(std::int64_t max) { max_of_owner_ = max; }
 
-  // The operation that this owner began with this request_id; nothing when there is none. Errors: AlreadyExists
-  // (IDEMPOTENCY_CONFLICT) when its digest was another.
+  // The operation that this owner began with this request_id; nothing when there is none. Waits until its beginning is on the disk.
+  // Errors: AlreadyExists (IDEMPOTENCY_CONFLICT) when its digest was another.
   absl::StatusOr<std::optional<google::longrunning::Operation>> Find(const OperationStart& start);
   // Runs `body` after those before it in its lane; or answers as Find. With `response` there is nothing to run: the operation has
   // ended. Errors: InvalidArgument (FIELD_VIOLATION), those of Find, ResourceExhausted (QUEUE_FULL; of the bound of a principal with
@@ -99,8 +79,10 @@ class OperationTable {
                                                        std::optional<google::protobuf::Any> response = {});
   // NotFound (OPERATION) for one that the viewer does not see, here and below.
   absl::StatusOr<google::longrunning::Operation> Get(const std::string& name, const OperationViewer& viewer = {}) const;
-  std::vector<google::longrunning::Operation> List(const OperationViewer& viewer = {}) const;  // by name
-  // Best effort; fine when it has ended. PermissionDenied (ROLE) for another's with `only_own`.
+  // The first `max` by name whose names come after `after`.
+  std::vector<Snapshot> List(const OperationViewer& viewer = {}, const std::string& after = "",
+                             std::size_t max = std::numeric_limits<std::size_t>::max()) const;
+  // Best effort; fine when it has ended. What still waits in its lane ends now. PermissionDenied (ROLE) for another's with `only_own`.
   absl::Status Cancel(const std::string& name, const OperationViewer& viewer = {});
   // Of an operation that has ended, with the files that it holds. FailedPrecondition (ILLEGAL_STATE) while it runs.
   absl::Status Delete(const std::string& name, const OperationViewer& viewer = {});
@@ -114,23 +96,32 @@ class OperationTable {
   std::size_t num_waiting() const;
 
  private:
-  struct Entry;
+  using Entry = OperationIndex::Entry;
   class Scope;
-  static constexpr std::size_t kNumLanes = 4;
+  class Garbage;
+  struct Lane {
+    int num_busy = 0;               // workers that run its operations
+    std::size_t num_beginning = 0;  // operations that will be in `queue` once their beginning is recorded
+    std::deque<Entry> queue;
+    std::vector<Entry> running;
+    absl::Duration mean_run;  // of the operations that ended lately
+  };
+  static constexpr int kWidths[] = {1, 2, 2, 8};  // operations that run at once, by lane
+  static constexpr std::size_t kNumLanes = std::size(kWidths);
   static constexpr std::size_t kMaxWaiting = 64;  // of a lane
   OperationTable(base::FileSystem& files, base::Clock& clock, std::string directory, absl::Duration deadline);
   absl::Status Load(const Recover& recover);
-  void EndAfterRestart(Entry& entry, const Recover& recover) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Save(const Entry& entry);
-  void Run(const std::shared_ptr<Entry>& entry, Body body);
-  absl::StatusOr<std::shared_ptr<Entry>> Seen(const std::string& name, const OperationViewer& viewer) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Where this owner has ended too many. What the operation held is given back, to be dropped after the lock.
-  std::shared_ptr<const void> DropOldestOf(const RequestOwner& owner) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndAfterRestart(OperationEntry& entry, const Recover& recover);
+  // These two wait for the disk: without the mutex.
+  void Save(const OperationRecord& record);
+  void End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result);  // of a state kRunning or kEnding
+  void Enqueue(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RunLane(std::size_t lane);
+  absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(const std::string& name) const;
-  // The handles are to be dropped after the lock: they remove files.
-  std::vector<std::shared_ptr<const void>> TakeOld() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<const Entry*> FindEntry(const OperationStart& start) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Forget(const Entry& entry, Garbage& garbage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeOld(Garbage& garbage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Entry> FindRequest(const OperationStart& start, base::MutexLock& lock) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration UntilNextEnd(OperationLane lane) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   base::FileSystem& files_;
@@ -139,12 +130,13 @@ class OperationTable {
   const absl::Duration deadline_;
   std::int64_t max_of_owner_ = 0;
   mutable base::Mutex mutex_;
-  std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
+  base::Condition recorded_;  // the beginning of an operation
+  OperationIndex index_ ABSL_GUARDED_BY(mutex_);
   std::uint64_t next_handle_ ABSL_GUARDED_BY(mutex_) = 1;
-  // By lane.
-  absl::Duration mean_run_[kNumLanes] ABSL_GUARDED_BY(mutex_);                      // of the operations that ended lately
-  std::multiset<absl::Duration> running_since_[kNumLanes] ABSL_GUARDED_BY(mutex_);  // monotonic; of those that run
-  WorkerPool workers_[kNumLanes]{{1, kMaxWaiting}, {2, kMaxWaiting}, {2, kMaxWaiting}, {8, kMaxWaiting}};  // last: they end first
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Lane lanes_[kNumLanes] ABSL_GUARDED_BY(mutex_);
+  WorkerPool enders_{1, 0};  // records the ends of operations that were cancelled in their queue
+  WorkerPool workers_[kNumLanes]{{kWidths[0], 0}, {kWidths[1], 0}, {kWidths[2], 0}, {kWidths[3], 0}};  // last: they end first
 };
 
 }  // namespace nibble::rpc

@@ -3,9 +3,10 @@
 #include <grpcpp/alarm.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
-#include <mutex>
-#include <optional>
+#include <memory>
+#include <string>
 
 #include "server/base/status_macros.h"
 #include "server/rpc/page.h"
@@ -102,12 +103,17 @@ grpc::ServerUnaryReactor* OperationsService::ListOperations(grpc::CallbackServer
   return Unary(edge_, context, "google.longrunning.Operations/ListOperations", [&](const Call& call) -> absl::Status {
     if (!request->filter().empty()) return NotBuilt("ListOperationsRequest.filter");
     if (!request->name().empty() && request->name() != "operations") return NotBuilt("ListOperationsRequest.name");  // there is one list
-    const auto all = operations_.List(ViewerOf(call));
-    const auto name_of = [](const longrunning::Operation& one) { return one.name(); };
-    const auto row_of = [](const auto& one) -> absl::StatusOr<std::optional<longrunning::Operation>> { return one; };
-    NIBBLE_ASSIGN_OR_RETURN(*response->mutable_next_page_token(),
-                            FillPage(all, name_of, request->page_size(), request->page_token(), edge_.max_page_bytes, row_of,
-                                     *response->mutable_operations()));
+    NIBBLE_ASSIGN_OR_RETURN(const std::int64_t size, CheckPageSize(request->page_size()));
+    NIBBLE_ASSIGN_OR_RETURN(const std::string after, KeyOfToken(request->page_token()));
+    PageBytes bytes(edge_.max_page_bytes);
+    // One more than is shown tells whether a page follows.
+    for (const auto& one : operations_.List(ViewerOf(call), after, static_cast<std::size_t>(size) + 1)) {
+      if (response->operations_size() == size || !bytes.Take(one->ByteSizeLong())) {
+        response->set_next_page_token(TokenAfter(response->operations().rbegin()->name()));
+        break;
+      }
+      *response->add_operations() = *one;
+    }
     return absl::OkStatus();
   });
 }

@@ -11,9 +11,9 @@ namespace {
 
 // Weights that multiply each token: the linears and the head. Nothing of a model that is not there.
 std::optional<double> WeightsOf(const std::string& base, TextCache& texts) {
-  const auto text = texts.Get(base);
-  if (!text.ok()) return std::nullopt;
-  const model::ModelConfig& config = (*text)->config;
+  const auto facts = texts.Facts(base);
+  if (!facts.ok()) return std::nullopt;
+  const model::ModelConfig& config = facts->config;
   double weights = static_cast<double>(config.vocab_size) * static_cast<double>(config.hidden_size);
   for (const model::TensorSpec& spec : model::RequiredTensors(config)) {
     if (spec.role != model::TensorRole::kLinear) continue;

@@ -138,11 +138,11 @@ class StreamScoreSink final : public ScoreSink {
 
 // A request that the engine can take. `unary`: its answer must fit one message.
 absl::StatusOr<serve::Request> ScoreOf(const Edge& edge, const serve::Resident& resident, const v1::ScoreRequest& request,
-                                       const Call& call, bool unary) {
+                                       std::string rendered, const Call& call, bool unary) {
   const absl::Duration deadline = call.DeadlineOr(edge.generate_deadline);
   NIBBLE_RETURN_IF_ERROR(call.StillWanted(deadline));  // a load may take long
   serve::Request score;
-  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, resident.text,
+  NIBBLE_ASSIGN_OR_RETURN(score.prompt, PromptOf(request, std::move(rendered), resident.text,
                                                  {.max_tokens = resident.engine->max_context(),
                                                   .max_bytes = edge.max_prompt_bytes,
                                                   .cancelled = call.stopped()}));
@@ -180,20 +180,18 @@ absl::Status CheckScore(const v1::ScoreRequest& request) {
   return absl::OkStatus();
 }
 
-absl::Status SubmitScore(Edge& edge, ModelLoads::Loaded loaded, const v1::ScoreRequest& request, UnaryCall* call,
-                         v1::ScoreResponse* response) {
-  NIBBLE_ASSIGN_OR_RETURN(auto resident, std::move(loaded));
-  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(edge, *resident, request, call->call(), /*unary=*/true));
+absl::Status SubmitScore(Edge& edge, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
+                         UnaryCall* call, v1::ScoreResponse* response) {
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(edge, *resident, request, std::move(rendered), call->call(), /*unary=*/true));
   serve::Engine& engine = *resident->engine;
   const std::int32_t first = score.prompt.front();
   return engine.Submit(std::move(score),
                        std::make_shared<UnaryScoreSink>(edge, std::move(resident), request.top_n(), first, call, response));
 }
 
-absl::Status SubmitScore(Edge& edge, ModelLoads::Loaded loaded, const v1::ScoreRequest& request,
+absl::Status SubmitScore(Edge& edge, std::shared_ptr<const serve::Resident> resident, const v1::ScoreRequest& request, std::string rendered,
                          std::shared_ptr<StreamReactor<v1::ScoreReply>> stream) {
-  NIBBLE_ASSIGN_OR_RETURN(auto resident, std::move(loaded));
-  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(edge, *resident, request, stream->call(), /*unary=*/false));
+  NIBBLE_ASSIGN_OR_RETURN(serve::Request score, ScoreOf(edge, *resident, request, std::move(rendered), stream->call(), /*unary=*/false));
   serve::Engine& engine = *resident->engine;
   const std::int32_t first = score.prompt.front();
   return engine.Submit(std::move(score),

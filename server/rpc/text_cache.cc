@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
+#include <utility>
 
 #include "server/base/files.h"
 #include "server/base/json.h"
+#include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
+#include "server/model/text_digest.h"
 #include "server/store/name_table.h"
 #include "server/store/published_directory.h"
 
@@ -13,19 +17,18 @@ namespace nibble::rpc {
 
 namespace {
 
+constexpr std::size_t kMaxFacts = 256;  // a few KiB each
+
 constexpr const char* kFiles[] = {"chat_template.jinja", "config.json", "tokenizer.json", "tokenizer_config.json"};
 
-absl::StatusOr<std::shared_ptr<const ModelText>> Read(const std::string& directory) {
-  auto text = std::make_shared<ModelText>();
-  NIBBLE_ASSIGN_OR_RETURN(text->assets, model::LoadTextAssets(directory));
-  NIBBLE_ASSIGN_OR_RETURN(const std::string config_text,
+absl::StatusOr<model::ModelConfig> ReadConfig(const std::string& directory) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::string text,
                           base::RealFileSystem().Read(base::JoinPath(directory, "config.json"), model::kMaxConfigJsonBytes));
-  NIBBLE_ASSIGN_OR_RETURN(const base::Json config, base::ParseJson(config_text));
-  NIBBLE_ASSIGN_OR_RETURN(text->config, model::ParseHfConfig(config));
-  return std::shared_ptr<const ModelText>(text);
+  NIBBLE_ASSIGN_OR_RETURN(const base::Json config, base::ParseJson(text));
+  return model::ParseHfConfig(config);
 }
 
-// Whether the files that Read reads are not those that were published: a template that never compiled is no damage.
+// Whether a file that is read here is not the one that was published: a template that never compiled is no damage.
 bool Altered(const std::string& directory) {
   const auto manifest = store::CheckSizes(base::RealFileSystem(), directory);
   if (!manifest.ok()) return store::SaysDamaged(manifest.status());
@@ -36,27 +39,92 @@ bool Altered(const std::string& directory) {
   });
 }
 
+// The error of a read that ended with `status`: a model that was deleted or damaged is reported as such.
+absl::Status WhyOf(const store::ModelStore& models, const std::string& name, const std::string& directory, const absl::Status& status) {
+  NIBBLE_RETURN_IF_ERROR(models.Get(name).status());  // it may have been deleted since
+  return Altered(directory) ? store::DamagedError("model", name) : status;
+}
+
 }  // namespace
+
+TextCache::TextCache(const store::ModelStore& models, TextCacheOptions options) : models_(models), options_(std::move(options)) {}
+
+void TextCache::Keep(Entry entry) {
+  bytes_ += entry.bytes;
+  entries_.push_front(std::move(entry));
+  while (entries_.size() > 1 && (bytes_ > options_.max_bytes || entries_.size() > options_.max_entries)) {
+    bytes_ -= entries_.back().bytes;
+    entries_.pop_back();
+  }
+}
+
+absl::StatusOr<TextFacts> TextCache::FactsOf(const store::StoredModel& stored) {
+  {
+    base::MutexLock lock(mutex_);
+    if (const auto at = facts_.find(stored.manifest_digest); at != facts_.end()) return at->second;
+  }
+  NIBBLE_ASSIGN_OR_RETURN(const store::Manifest manifest, store::ReadManifest(base::RealFileSystem(), stored.directory));
+  const auto sha256_of = [&](std::string_view file) {
+    const auto at = std::find_if(manifest.files.begin(), manifest.files.end(), [&](const auto& entry) { return entry.name == file; });
+    return at == manifest.files.end() ? std::string() : at->sha256;
+  };
+  TextFacts facts;
+  facts.digest = model::TextDigest(sha256_of("tokenizer.json"), sha256_of("tokenizer_config.json"), sha256_of("chat_template.jinja"));
+  NIBBLE_ASSIGN_OR_RETURN(facts.config, ReadConfig(stored.directory));
+  return facts;
+}
+
+TextCache::Assets TextCache::AssetsOf(const store::StoredModel& stored, const std::string& digest) {
+  std::shared_ptr<Reading> reading;
+  while (reading == nullptr) {
+    base::MutexLock lock(mutex_);
+    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+      if (it->digest != digest) continue;
+      entries_.splice(entries_.begin(), entries_, it);
+      return entries_.front().assets;
+    }
+    const auto [at, first] = reading_.try_emplace(digest);
+    if (first) {
+      reading = at->second = std::make_shared<Reading>(Reading{stored.directory, std::nullopt});
+      continue;
+    }
+    const std::shared_ptr<Reading> other = at->second;
+    read_.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return other->assets.has_value(); });
+    // A failure of another model's files says nothing about the files of this model.
+    if (other->assets->ok() || other->directory == stored.directory) return *other->assets;
+  }
+  Assets assets = options_.read ? options_.read(stored.directory) : model::LoadTextAssets(stored.directory);
+  base::ReturnFreeMemory();  // a load takes several times the memory that the tokenizer keeps
+  // Altered files must not serve other models that share the published ones.
+  if (assets.ok() && assets->digest != digest) assets = absl::DataLossError("the files of the tokenizer are not as they were published");
+  const auto bytes = base::RealFileSystem().Size(base::JoinPath(stored.directory, "tokenizer.json"));
+  base::MutexLock lock(mutex_);
+  reading_.erase(digest);
+  reading->assets = assets;
+  if (assets.ok()) Keep({digest, bytes.value_or(0), *assets});
+  read_.NotifyAll();
+  return assets;
+}
 
 absl::StatusOr<std::shared_ptr<const ModelText>> TextCache::Get(const std::string& name) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, models_.Get(name));
+  absl::StatusOr<TextFacts> facts = FactsOf(stored);
+  if (!facts.ok()) return WhyOf(models_, name, stored.directory, facts.status());
+  Assets assets = AssetsOf(stored, facts->digest);
+  if (!assets.ok()) return WhyOf(models_, name, stored.directory, assets.status());
   {
     base::MutexLock lock(mutex_);
-    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-      if (it->first != stored.manifest_digest) continue;
-      entries_.splice(entries_.begin(), entries_, it);
-      return entries_.front().second;
-    }
+    if (facts_.size() >= kMaxFacts && !facts_.contains(stored.manifest_digest)) facts_.clear();
+    facts_.emplace(stored.manifest_digest, *facts);
   }
-  auto text = Read(stored.directory);
-  if (!text.ok()) {
-    NIBBLE_RETURN_IF_ERROR(models_.Get(name).status());  // it may have been deleted since
-    return Altered(stored.directory) ? store::DamagedError("model", name) : text.status();
-  }
-  base::MutexLock lock(mutex_);
-  entries_.emplace_front(stored.manifest_digest, *text);
-  if (entries_.size() > kMaxEntries) entries_.pop_back();
-  return text;
+  return std::make_shared<const ModelText>(ModelText{std::move(facts->config), *std::move(assets)});
+}
+
+absl::StatusOr<TextFacts> TextCache::Facts(const std::string& name) {
+  NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, models_.Get(name));
+  absl::StatusOr<TextFacts> facts = FactsOf(stored);
+  if (!facts.ok()) return WhyOf(models_, name, stored.directory, facts.status());
+  return facts;
 }
 
 }  // namespace nibble::rpc

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
@@ -17,11 +19,14 @@ namespace {
 // Of a repeated string: its tag and its length.
 constexpr std::size_t kLeastStringBytes = 2;
 
-absl::Status CheckBytes(std::size_t bytes, const AnswerBounds& bounds) {
-  if (bytes <= bounds.max_bytes) return absl::OkStatus();
+absl::Status TooLarge(const AnswerBounds& bounds) {
   return base::WithReason(
       absl::ResourceExhaustedError(base::StrCat("the answer has more than the ", bounds.max_bytes, " bytes of --max_send_bytes")),
       "MESSAGE_TOO_LARGE");
+}
+
+absl::Status CheckBytes(std::size_t bytes, const AnswerBounds& bounds) {
+  return bytes <= bounds.max_bytes ? absl::OkStatus() : TooLarge(bounds);
 }
 
 absl::Status CheckWanted(const AnswerBounds& bounds) {
@@ -29,18 +34,34 @@ absl::Status CheckWanted(const AnswerBounds& bounds) {
 }
 
 text::PromptLimits LimitsOf(const AnswerBounds& bounds) {
-  return {.field = "chat", .max_bytes = bounds.max_text_bytes, .cancelled = bounds.cancelled};
+  return {.max_bytes = bounds.max_text_bytes, .cancelled = bounds.cancelled};
+}
+
+// For a text whose tokens are sent with their ids: no more tokens than fit the answer. A text of fewer bytes needs no count in pieces.
+text::PromptLimits LimitsOfTokens(std::size_t text_bytes, const AnswerBounds& bounds) {
+  text::PromptLimits limits = LimitsOf(bounds);
+  const std::size_t most = bounds.max_bytes / (1 + kLeastStringBytes);
+  if (text_bytes > most) limits.max_tokens = static_cast<std::int64_t>(most);
+  return limits;
+}
+
+absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& request, const std::string& rendered, const ModelText& model,
+                                                   const AnswerBounds& bounds) {
+  if (request.input_case() == v1::TokenizeRequest::INPUT_NOT_SET) return base::FieldError("input", "is not set, wanted text or chat");
+  const std::string& text = request.has_text() ? request.text() : rendered;
+  const text::PromptLimits limits = LimitsOfTokens(text.size(), bounds);
+  auto ids = request.has_text() ? EncodeText(text, !request.has_add_special_tokens() || request.add_special_tokens(), model.assets, limits)
+                                : EncodeChat(text, model.assets, limits);
+  // No model limits these tokens: more of them are too many for the answer.
+  if (text.size() <= bounds.max_text_bytes && base::Reason(ids.status()) == "PROMPT_TOO_LONG") return TooLarge(bounds);
+  return ids;
 }
 
 }  // namespace
 
-absl::Status Tokenize(const v1::TokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
+absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const ModelText& model, const AnswerBounds& bounds,
                       v1::TokenizeResponse* response) {
-  v1::ScoreRequest input;  // the same inputs
-  if (request.has_text()) input.set_text(request.text());
-  if (request.has_chat()) *input.mutable_chat() = request.chat();
-  if (request.has_add_special_tokens()) input.set_add_special_tokens(request.add_special_tokens());
-  NIBBLE_ASSIGN_OR_RETURN(const auto ids, PromptOf(input, model.assets, LimitsOf(bounds)));
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::int32_t> ids, TokensOf(request, rendered, model, bounds));
   std::size_t least_bytes = 0;
   for (const std::int32_t id : ids) {
     NIBBLE_RETURN_IF_ERROR(CheckWanted(bounds));
@@ -71,13 +92,11 @@ absl::Status Detokenize(const v1::DetokenizeRequest& request, const ModelText& m
   return CheckBytes(response->ByteSizeLong(), bounds);
 }
 
-absl::Status RenderTemplate(const v1::RenderTemplateRequest& request, const ModelText& model, const AnswerBounds& bounds,
+absl::Status RenderTemplate(std::string rendered, const ModelText& model, const AnswerBounds& bounds,
                             v1::RenderTemplateResponse* response) {
-  NIBBLE_ASSIGN_OR_RETURN(*response->mutable_text(), Render(request.chat(), model.assets));
-  NIBBLE_RETURN_IF_ERROR(CheckBytes(response->text().size(), bounds));
-  NIBBLE_RETURN_IF_ERROR(CheckWanted(bounds));
-  NIBBLE_RETURN_IF_ERROR(text::CheckPromptLength(*model.assets.tokenizer, response->text(), LimitsOf(bounds)));
-  NIBBLE_ASSIGN_OR_RETURN(const auto ids, model.assets.tokenizer->Encode(response->text(), /*add_special_tokens=*/false));
+  NIBBLE_RETURN_IF_ERROR(CheckBytes(rendered.size(), bounds));
+  NIBBLE_ASSIGN_OR_RETURN(const auto ids, EncodeChat(rendered, model.assets, LimitsOf(bounds)));
+  response->set_text(std::move(rendered));
   response->mutable_token_ids()->Add(ids.begin(), ids.end());
   return CheckBytes(response->ByteSizeLong(), bounds);
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <functional>
 #include <limits>
+#include <string>
 
 #include "absl/status/status.h"
 #include "nibble/v1/inference_service.pb.h"
@@ -20,14 +21,14 @@ struct AnswerBounds {
   std::size_t max_text_bytes = std::numeric_limits<std::size_t>::max();  // of a text that is encoded
 };
 
-// Errors of all: Cancelled; ResourceExhausted (MESSAGE_TOO_LARGE) as soon as the answer is known not to fit; and those of PromptOf and
-// Render.
-absl::Status Tokenize(const v1::TokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
+// `rendered`: the result of Rendered (inference_input.h). Errors of all: Cancelled; ResourceExhausted (MESSAGE_TOO_LARGE) as soon as the answer is
+// known not to fit; and those of EncodeText.
+absl::Status Tokenize(const v1::TokenizeRequest& request, const std::string& rendered, const ModelText& model, const AnswerBounds& bounds,
                       v1::TokenizeResponse* response);
 // InvalidArgument: a negative id, or more than kMaxDetokenizedIds.
 absl::Status Detokenize(const v1::DetokenizeRequest& request, const ModelText& model, const AnswerBounds& bounds,
                         v1::DetokenizeResponse* response);
-absl::Status RenderTemplate(const v1::RenderTemplateRequest& request, const ModelText& model, const AnswerBounds& bounds,
+absl::Status RenderTemplate(std::string rendered, const ModelText& model, const AnswerBounds& bounds,
                             v1::RenderTemplateResponse* response);
 
 }  // namespace nibble::rpc

@@ -1,6 +1,7 @@
 // Unary RPCs: the one place that times, counts, logs, maps errors and calls Finish().
 #pragma once
 #include <algorithm>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include "server/base/error.h"
 #include "server/base/mutex.h"
+#include "server/base/strings.h"
 #include "server/rpc/call.h"
 #include "server/rpc/request_owner.h"
 #include "server/rpc/status.h"
@@ -62,6 +64,14 @@ inline absl::Status TooManyWait(absl::Duration wait) {
 // For these workers. The estimate is what the call that began last had waited: by Little's law (waiting = rate * wait) the length of
 // the queue over the rate at which it is served.
 inline absl::Status TooManyWait(const WorkerPool& workers) { return TooManyWait(workers.last_wait()); }
+
+// Error returned when one principal has as many of something as it may. `what`: "calls waiting for ...".
+inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::Duration wait) {
+  auto metadata = base::ReasonMetadata(TooManyWait(wait));
+  metadata["max"] = std::to_string(max);
+  return base::WithReason(absl::ResourceExhaustedError(base::StrCat("this principal already has ", max, " ", what)),
+                          "QUEUE_FULL", metadata);
+}
 
 // Answers on gRPC's own thread: for what never waits. Body takes the Call, or nothing.
 template <typename Body>

@@ -18,7 +18,7 @@ struct WorkMemory {
   std::int64_t weights = 0;    // of the largest model that is loaded, or the tensors that are held
   std::int64_t kv_cache = 0;
   std::int64_t buffers = 0;    // of a step: activations and logits, or a tensor in the making
-  std::int64_t data = 0;       // tokens of the evaluation data
+  std::int64_t data = 0;       // results of an evaluation
   std::int64_t total() const;  // the largest number where the sum is more
 };
 

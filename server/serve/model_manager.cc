@@ -40,7 +40,7 @@ absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Acquire(const std:
       if (it == slots_.end() || it->second != slot) continue;  // unloaded while this one waited
     }
     const absl::StatusOr<Artifact> artifact = locate_(name, cancelled);
-    auto resident = artifact.ok() ? Load(name, artifact->directory) : artifact.status();
+    auto resident = artifact.ok() ? Load(name, artifact->directory, cancelled) : artifact.status();
     if (!resident.ok()) resident = base::About(resident.status(), name);
     base::MutexLock lock(mutex_);
     if (resident.ok()) {
@@ -78,24 +78,26 @@ absl::StatusOr<std::shared_ptr<const void>> ModelManager::TakeMemory(const std::
 }
 
 absl::StatusOr<std::optional<double>> ModelManager::TrainerDifference(const model::LoadedModel& model,
-                                                                     const std::string& directory) const {
+                                                                     const std::string& directory,
+                                                                     const Cancelled& cancelled) const {
   const auto trained = model::ReadTrainerLogprobs(base::RealFileSystem(), directory);
   if (absl::IsNotFound(trained.status())) return std::nullopt;  // of a checkpoint, or made before there were any
   NIBBLE_RETURN_IF_ERROR(trained.status());
-  NIBBLE_ASSIGN_OR_RETURN(const double difference, model::MaxLogprobDifference(model, *trained, stream_));
+  NIBBLE_ASSIGN_OR_RETURN(const double difference, model::MaxLogprobDifference(model, *trained, stream_, cancelled));
   return difference;
 }
 
-absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name, const std::string& directory) {
+absl::StatusOr<std::shared_ptr<const Resident>> ModelManager::Load(const std::string& name, const std::string& directory,
+                                                                   const Cancelled& cancelled) {
   const absl::Duration began = clock_.Monotonic();
   auto resident = std::make_shared<Resident>();
   resident->name = name;
   NIBBLE_ASSIGN_OR_RETURN(resident->memory, TakeMemory(name, directory));
   NIBBLE_ASSIGN_OR_RETURN(resident->text, model::LoadTextAssets(directory));
   NIBBLE_ASSIGN_OR_RETURN(
-      auto loaded, model::LoadedModel::Load(directory, {.max_positions = options_.max_context}, stream_));
+      auto loaded, model::LoadedModel::Load(directory, {.max_positions = options_.max_context, .cancelled = cancelled}, stream_));
   if (loaded->info().format == model::Format::kLora) {
-    NIBBLE_ASSIGN_OR_RETURN(resident->trainer_difference, TrainerDifference(*loaded, directory));
+    NIBBLE_ASSIGN_OR_RETURN(resident->trainer_difference, TrainerDifference(*loaded, directory, cancelled));
   }
   NIBBLE_ASSIGN_OR_RETURN(resident->engine,
                           Engine::Start(std::move(loaded), resident->text.tokenizer, options_, stream_, clock_));

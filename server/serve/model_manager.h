@@ -67,8 +67,9 @@ class ModelManager {
   };
 
   absl::StatusOr<std::shared_ptr<const void>> TakeMemory(const std::string& name, const std::string& directory) const;
-  absl::StatusOr<std::optional<double>> TrainerDifference(const model::LoadedModel& model, const std::string& directory) const;
-  absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name, const std::string& directory);
+  absl::StatusOr<std::optional<double>> TrainerDifference(const model::LoadedModel& model, const std::string& directory,
+                                                          const Cancelled& cancelled) const;
+  absl::StatusOr<std::shared_ptr<const Resident>> Load(const std::string& name, const std::string& directory, const Cancelled& cancelled);
 
   const Locate locate_;
   const EngineOptions options_;

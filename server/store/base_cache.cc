@@ -12,6 +12,7 @@
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/store/disk_space.h"
 
 namespace nibble::store {
 namespace {
@@ -78,26 +79,25 @@ absl::StatusOr<std::unique_ptr<BaseCache::Entry>> BaseCache::Add(const std::stri
   return entry;
 }
 
-absl::Status BaseCache::Trim() {
-  if (!files_.Exists(directory_)) return absl::OkStatus();
-  struct Held {
-    std::string path;
-    absl::Time used;
-    std::uint64_t bytes = 0;
-  };
+absl::StatusOr<std::vector<BaseCache::Held>> BaseCache::LeastRecentlyUsedFirst() const {
   std::vector<Held> held;
-  std::uint64_t total = 0;
+  if (!files_.Exists(directory_)) return held;
   NIBBLE_ASSIGN_OR_RETURN(const std::vector<std::string> names, files_.List(directory_));
   for (const std::string& name : names) {
     if (base::IsTemporaryName(name)) continue;
     const std::string path = Path(name);
     const auto manifest = ReadManifest(files_, path);
     if (!manifest.ok() && !SaysDamaged(manifest.status())) return manifest.status();
-    // A damaged one is of no use: the first to go.
     held.push_back({path, manifest.ok() ? ModifiedTime(path) : absl::InfinitePast(), manifest.ok() ? manifest->total_bytes() : 0});
-    total += held.back().bytes;
   }
   std::sort(held.begin(), held.end(), [](const Held& a, const Held& b) { return a.used < b.used; });
+  return held;
+}
+
+absl::Status BaseCache::Trim() {
+  NIBBLE_ASSIGN_OR_RETURN(const std::vector<Held> held, LeastRecentlyUsedFirst());
+  std::uint64_t total = 0;
+  for (const Held& one : held) total += one.bytes;
   for (const Held& one : held) {
     NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files_.FreeBytes(directory_));
     if (total <= limits_.max_bytes && free >= limits_.min_free_bytes && one.used != absl::InfinitePast()) break;
@@ -110,5 +110,36 @@ absl::Status BaseCache::Trim() {
   }
   return absl::OkStatus();
 }
+
+absl::StatusOr<bool> BaseCache::MakeRoom(std::uint64_t bytes) {
+  if (!files_.Exists(directory_)) return false;
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files_.FreeBytes(directory_));
+  const std::uint64_t wanted = bytes + limits_.min_free_bytes;
+  std::uint64_t missing = wanted > free ? wanted - free : 0;
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<Held> removable, LeastRecentlyUsedFirst());
+  std::uint64_t removable_bytes = 0;
+  std::erase_if(removable, [&](Held& one) {
+    one.bytes = OwnDirectoryBytes(one.path);
+    const int fd = one.bytes > 0 ? OpenLocked(one.path, LOCK_EX) : -1;
+    if (fd < 0) return true;
+    ::close(fd);
+    removable_bytes += one.bytes;
+    return false;
+  });
+  if (missing > removable_bytes) return false;
+  for (const Held& one : removable) {
+    if (missing == 0) break;
+    const int fd = OpenLocked(one.path, LOCK_EX);
+    if (fd < 0) continue;  // in use since
+    const absl::Status removed = RemovePublished(files_, one.path);
+    ::close(fd);
+    NIBBLE_RETURN_IF_ERROR(removed);
+    // Counted, not measured: a file system may free the blocks later.
+    missing -= std::min(missing, one.bytes);
+  }
+  return missing == 0;
+}
+
+std::uint64_t BaseCache::ReclaimableBytes() const { return OwnDirectoryBytes(directory_); }
 
 }  // namespace nibble::store

@@ -5,9 +5,11 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/base/files.h"
 #include "server/store/published_directory.h"
 
@@ -46,8 +48,21 @@ class BaseCache {
   absl::StatusOr<std::unique_ptr<Entry>> Add(const std::string& key, PendingDirectory made, const Cancelled& cancelled = {});
   // Removes the least recently used that no process uses, until the limits are kept.
   absl::Status Trim();
+  // Makes `bytes` more than Limits::min_free_bytes free: removes no more of the least recently used entries than that takes. Entries
+  // that a process uses stay, and so do those whose files a model shares, because their removal frees nothing. Removes nothing where
+  // the rest does not suffice. False: there is not that much room.
+  absl::StatusOr<bool> MakeRoom(std::uint64_t bytes);
+  // What the removal of all entries would free. Those in use count: their users end.
+  std::uint64_t ReclaimableBytes() const;
 
  private:
+  struct Held {
+    std::string path;
+    absl::Time used;  // InfinitePast: damaged, so of no use
+    std::uint64_t bytes = 0;
+  };
+  absl::StatusOr<std::vector<Held>> LeastRecentlyUsedFirst() const;
+
   base::FileSystem& files_;
   const std::string directory_;
   const Limits limits_;

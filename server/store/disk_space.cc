@@ -1,10 +1,18 @@
 #include "server/store/disk_space.h"
 
+#include <fcntl.h>
+#include <linux/fiemap.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <optional>
 
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
@@ -14,6 +22,44 @@ namespace nibble::store {
 
 namespace {
 constexpr std::uint64_t kLeastWatermark = std::uint64_t{1} << 30;
+constexpr std::uint64_t kBlockBytes = 512;  // of st_blocks, on every file system
+constexpr std::uint32_t kExtents = 128;     // asked for at a time
+
+// Bytes in extents that other files share (reflinks); nothing where the file system cannot tell.
+std::optional<std::uint64_t> SharedBytes(int fd) {
+  alignas(fiemap) char buffer[sizeof(fiemap) + kExtents * sizeof(fiemap_extent)];
+  std::uint64_t shared = 0;
+  for (std::uint64_t start = 0;;) {
+    std::memset(buffer, 0, sizeof buffer);
+    auto* map = reinterpret_cast<fiemap*>(buffer);
+    map->fm_start = start;
+    map->fm_length = FIEMAP_MAX_OFFSET - start;
+    map->fm_extent_count = kExtents;
+    if (::ioctl(fd, FS_IOC_FIEMAP, map) != 0) return std::nullopt;
+    for (std::uint32_t i = 0; i < map->fm_mapped_extents; ++i) {
+      const fiemap_extent& extent = map->fm_extents[i];
+      if ((extent.fe_flags & FIEMAP_EXTENT_SHARED) != 0) shared += extent.fe_length;
+      if ((extent.fe_flags & FIEMAP_EXTENT_LAST) != 0) return shared;
+      start = extent.fe_logical + extent.fe_length;
+    }
+    if (map->fm_mapped_extents == 0) return shared;
+  }
+}
+
+// Bytes of the disk that the removal of a regular file frees. A file system that cannot tell of reflinks has none.
+std::uint64_t OwnFileBytes(const char* path) {
+  const int fd = ::open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (fd < 0) return 0;
+  struct stat info;
+  std::uint64_t bytes = 0;
+  if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1) {
+    const std::uint64_t taken = static_cast<std::uint64_t>(info.st_blocks) * kBlockBytes;
+    bytes = taken - std::min(taken, SharedBytes(fd).value_or(0));
+  }
+  ::close(fd);
+  return bytes;
+}
+
 }  // namespace
 
 std::uint64_t DefaultWatermark(std::uint64_t total_bytes) { return std::max(total_bytes / 20, kLeastWatermark); }
@@ -40,14 +86,12 @@ absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::str
   return free > min_free_bytes ? free - min_free_bytes : 0;
 }
 
-absl::Status CheckPlannedSpace(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes, std::int64_t bytes) {
-  if (bytes <= 0) return absl::OkStatus();
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t spare, SpareBytes(files, path, min_free_bytes));
-  if (static_cast<std::uint64_t>(bytes) <= spare) return absl::OkStatus();
-  return base::WithReason(
-      absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes, " bytes, ", spare, " may be written on the server's disk: ",
-                                                "delete models, datasets or jobs")),
-      "DISK_FULL", {{"need", std::to_string(bytes)}, {"have", std::to_string(spare)}});
+std::uint64_t OwnDirectoryBytes(const std::string& directory) {
+  std::uint64_t bytes = 0;
+  std::error_code error;
+  std::filesystem::recursive_directory_iterator it(directory, error), end;
+  for (; !error && it != end; it.increment(error)) bytes += OwnFileBytes(it->path().c_str());
+  return bytes;
 }
 
 }  // namespace nibble::store

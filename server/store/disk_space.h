@@ -21,7 +21,8 @@ absl::Status CheckSpace(base::FileSystem& files, const std::string& path, std::u
 // What may be written where `path` lies until no more than `min_free_bytes` is free; 0 where less is.
 absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
 
-// ResourceExhausted (DISK_FULL) when a job that is planned to write `bytes` would leave less than `min_free_bytes`.
-absl::Status CheckPlannedSpace(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes, std::int64_t bytes);
+// Bytes of the disk that the removal of everything below `directory` would free: none of a file that lies in another directory too,
+// be it a hard link or a reflink. 0 where there is no such directory. What changes meanwhile may count or not.
+std::uint64_t OwnDirectoryBytes(const std::string& directory);
 
 }  // namespace nibble::store

@@ -8,6 +8,7 @@
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
+#include "server/text/piece_cut.h"
 
 namespace nibble::text {
 
@@ -32,12 +33,10 @@ absl::Status TooManyBytes(const PromptLimits& limits, std::size_t bytes, std::si
 
 std::size_t PieceEnd(std::string_view text) {
   if (text.size() <= kPieceBytes) return text.size();
-  std::size_t end = kPieceBytes;
-  for (std::size_t at = end; at > end - kBlankWithin; --at) {
-    if (text[at] == ' ' || text[at] == '\n') return at;
+  for (std::size_t at = kPieceBytes; at > kPieceBytes - kBlankWithin; --at) {
+    if (IsBlank(text[at])) return at;
   }
-  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;  // not within a character
-  return end;
+  return WholeCharacters(text, kPieceBytes);
 }
 
 }  // namespace

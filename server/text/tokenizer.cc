@@ -14,6 +14,16 @@ namespace {
 // its special ones, which are texts.
 constexpr std::size_t kMaxAnchorsTried = 4096;
 
+NibbleSpecialTokens OnceOn(Sides sides) {
+  switch (sides) {
+    case Sides::kNone: return NIBBLE_SPECIAL_NONE;
+    case Sides::kBefore: return NIBBLE_SPECIAL_ONCE_BEFORE;
+    case Sides::kAfter: return NIBBLE_SPECIAL_ONCE_AFTER;
+    case Sides::kBoth: return NIBBLE_SPECIAL_ONCE;
+  }
+  return NIBBLE_SPECIAL_NONE;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::FromJson(
@@ -61,13 +71,20 @@ absl::StatusOr<std::vector<std::int32_t>> Tokenizer::Encode(
 
 absl::StatusOr<EncodedText> Tokenizer::EncodeWithSpans(
     std::string_view text, bool add_special_tokens) const {
+  return EncodeWithSpans(text, add_special_tokens ? Sides::kBoth : Sides::kNone);
+}
+
+bool Tokenizer::is_local() const { return nibble_tokenizer_is_local(handle_); }
+
+absl::StatusOr<EncodedText> Tokenizer::EncodeWithSpans(
+    std::string_view text, Sides add_special_tokens) const {
   FfiBytes answer;
   FfiBytes offsets;
   EncodedText encoded;
   const NibbleTextCode code =
       nibble_tokenizer_encode(handle_, FfiData(text), text.size(),
-                              add_special_tokens ? NIBBLE_SPECIAL_ONCE : NIBBLE_SPECIAL_NONE,
-                              offsets.out(), &encoded.began_with_added, answer.out());
+                              OnceOn(add_special_tokens), offsets.out(),
+                              &encoded.began_with_added, answer.out());
   NIBBLE_RETURN_IF_ERROR(FfiStatus(code, "text", answer));
   const auto ids = CopyAs<std::int32_t>(answer.view());
   const auto places = CopyAs<std::uint32_t>(offsets.view());

@@ -31,6 +31,9 @@ struct EncodedText {
   bool began_with_added = false;  // with the special token that would have been put before it
 };
 
+// On which sides of a text special tokens are added. A part of a text has them where the whole has them.
+enum class Sides { kNone, kBefore, kAfter, kBoth };
+
 struct AddedToken {
   std::int32_t id;
   std::string content;
@@ -62,6 +65,11 @@ class Tokenizer {
   // models are not trained with a second BOS. Training and serving use this.
   absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text,
                                               bool add_special_tokens) const;
+  absl::StatusOr<EncodedText> EncodeWithSpans(std::string_view text,
+                                              Sides add_special_tokens) const;
+  // Whether texts that overlap can be joined where their tokens are the same
+  // (EncodeInPieces): byte pair encoding, not for example a unigram model.
+  bool is_local() const;
 
   // Bytes that are no UTF-8 become U+FFFD. An id without a token (models pad
   // their vocabulary) adds nothing. Errors: InvalidArgument (a negative id).

@@ -133,14 +133,19 @@ class AttemptRun {
                                             " examples, ", inputs_.train.num_tokens, " tokens of which ",
                                             inputs_.train.num_trained, " are trained; ", inputs_.train.truncated.count,
                                             " truncated, ", inputs_.train.dropped.count, " dropped")));
-    for (const data::RowWarning& warning : data::RowWarnings(inputs_.train, spec_.data.max_seq_len)) {
-      NIBBLE_RETURN_IF_ERROR(
-          Write("warning", {{"reason", warning.reason}, {"message", warning.message}, {"row_ids", warning.rows}}));
-    }
+    NIBBLE_RETURN_IF_ERROR(WriteRowWarnings(inputs_.train, ""));
+    NIBBLE_RETURN_IF_ERROR(WriteRowWarnings(inputs_.eval, data::EvaluationSet(spec_.eval_dataset)));
     loader_ = MakeLoader(spec_, inputs_);
     const std::int64_t rows_in_epoch = loader_->RowsInEpoch(0);
     max_steps_ = jobs::NumSteps(spec_.run, rows_in_epoch);
     max_micro_batches_ = jobs::NumMicroBatches(spec_.run, rows_in_epoch);
+    return absl::OkStatus();
+  }
+
+  absl::Status WriteRowWarnings(const data::Dataset& data, const std::string& set) {
+    for (const data::RowWarning& warning : data::RowWarnings(data, spec_.data.max_seq_len, set)) {
+      NIBBLE_RETURN_IF_ERROR(Write("warning", {{"reason", warning.reason}, {"message", warning.message}, {"row_ids", warning.rows}}));
+    }
     return absl::OkStatus();
   }
 

@@ -82,6 +82,98 @@ TEST(ExitCodeTest, AJobWhoseDataIsRefusedEndsAsARefusedCreateJob) {
   EXPECT_EQ(plans.get_job.asked.size(), 1u) << "that of the command that waited";
 }
 
+// The server knows the request id, of an earlier command or of the client's own retry, and its answer is the job as it is now.
+TEST(ExitCodeTest, KnownJobWhoseDataWasRefusedEndsAsARefusedCreateJob) {
+  const auto refusal = Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
+  const std::vector<std::string> command = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--request-id", "r"};
+  FakeServer server;
+  server.create_job.Fails(refusal);
+  const Result refused = RunNibble(server, command);
+  v1::Job failed = Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED");
+  ASSERT_TRUE(failed.mutable_error()->ParseFromString(refusal.error_details()));
+  server.create_job.Answers(failed);
+  for (const char* flag : {"", "--watch"}) {
+    std::vector<std::string> again = command;
+    if (*flag != 0) again.emplace_back(flag);
+    const Result known = RunNibble(server, again);
+    EXPECT_EQ(known.exit, 4) << flag;
+    EXPECT_EQ(known.exit, refused.exit) << flag;
+    EXPECT_EQ(known.err, refused.err) << flag;
+  }
+  EXPECT_TRUE(server.watch_job.asked.empty());
+
+  server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_CANCELLED"));
+  EXPECT_EQ(RunNibble(server, command).exit, 8);
+  server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED start_time { seconds: 1 }"));
+  const Result ran = RunNibble(server, command);
+  EXPECT_EQ(ran.exit, 0) << "the job was made, and it ran: " << ran.err;
+  EXPECT_THAT(ran.out, HasSubstr("FAILED"));
+}
+
+TEST(ExitCodeTest, JobsCreatePollsWhereItsWatchIsRefused) {
+  const std::vector<std::string> command = {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d"};
+  FakeServer server;
+  server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_PLANNING"));
+  server.watch_job.answer = [](const auto&, const auto&) {
+    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "as many such calls are open as --max_watches (256) allows", "STREAMS_FULL");
+  };
+  server.get_job.answer = [&](const v1::GetJobRequest&, v1::Job* job) {
+    base::MutexLock lock(server.mutex);
+    *job = Proto<v1::Job>(server.get_job.asked.size() < 3 ? "name: 'job-1' state: JOB_STATE_PLANNING"
+                                                          : "name: 'job-1' state: JOB_STATE_QUEUED");
+    return grpc::Status::OK;
+  };
+  const Result polled = RunNibble(server, command);
+  EXPECT_EQ(polled.exit, 0) << polled.err;
+  EXPECT_THAT(polled.out, HasSubstr("job-1"));
+  EXPECT_THAT(polled.out, HasSubstr("QUEUED"));
+  EXPECT_EQ(server.get_job.asked.size(), 3u);
+
+  const auto refusal = Error(grpc::StatusCode::INVALID_ARGUMENT, "train_dataset: line 7: no text", "DATASET_FORMAT", "line 7");
+  v1::Job failed = Proto<v1::Job>("name: 'job-1' state: JOB_STATE_FAILED");
+  ASSERT_TRUE(failed.mutable_error()->ParseFromString(refusal.error_details()));
+  server.get_job.Answers(failed);
+  const Result refused = RunNibble(server, command);
+  EXPECT_EQ(refused.exit, 4);
+  EXPECT_THAT(refused.err, HasSubstr("line 7: no text"));
+}
+
+TEST(ExitCodeTest, JobsCreateNamesTheJobThatItCouldNotFollow) {
+  FakeServer server;
+  server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_PLANNING"));
+  server.watch_job.answer = [](const auto&, const auto&) { return grpc::Status(grpc::StatusCode::INTERNAL, "broken"); };
+  for (const char* flag : {"--json", "--watch"}) {
+    const Result lost = RunNibble(server, {"jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", flag});
+    EXPECT_EQ(lost.exit, 1);
+    EXPECT_THAT(lost.err, HasSubstr("nibble jobs get job-1")) << flag;
+  }
+}
+
+TEST(ExitCodeTest, JobsCreateWaitsForTheEndWhereItsWatchIsRefused) {
+  FakeServer server;
+  server.create_job.Answers(Proto<v1::Job>("name: 'job-1' state: JOB_STATE_QUEUED"));
+  server.watch_job.answer = [](const auto&, const auto&) {
+    return Error(grpc::StatusCode::RESOURCE_EXHAUSTED, "as many such calls are open as --max_watches (256) allows", "STREAMS_FULL");
+  };
+  const std::vector<std::string> command = {"--json", "jobs", "create", "--method", "qlora", "--base", "b", "--dataset", "d", "--watch"};
+  for (const auto& [state, exit] : std::vector<std::pair<std::string, int>>{{"SUCCEEDED", 0}, {"FAILED", 1}, {"CANCELLED", 8}}) {
+    server.get_job.asked.clear();
+    server.get_job.answer = [&server, state = state](const v1::GetJobRequest&, v1::Job* job) {
+      base::MutexLock lock(server.mutex);
+      const std::string now = server.get_job.asked.size() < 2 ? "RUNNING" : state;
+      *job = Proto<v1::Job>("name: 'job-1' start_time { seconds: 1 } state: JOB_STATE_" + now);
+      return grpc::Status::OK;
+    };
+    const Result ended = RunNibble(server, command);
+    EXPECT_EQ(ended.exit, exit) << state << ended.err;
+    EXPECT_THAT(ended.err, HasSubstr("job job-1 without its events"));
+  }
+  server.get_job.Fails(grpc::Status(grpc::StatusCode::INTERNAL, "broken"));
+  const Result lost = RunNibble(server, command);
+  EXPECT_EQ(lost.exit, 1);
+  EXPECT_THAT(lost.err, HasSubstr("nibble jobs get job-1"));
+}
+
 TEST(ExitCodeTest, WhatIsNotBuiltYetIsSaidAsSuch) {
   FakeServer server;
   for (const char* command : {"pause", "resume", "delete", "checkpoints"}) {

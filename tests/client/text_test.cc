@@ -7,6 +7,7 @@
 namespace nibble::client {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ReplyWrite = std::function<bool(const v1::GenerateReply&)>;
@@ -66,16 +67,19 @@ TEST(TextTest, ListsAreTables) {
 
 TEST(TextTest, WarningsNameTheirLines) {
   FakeServer server;
-  server.plan_job.Answers(Done<v1::PlanJobResponse>("warnings { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 } "
+  server.plan_job.Answers(Done<v1::PlanJobResponse>("disk_bytes: 16000000000 disk_available_bytes: 20000000000 "
+                                                     "warnings { reason: 'ROWS_TRUNCATED' message: '2 rows' row_ids: 4 row_ids: 9 } "
                                                      "warnings { reason: 'NO_EVALUATION' message: 'none' }"));
   const std::vector<std::string> plan = {"jobs", "plan", "--method", "qlora", "--base", "b", "--dataset", "d"};
   const Result told = RunNibble(server, plan);
   EXPECT_THAT(told.out, HasSubstr("warning: 2 rows (lines 4, 9) (ROWS_TRUNCATED)\nwarning: none (NO_EVALUATION)\n"));
+  EXPECT_THAT(told.out, ContainsRegex("\ndisk +14.9 GiB\ndisk available +18.6 GiB\n"));
   EXPECT_THAT(told.out, HasSubstr("not known: none of the newest jobs is such a one"));
   std::vector<std::string> json = plan;
   json.insert(json.begin(), "--json");
   const Result written = RunNibble(server, json);
   EXPECT_THAT(written.out, HasSubstr(R"("eta_s":null)"));
+  EXPECT_THAT(written.out, HasSubstr(R"("disk_bytes":16000000000,"disk_available_bytes":20000000000,)"));
   EXPECT_THAT(written.out, HasSubstr(R"({"reason":"ROWS_TRUNCATED","message":"2 rows","row_ids":[4,9]})"));
   server.watch_job.answer = [](const auto&, const std::function<bool(const v1::JobEvent&)>& write) {
     write(Proto<v1::JobEvent>("sequence: 1 warning { reason: 'ROWS_DROPPED' message: '1 row' row_ids: 4 }"));

@@ -1,11 +1,13 @@
 """C2 (docs/faults.md): prompts that are far too long, beside well-behaved calls."""
+import time
+
 import grpc
 import pytest
 
 from test_attacks import attackers, check_beside, p99_of
 from test_limits import reason_of
-from test_message_limits import Growth
-from wire import Api
+from test_message_limits import Growth, resident
+from wire import Api, message
 
 pytestmark = pytest.mark.full
 
@@ -18,22 +20,46 @@ SEND_LONG_PROMPTS = f"""for method in ("Generate", "Score", "Tokenize"):
             except Exception as error:
                 assert "PROMPT_TOO_LONG" in str(error) or "bytes" in str(error) or "wait already" in str(error), error"""
 
+# Chats whose contents are small: a role is rendered too, and each message brings what the template prints around it. Both are as large as
+# a text may be.
+LARGE_CHATS = {"a role": 'message("ChatInput", messages=[message("ChatMessage", role="r " * 500_000)])',
+               "many messages": 'message("ChatInput", messages=[message("ChatMessage", role="user")] * 20_000)'}
+SEND_LARGE_CHATS = f"""globals().setdefault("chats", []) or chats.extend([{", ".join(LARGE_CHATS.values())}])
+        for chat in chats:
+            for method in ("Tokenize", "RenderTemplate"):
+                try:
+                    api.call("InferenceService", method, model="small", chat=chat, timeout=60)
+                except Exception as error:  # this client takes no answer of more than 4 MiB
+                    assert "wait already" in str(error) or "larger than max" in str(error), error"""
 
-def test_C2_long_prompts_cost_little_and_hold_up_nobody(make_server, model_directory):
+
+@pytest.fixture
+def served(make_server, model_directory):
+    """A server with the model "small" in memory, and its API."""
     server = make_server()
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     api = Api(server.grpc)
     api.call("InferenceService", "Generate", model="small", text="a")  # loads the model
-    for method in ("Generate", "Score", "Tokenize"):
-        with pytest.raises(grpc.RpcError) as refused:
-            api.call("InferenceService", method, model="small", text=eval(LONG))
-        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and reason_of(refused.value) == "PROMPT_TOO_LONG"
+    yield server, api
+    api.close()
+
+
+def well_behaved(api):
     list_models = api.channel.unary_unary("/nibble.v1.ModelService/ListModels")
-    calls = {
+    return {
         "ListModels": lambda: list_models(b"", timeout=30),
         "Tokenize": lambda: api.call("InferenceService", "Tokenize", model="small", text="the keeper"),
         "GetLoad": lambda: api.call("ServerService", "GetLoad"),
     }
+
+
+def test_C2_long_prompts_cost_little_and_hold_up_nobody(served):
+    server, api = served
+    for method in ("Generate", "Score", "Tokenize"):
+        with pytest.raises(grpc.RpcError) as refused:
+            api.call("InferenceService", method, model="small", text=eval(LONG))
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and reason_of(refused.value) == "PROMPT_TOO_LONG"
+    calls = well_behaved(api)
     quiet = p99_of(calls)
     growth = Growth(server)
     with attackers(server, 4, SEND_LONG_PROMPTS):
@@ -41,4 +67,29 @@ def test_C2_long_prompts_cost_little_and_hold_up_nobody(make_server, model_direc
     print(f"peak of memory: {growth.peak() / MIB:.0f} MiB above the quiet server's")
     check_beside(quiet, attacked, slack=10)
     assert growth.peak() < 256 * MIB  # gRPC's buffers of four messages of 4 MB, and a piece of 16 KiB in the encoder
-    api.close()
+
+
+def test_C2_large_chats_are_encoded_one_at_a_time(served):
+    server, api = served
+    for what, chat in LARGE_CHATS.items():
+        rendered = api.call("InferenceService", "RenderTemplate", model="small", chat=eval(chat), timeout=60)
+        print(f"{what}: {len(rendered.text)} bytes, {len(rendered.token_ids)} tokens")
+        with pytest.raises(grpc.RpcError) as refused:
+            api.call("InferenceService", "Generate", model="small", chat=eval(chat), timeout=60)
+        assert reason_of(refused.value) == "PROMPT_TOO_LONG"
+    calls = well_behaved(api)
+    quiet = p99_of(calls)
+    growth = Growth(server)
+    with attackers(server, 4, SEND_LARGE_CHATS):
+        attacked = p99_of(calls)
+    print(f"peak of memory: {growth.peak() / MIB:.0f} MiB above the quiet server's")
+    check_beside(quiet, attacked, slack=10)
+    assert growth.peak() < (256 + 128) * MIB  # 256 times the largest text, and what the messages and their renderings take
+    until = time.monotonic() + 60
+    while resident(server) - growth.before > 64 * MIB:
+        assert time.monotonic() < until, f"{(resident(server) - growth.before) / MIB:.0f} MiB are not given back"
+        time.sleep(0.5)
+    over = message("ChatInput", messages=[message("ChatMessage", role="user")] * 40_000)
+    with pytest.raises(grpc.RpcError) as refused:
+        api.call("InferenceService", "RenderTemplate", model="small", chat=over)
+    assert reason_of(refused.value) == "PROMPT_TOO_LONG"

@@ -90,6 +90,19 @@ def test_plan_and_run_name_the_same_rows(shared, tmp_path):
         assert told[reason]["row_ids"] == planned[reason]["row_ids"] and told[reason]["message"] == planned[reason]["message"]
 
 
+def test_T1_plan_and_run_name_rows_of_the_evaluation_set(shared, tmp_path):
+    rows = [{"prompt": "The keeper", "completion": " walked"}, {"prompt": "Down", "completion": " to the harbour" * 40}]
+    for name, chosen in (("plain", rows[:1]), ("questions", rows)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chosen))
+        shared.run("datasets", "upload", tmp_path / f"{name}.jsonl", "--name", name)
+    flags = [*METHODS["qlora"], "--base", "small", "--dataset", "plain", "--eval-dataset", "questions", "--seq-len", 64, "--max-steps", 1]
+    want = {"reason": "ROWS_TRUNCATED", "row_ids": [2],
+            "message": 'eval_dataset "questions": 1 of 2 rows are longer than data.max_seq_len 64 and lose their end'}
+    assert want in shared.json("jobs", "plan", *flags)["warnings"]
+    events = shared.lines("jobs", "create", *flags, "--output", "questions-tuned", "--watch")
+    assert want in [{key: event[key] for key in want} for event in events if event.get("type") == "warning"]
+
+
 def test_T1_preview_plan_and_run_name_merged_boundaries(shared, tmp_path):
     """" positive" is one token, which begins in the prompt."""
     small_model.write(tmp_path / "merging")

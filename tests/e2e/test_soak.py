@@ -13,8 +13,11 @@ import subprocess
 import sys
 import threading
 import time
+import types
+import unittest.mock
 
 import pytest
+from google.protobuf import message_factory
 
 import footprint
 import soak_clients
@@ -22,7 +25,7 @@ from conftest import trainers, wait_until
 from soak_calls import Calls, CountedApi, Life
 from test_http_port import attack
 from test_server_kills import Traffic, attempts, check_all_there, check_database, send
-from wire import Api
+from wire import Api, pool
 
 MINUTES = float(os.environ.get("NIBBLE_SOAK_MINUTES", 30))
 FLAT = 0.05
@@ -50,6 +53,27 @@ def test_a_slope_and_a_step_are_not_flat_and_noise_and_spikes_are():
     assert spread(flat) < 0.01
     assert spread([value + 12 * at / 1800 for at, value in enumerate(flat)]) > FLAT  # a leak of 6%
     assert spread([value + (12 if at > 1700 else 0) for at, value in enumerate(flat)]) > FLAT
+
+
+@pytest.mark.parametrize("kills_before", [0, 3])
+def test_an_operation_fails_the_soak_unless_its_own_server_was_killed(kills_before):
+    soak = types.SimpleNamespace(life=Life(), server=types.SimpleNamespace(grpc="127.0.0.1:1"), calls=Calls())
+    for _ in range(kills_before):
+        soak.life.kill()
+        soak.life.start()
+    client = soak_clients.Client(soak, seed=1)
+    operation = message_factory.GetMessageClass(pool().FindMessageTypeByName("google.longrunning.Operation"))
+    failed, endless = operation(done=True), operation()
+    failed.error.code = 13
+    with pytest.raises(AssertionError):
+        client.finish(client.api, failed)
+    client.api.call = lambda *_, **__: time.sleep(0.01) or endless
+    with unittest.mock.patch.object(soak_clients, "LONG_S", 0.05), pytest.raises(AssertionError, match="took more than"):
+        client.finish(client.api, endless)
+    soak.life.kill()
+    soak.life.start()
+    assert client.finish(client.api, failed) is None
+    client.api.close()
 
 
 class Soak:

@@ -20,8 +20,12 @@
 #include "server/model/text_assets.h"
 #include "server/rpc/call.h"
 #include "server/rpc/dataset_proto.h"
+#include "server/rpc/inference_service.h"
+#include "server/rpc/model_loads.h"
+#include "server/rpc/text_cache.h"
 #include "server/rpc/tokens.h"
 #include "server/rpc/upload_table.h"
+#include "server/text/piece_encoder.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble {
@@ -83,9 +87,15 @@ TEST(LimitsTest, ConstantsOfTheTableThatAreNoFlags) {
   EXPECT_EQ(model::kMaxConfigJsonBytes, 1u << 20);
   EXPECT_EQ(data::kMaxMessages, 1024u);
   EXPECT_EQ(data::kTokeniseBytes, 8u << 20);
+  EXPECT_EQ(data::kLargeRowBytes, 256u << 10);
+  EXPECT_EQ(text::kPieceBytes, 32u << 10);
   EXPECT_EQ(data::TokenCache::kMaxWriters, 2);
   EXPECT_EQ(rpc::UploadTableOptions().max_uploads, 1000);
   EXPECT_EQ(rpc::kMaxDetokenizedIds, 1'048'576);
+  EXPECT_EQ(rpc::ModelLoads::kMaxWaiting, 256u);
+  EXPECT_EQ(rpc::InferenceService::kMaxLargeTextsOfPrincipal, 16);
+  EXPECT_EQ(rpc::TextCacheOptions().max_bytes, 32u << 20);
+  EXPECT_EQ(rpc::TextCacheOptions().max_entries, 64u);
   EXPECT_EQ(rpc::PreviewBounds().max_looked_rows, 10'000);
   EXPECT_EQ(rpc::PreviewBounds().max_looked_bytes, 16u << 20);
   std::atomic<bool> draining{false};
@@ -242,9 +252,18 @@ TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
   Limits limits;
   const std::int64_t own = OwnMemoryBytes(limits);
   EXPECT_GT(own, limits.rpc_memory_bytes);
-  EXPECT_LT(own, std::int64_t{1} << 30);
+  EXPECT_LT(own, std::int64_t{5} << 28);
   limits.rpc_memory_bytes += 100;
   EXPECT_EQ(OwnMemoryBytes(limits), own + 100);
+}
+
+// C2 (docs/faults.md): a text is encoded in one piece, and that memory is in no budget.
+TEST(LimitsMemoryTest, MemoryThatEncodesTheLargestTextIsReserved) {
+  Limits limits;
+  const std::int64_t own = OwnMemoryBytes(limits);
+  EXPECT_GT(own, 256 * limits.max_prompt_bytes);
+  limits.max_prompt_bytes += 1000;
+  EXPECT_EQ(OwnMemoryBytes(limits), own + 256'000);
 }
 
 }  // namespace

@@ -38,6 +38,8 @@ typedef enum NibbleSpecialTokens {
   NIBBLE_SPECIAL_NONE = 0,
   NIBBLE_SPECIAL_ALL = 1,   // as the tokenizer says
   NIBBLE_SPECIAL_ONCE = 2,  // without those that the text itself begins or ends with
+  NIBBLE_SPECIAL_ONCE_BEFORE = 3,  // of these, those before the text
+  NIBBLE_SPECIAL_ONCE_AFTER = 4,   // of these, those after the text
 } NibbleSpecialTokens;
 // NOLINTEND(readability-identifier-naming)
 
@@ -52,12 +54,14 @@ void nibble_tokenizer_free(NibbleTokenizer* tokenizer);
 
 // out: int32 ids. offsets (may be null): for each id two uint32, its first byte
 // in the text and the one after its last. began_with_added (may be null): under
-// NIBBLE_SPECIAL_ONCE, that one was left out before the text.
+// NIBBLE_SPECIAL_ONCE and _ONCE_BEFORE, that one was left out before the text.
 NibbleTextCode nibble_tokenizer_encode(const NibbleTokenizer* tokenizer,
                                        const uint8_t* text, size_t size,
                                        NibbleSpecialTokens special_tokens,
                                        NibbleBytes* offsets,
                                        bool* began_with_added, NibbleBytes* out);
+// Whether two texts that overlap can be joined where their tokens are the same.
+bool nibble_tokenizer_is_local(const NibbleTokenizer* tokenizer);
 NibbleTextCode nibble_tokenizer_decode(const NibbleTokenizer* tokenizer,
                                        const int32_t* ids, size_t count,
                                        bool skip_special_tokens,

@@ -74,11 +74,36 @@ TEST_F(ExampleTest, TextIsSplitAndNoTokenOfItIsLost) {
       const Example& piece = (*pieces)[i];
       joined.insert(joined.end(), piece.tokens.begin(), piece.tokens.end());
       EXPECT_EQ(piece.trained, std::vector<std::uint8_t>(piece.tokens.size(), 1));
-      const bool last = i + 1 == pieces->size();
-      EXPECT_TRUE(last || static_cast<std::int64_t>(piece.tokens.size()) == limit);
+      // The last two share what they have where the last one would have one token.
+      EXPECT_TRUE(i + 2 >= pieces->size() || static_cast<std::int64_t>(piece.tokens.size()) == limit);
+      EXPECT_LE(static_cast<std::int64_t>(piece.tokens.size()), limit);
     }
     EXPECT_EQ(joined, all) << limit;
   }
+}
+
+// T1 (docs/faults.md): of a text that fills its pieces the end token was alone in the last one, which has no loss and was left out.
+TEST_F(ExampleTest, EndTokenOfATextThatFillsItsPiecesIsTrained) {
+  const std::string words = "the keeper of the light walked down to the harbour every morning";
+  const auto num_text_tokens = static_cast<std::int64_t>(Encode(words).size());
+  const testing::TempDirectory directory;
+  std::ofstream(directory / "rows.jsonl") << R"({"text": ")" << words << "\"}\n";
+  int filled = 0;
+  for (std::int64_t limit = 3; limit <= num_text_tokens; ++limit) {
+    const auto dataset = LoadDataset(directory / "rows.jsonl", Format::kText, text_, config_, {.max_seq_len = limit});
+    ASSERT_TRUE(dataset.ok()) << dataset.status();
+    EXPECT_EQ(dataset->num_tokens, num_text_tokens + 1) << "no token is left out, limit " << limit;
+    const Example last = dataset->examples[dataset->examples.size() - 1];
+    EXPECT_GE(last.tokens.size(), 2u) << limit;
+    EXPECT_EQ(last.tokens.back(), 1) << "the end token, limit " << limit;
+    if (num_text_tokens % limit == 0) ++filled;
+  }
+  EXPECT_GE(filled, 2) << "lengths that the text fills";
+  // Pieces of two tokens have no third to share: one token of the text is left out, and the end is trained.
+  const auto pairs = Pieces(R"({"text": "abcd"})", Format::kText, {.max_seq_len = 2});
+  ASSERT_TRUE(pairs.ok()) << pairs.status();
+  EXPECT_EQ(pairs->back().tokens.size(), 2u);
+  EXPECT_EQ(pairs->back().tokens.back(), 1);
 }
 
 // T6 (docs/faults.md): a truncated row kept the memory of the whole row.
@@ -451,6 +476,19 @@ TEST_F(ExampleTest, RowsWithAMergedBoundaryAreNamedByTheirLines) {
   EXPECT_EQ(warnings[0].reason, "PROMPT_BOUNDARY_MERGED");
   EXPECT_THAT(warnings[0].message, HasSubstr("1 of 2 rows have a token that crosses the boundary"));
   EXPECT_THAT(warnings[0].rows, ElementsAre(3));
+}
+
+// T1 (docs/faults.md): the row was named although the merged token is in the part that is cut off, where nothing is trained.
+TEST_F(ExampleTest, MergedBoundaryThatIsCutOffIsNotNamed) {
+  const std::string line = R"({"prompt": "walk t", "completion": "he keeper"})";
+  const Example whole = One(line, Format::kPromptCompletion);
+  ASSERT_TRUE(whole.boundary_merged);
+  const auto merged = std::find(whole.trained.begin(), whole.trained.end(), 1) - whole.trained.begin();
+  const TokeniseOptions without = {.max_seq_len = merged, .overlong = Overlong::kTruncate};
+  const TokeniseOptions with = {.max_seq_len = merged + 1, .overlong = Overlong::kTruncate};
+  EXPECT_FALSE(One(line, Format::kPromptCompletion, without).boundary_merged);
+  EXPECT_TRUE(One(line, Format::kPromptCompletion, with).boundary_merged);
+  EXPECT_GT(One(line, Format::kPromptCompletion, with).num_cut_off, 0);
 }
 
 TEST_F(ExampleTest, AFileIsReadNoFurtherOnceThatIsCancelled) {

@@ -4,9 +4,11 @@
 
 #include <atomic>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <thread>
 
+#include "server/base/error.h"
 #include "server/base/hooked_files.h"
 #include "tests/server/data/token_source.h"
 
@@ -115,6 +117,46 @@ TEST_F(TokenCacheTest, RemovesLeastRecentlyUsedFilesThatNoJobNeeds) {
   Cache(0).Trim();
   EXPECT_TRUE(Exists(oldest));
   EXPECT_FALSE(Exists(used) || Exists(young));
+}
+
+TEST_F(TokenCacheTest, CountsUnfinishedFilesAndRemovesThoseOfKilledWriters) {
+  TokenCache cache = Cache(kMuch);
+  const TokenSource finished = Made(cache, "a", std::chrono::minutes(10));
+  const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(PathOf(finished)));
+  const auto unfinished = [&](const char* id, std::chrono::minutes age) {
+    const std::string path = PathOf(finished) + ".tmp.w-" + id;
+    std::ofstream(path) << std::string(static_cast<std::size_t>(bytes), 'x');
+    std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - age);
+    return path;
+  };
+  const std::string left = unfinished("0123456789abcdef", std::chrono::hours(2)), live = unfinished("0123456789abcdee", {});
+  cache.Trim();
+  EXPECT_FALSE(std::filesystem::exists(left)) << "its writer is dead";
+  EXPECT_TRUE(std::filesystem::exists(live)) << "its writer wrote just now";
+  EXPECT_TRUE(Exists(finished));
+  Cache(2 * bytes).Trim();
+  EXPECT_TRUE(Exists(finished));
+  Cache(2 * bytes - 1).Trim();
+  EXPECT_FALSE(Exists(finished)) << "the two together exceed the limit";
+  EXPECT_TRUE(std::filesystem::exists(live));
+}
+
+// T7 (docs/faults.md)
+TEST_F(TokenCacheTest, NeverHoldsTheTokensInMemory) {
+  TokenCache cache(files_, temp_ / "tokens", pool_, {.max_bytes = kMuch, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()});
+  const TokenSource source = Source(Format::kText, 20);
+  const auto want = InMemory(source);
+  ASSERT_TRUE(want.ok());
+  EXPECT_EQ(base::Reason(cache.Get(source, {}).status()), "DISK_FULL");
+  const auto lengths = cache.GetLengths(source, {});
+  ASSERT_TRUE(lengths.ok()) << lengths.status();
+  EXPECT_FALSE(lengths->examples.has_tokens());
+  EXPECT_EQ(lengths->num_tokens, want->num_tokens);
+  TokenCache roomy = Cache(kMuch);
+  const auto file = roomy.GetLengths(source, {});
+  ASSERT_TRUE(file.ok()) << file.status();
+  ExpectSame(*file, *want);
+  EXPECT_TRUE(cache.Get(source, {}).ok()) << "a file that is there needs no room";
 }
 
 TEST_F(TokenCacheTest, LimitHoldsAfterEachFileAndTheTokensCanStillBeRead) {

@@ -230,7 +230,10 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
     for (int i = 0; i < times; ++i) out << rows;
     return source;
   };
-  const auto allocated = [] { return static_cast<std::int64_t>(::mallinfo2().uordblks); };
+  const auto allocated = [] {
+    const struct mallinfo2 info = ::mallinfo2();
+    return static_cast<std::int64_t>(info.uordblks + info.hblkhd);
+  };
   kernels::ThreadPool one(1);
   // The most that is allocated at any line.
   const auto peak = [&](const TokenSource& source) {
@@ -257,6 +260,36 @@ TEST_F(TokenFileTest, MemoryDoesNotGrowWithTheData) {
   const auto mapped = Load(large);
   ASSERT_TRUE(mapped.ok());
   EXPECT_LT(allocated() - without, in_memory / 10);
+}
+
+// T7 (docs/faults.md): a plan took all tokens into the memory of the server where the disk had no room for them.
+TEST_F(TokenFileTest, DiskWithoutRoomLeavesLengthsAloneWhereNoTokensAreNeeded) {
+  for (const Format format : kFormats) {
+    const TokenSource source = Source(format, 20);
+    WriteTokensOptions options = {.pool = pool_, .min_free_bytes = std::numeric_limits<std::uint64_t>::max(), .window_bytes = kWindow};
+    options.without_file = WithoutFile::kError;
+    EXPECT_EQ(base::Reason(LoadTokens(base::RealFileSystem(), source, options).status()), "DISK_FULL");
+    options.without_file = WithoutFile::kLengthsAlone;
+    const auto counted = LoadTokens(base::RealFileSystem(), source, options);
+    const auto want = InMemory(source);
+    ASSERT_TRUE(counted.ok() && want.ok()) << counted.status();
+    EXPECT_FALSE(counted->examples.has_tokens());
+    EXPECT_TRUE(want->examples.has_tokens());
+    ASSERT_EQ(counted->examples.size(), want->examples.size());
+    for (std::size_t i = 0; i < want->examples.size(); ++i) {
+      EXPECT_EQ(counted->examples.num_tokens(i), want->examples.num_tokens(i));
+      EXPECT_EQ(counted->examples.num_trained(i), want->examples.num_trained(i));
+    }
+    EXPECT_EQ(counted->num_rows, want->num_rows);
+    EXPECT_EQ(counted->num_tokens, want->num_tokens);
+    EXPECT_EQ(counted->num_trained, want->num_trained);
+    ExpectSame(counted->truncated, want->truncated);
+    ExpectSame(counted->without_loss, want->without_loss);
+    EXPECT_TRUE(FilesOf(source).empty());
+    // What a plan asks of the examples.
+    Loader a(counted->examples, Packing::kSegmented, 40, 7), b(want->examples, Packing::kSegmented, 40, 7);
+    EXPECT_EQ(a.RowsInEpoch(0), b.RowsInEpoch(0));
+  }
 }
 
 TEST_F(TokenFileTest, DiskWithoutRoomLeavesTheTokensInMemory) {

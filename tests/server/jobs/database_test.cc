@@ -610,6 +610,37 @@ TEST_F(DatabaseTest, SchemaOfEveryEarlierVersionIsTakenForward) {
   }
 }
 
+TEST_F(DatabaseTest, PlannedDiskBytesAreKeptAndEarlierJobsHaveNone) {  // T10
+  OpenAsOf(Migrations().size() - 1, {OldJob("old")});
+  EXPECT_EQ(database_->Get("old")->disk_bytes, 0);
+  JobRecord job;
+  job.id = std::string("new");
+  job.state = JobState::kPlanning;
+  job.spec.base_model = std::string("b");
+  job.spec.train_dataset = std::string("t");
+  ASSERT_TRUE(database_->Insert(job, "", "d", Server("state")).ok());
+  Transition planned;
+  planned.job_id = "new";
+  planned.from = JobState::kPlanning;
+  planned.to = JobState::kQueued;
+  planned.memory_bytes = 7;
+  planned.disk_bytes = std::int64_t{16'000'000'000};
+  planned.events = {Server("state")};
+  ASSERT_TRUE(*database_->Apply(planned));
+  Reopen();
+  EXPECT_EQ(database_->Get("new")->disk_bytes, 16'000'000'000);
+  const auto queue = database_->Queue();
+  ASSERT_TRUE(queue.ok()) << queue.status();
+  ASSERT_EQ(queue->size(), 2u);
+  for (const QueuedJob& one : *queue) {
+    EXPECT_EQ(one.disk_bytes, one.id == "new" ? 16'000'000'000 : 0);
+    EXPECT_EQ(one.memory_bytes, one.id == "new" ? 7 : 0);
+    EXPECT_EQ(one.attempt, 0);
+  }
+  ASSERT_TRUE(*database_->Apply(Start("new", 0)));
+  EXPECT_EQ(database_->Get("new")->disk_bytes, 16'000'000'000);
+}
+
 TEST_F(DatabaseTest, FiltersFindJobsOfEarlierVersions) {
   OpenAsOf(5, {OldJob("old", R"({"base_model":"llama","train_dataset":"t","run":{"priority":7},"labels":{"team":"a","x":"y"}})"),
                OldJob("plain"), OldJob("damaged", "{")});

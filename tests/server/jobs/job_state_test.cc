@@ -72,11 +72,11 @@ TEST(JobStateTest, NamesComeBack) {
 
 TEST(PolicyTest, HigherPriorityFirstThenFirstComeFirstServed) {
   const std::vector<QueuedJob> queue = {{"b", 0, 2, {}}, {"a", 0, 1, {}}, {"urgent", 5, 3, {}}};
-  EXPECT_EQ(PickNext(queue, {}, {1}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
-  EXPECT_EQ(PickNext(queue, {}, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent", "a", "b"}));
-  EXPECT_EQ(PickNext(queue, {2}, {3}, absl::ZeroDuration()), std::vector<std::string>({"urgent"}));
-  EXPECT_TRUE(PickNext(queue, {1}, {1}, absl::ZeroDuration()).empty());
-  EXPECT_TRUE(PickNext({}, {}, {1}, absl::ZeroDuration()).empty());
+  EXPECT_EQ(PickNext(queue, {}, {1}, absl::ZeroDuration()).start, std::vector<std::string>({"urgent"}));
+  EXPECT_EQ(PickNext(queue, {}, {3}, absl::ZeroDuration()).start, std::vector<std::string>({"urgent", "a", "b"}));
+  EXPECT_EQ(PickNext(queue, {2}, {3}, absl::ZeroDuration()).start, std::vector<std::string>({"urgent"}));
+  EXPECT_TRUE(PickNext(queue, {1}, {1}, absl::ZeroDuration()).start.empty());
+  EXPECT_TRUE(PickNext({}, {}, {1}, absl::ZeroDuration()).start.empty());
 }
 
 std::vector<std::string> IdsOf(const std::vector<QueuedJob>& queue) {
@@ -135,8 +135,8 @@ TEST(PolicyTest, WaitingRaisesThePriority) {
 
 TEST(PolicyTest, JobInBackoffLetsOthersPass) {
   const std::vector<QueuedJob> queue = {{"waits", 9, 1, absl::Seconds(10)}, {"ready", 0, 2, {}}};
-  EXPECT_EQ(PickNext(queue, {}, {2}, absl::Seconds(9)), std::vector<std::string>({"ready"}));
-  EXPECT_EQ(PickNext(queue, {}, {2}, absl::Seconds(10)), std::vector<std::string>({"waits", "ready"}));
+  EXPECT_EQ(PickNext(queue, {}, {2}, absl::Seconds(9)).start, std::vector<std::string>({"ready"}));
+  EXPECT_EQ(PickNext(queue, {}, {2}, absl::Seconds(10)).start, std::vector<std::string>({"waits", "ready"}));
 }
 
 TEST(PolicyTest, PlannedMemoryBoundsWhatRunsTogether) {
@@ -144,21 +144,46 @@ TEST(PolicyTest, PlannedMemoryBoundsWhatRunsTogether) {
   const std::vector<QueuedJob> queue = {job("a", 1, 60), job("b", 2, 50), job("c", 3, 10)};
   const QueueLimits limits = {.max_running = 8, .memory_bytes = 100};
   using Ids = std::vector<std::string>;
-  EXPECT_EQ(PickNext(queue, {}, limits, absl::ZeroDuration()), Ids({"a"})) << "c does not pass b";
-  EXPECT_EQ(PickNext(queue, {1, 40}, limits, absl::ZeroDuration()), Ids({"a"}));
-  EXPECT_EQ(PickNext(queue, {1, 41}, limits, absl::ZeroDuration()), Ids());
-  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 50), job("d", 4, 1)}, {}, limits, absl::ZeroDuration()), Ids({"b", "c"}));
-  EXPECT_EQ(PickNext(queue, {}, {.max_running = 8}, absl::ZeroDuration()), Ids({"a", "b", "c"})) << "no bound";
-  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, limits, absl::ZeroDuration()), Ids({"giant"})) << "alone, or never";
-  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {1, 1}, limits, absl::ZeroDuration()), Ids());
+  EXPECT_EQ(PickNext(queue, {}, limits, absl::ZeroDuration()).start, Ids({"a"})) << "c does not pass b";
+  EXPECT_EQ(PickNext(queue, {1, 40}, limits, absl::ZeroDuration()).start, Ids({"a"}));
+  EXPECT_EQ(PickNext(queue, {1, 41}, limits, absl::ZeroDuration()).start, Ids());
+  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 50), job("d", 4, 1)}, {}, limits, absl::ZeroDuration()).start, Ids({"b", "c"}));
+  EXPECT_EQ(PickNext(queue, {}, {.max_running = 8}, absl::ZeroDuration()).start, Ids({"a", "b", "c"})) << "no bound";
+  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, limits, absl::ZeroDuration()).start, Ids({"giant"})) << "alone, or never";
+  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {1, 1}, limits, absl::ZeroDuration()).start, Ids());
 
   // Beside loaded models.
   QueueLimits beside = limits;
   beside.left_bytes = 60;
-  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 10), job("d", 4, 1)}, {}, beside, absl::ZeroDuration()), Ids({"b", "c"}));
+  EXPECT_EQ(PickNext({job("b", 2, 50), job("c", 3, 10), job("d", 4, 1)}, {}, beside, absl::ZeroDuration()).start, Ids({"b", "c"}));
   beside.left_bytes = 59;
-  EXPECT_EQ(PickNext(queue, {}, beside, absl::ZeroDuration()), Ids()) << "alone, and yet it waits for the models; b does not pass it";
-  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, beside, absl::ZeroDuration()), Ids({"giant"})) << "it would wait for ever";
+  EXPECT_EQ(PickNext(queue, {}, beside, absl::ZeroDuration()).start, Ids()) << "alone, and yet it waits for the models; b does not pass it";
+  EXPECT_EQ(PickNext({job("giant", 1, 500)}, {}, beside, absl::ZeroDuration()).start, Ids({"giant"})) << "it would wait for ever";
+}
+
+TEST(PolicyTest, PlannedDiskBoundsWhatRunsTogether) {  // T10
+  const auto job = [](const char* id, std::int64_t number, std::int64_t disk_bytes) {
+    return QueuedJob{.id = id, .submitted = number, .not_before = {}, .disk_bytes = disk_bytes};
+  };
+  const std::vector<QueuedJob> queue = {job("a", 1, 60), job("b", 2, 50), job("c", 3, 10), job("d", 4, 0)};
+  QueueLimits limits = {.max_running = 8, .disk_left_bytes = 100};
+  using Ids = std::vector<std::string>;
+  Picked picked = PickNext(queue, {}, limits, absl::ZeroDuration());
+  EXPECT_EQ(picked.start, Ids({"a"})) << "neither c nor d passes b";
+  ASSERT_EQ(picked.short_of_disk.size(), 1u);
+  EXPECT_EQ(picked.short_of_disk[0].job.id, "b");
+  EXPECT_EQ(picked.short_of_disk[0].left_bytes, 40);
+
+  limits.disk_left_bytes = 49;
+  picked = PickNext(queue, {}, limits, absl::ZeroDuration());
+  EXPECT_EQ(picked.start, Ids({"c", "d"})) << "nothing that runs will make room for a and b";
+  EXPECT_EQ(picked.short_of_disk.size(), 2u);
+  limits.making_disk_room = true;
+  EXPECT_EQ(PickNext(queue, {}, limits, absl::ZeroDuration()).start, Ids());
+  limits.making_disk_room = false;
+  EXPECT_EQ(PickNext(queue, {.jobs = 1}, limits, absl::ZeroDuration()).start, Ids());
+  limits.disk_left_bytes = 120;
+  EXPECT_EQ(PickNext(queue, {.jobs = 1}, limits, absl::ZeroDuration()).start, Ids({"a", "b", "c", "d"}));
 }
 
 TEST(PolicyTest, BackoffDoublesFromTenSecondsToSixMinutes) {  // R2

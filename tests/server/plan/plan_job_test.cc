@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -232,6 +233,39 @@ TEST_F(PlanJobTest, WarnsOfWhatTheUserMayNotWant) {
   EXPECT_TRUE(Warns(Plan(), "PER_TENSOR_ACTIVATIONS"));
 }
 
+// T1 (docs/faults.md): rows of the evaluation set were cut, dropped and merged without a word.
+TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
+  model::WriteBytes(directory_.Path("pairs.jsonl"), R"({"prompt": "walk ", "completion": "the"})" "\n");
+  model::WriteBytes(directory_.Path("eval.jsonl"), R"({"prompt": "walk ", "completion": "the"})" "\n"
+                                                   R"({"prompt": "walk t", "completion": "he"})" "\n"
+                                                   R"({"prompt": "a", "completion": ")" + std::string(60, 'x') + "\"}\n");
+  inputs_.train_path = directory_.Path("pairs.jsonl");
+  inputs_.train_format = "prompt_completion";
+  inputs_.eval_path = directory_.Path("eval.jsonl");
+  inputs_.eval_format = "prompt_completion";
+  spec_.data.format = "prompt_completion";
+  spec_.data.overlong = "truncate";
+  spec_.eval_dataset = "questions";
+  const auto find = [&](const JobPlan& plan, const std::string& reason) {
+    const auto found = std::find_if(plan.warnings.begin(), plan.warnings.end(), [&](const PlanWarning& w) { return w.reason == reason; });
+    return found != plan.warnings.end() ? *found : PlanWarning();
+  };
+  JobPlan plan = Plan();
+  EXPECT_EQ(find(plan, "PROMPT_BOUNDARY_MERGED").rows, std::vector<std::int64_t>{2});
+  EXPECT_EQ(find(plan, "ROWS_TRUNCATED").rows, std::vector<std::int64_t>{3});
+  for (const char* reason : {"PROMPT_BOUNDARY_MERGED", "ROWS_TRUNCATED"}) {
+    EXPECT_TRUE(find(plan, reason).message.starts_with("eval_dataset \"questions\": 1 of 3 rows ")) << find(plan, reason).message;
+  }
+  spec_.data.overlong = "drop";
+  plan = Plan();
+  EXPECT_EQ(find(plan, "ROWS_DROPPED").rows, std::vector<std::int64_t>{3});
+  // Of both sets: one warning each.
+  inputs_.train_path = directory_.Path("eval.jsonl");
+  plan = Plan();
+  EXPECT_EQ(std::count_if(plan.warnings.begin(), plan.warnings.end(), [](const PlanWarning& w) { return w.reason == "ROWS_DROPPED"; }), 2);
+  EXPECT_TRUE(find(plan, "ROWS_DROPPED").message.starts_with("1 of 3 rows ")) << "the training set's comes first and names no set";
+}
+
 // T7 (docs/faults.md): the second plan of the same data has no tokenizer, and reads no tokens.
 TEST_F(PlanJobTest, PlanFromTokenFilesIsThatFromTheText) {
   model::WriteBytes(directory_.Path("eval.jsonl"), model::ReadBytes(Data("a.jsonl", 5, 60)) + model::ReadBytes(Data("b.jsonl", 4, 15)));
@@ -271,6 +305,36 @@ TEST_F(PlanJobTest, PlanFromTokenFilesIsThatFromTheText) {
       }
       inputs_.text = text;
     }
+  }
+}
+
+// T7 (docs/faults.md): where the disk has no room for token files, a plan needs no tokens.
+TEST_F(PlanJobTest, PlanFromLengthsIsThatFromTheText) {
+  inputs_.eval_path = Data("eval.jsonl", 7, 60);
+  spec_.eval_dataset = "eval";
+  spec_.data.overlong = "truncate";
+  kernels::ThreadPool pool(2);
+  for (const char* packing : {"none", "segmented"}) {
+    spec_.data.packing = packing;
+    inputs_.load = nullptr;
+    const JobPlan want = Plan();
+    inputs_.train_tokens_directory = directory_.Path("tokens/train");
+    inputs_.eval_tokens_directory = directory_.Path("tokens/eval");
+    inputs_.load = [&](const data::TokenSource& source, const base::Cancelled& cancelled) {
+      auto loaded = data::LoadTokens(base::RealFileSystem(), source,
+                                     {.pool = pool,
+                                      .min_free_bytes = std::numeric_limits<std::uint64_t>::max(),
+                                      .cancelled = cancelled,
+                                      .without_file = data::WithoutFile::kLengthsAlone});
+      EXPECT_TRUE(loaded.ok() && !loaded->examples.has_tokens());
+      return loaded;
+    };
+    const JobPlan got = Plan();
+    EXPECT_EQ(Pools(got), Pools(want));
+    EXPECT_EQ(got.max_steps, want.max_steps);
+    EXPECT_EQ(got.tokens, want.tokens);
+    EXPECT_EQ(got.trained_tokens, want.trained_tokens);
+    EXPECT_EQ(got.warnings.size(), want.warnings.size());
   }
 }
 

@@ -313,6 +313,12 @@ TEST_F(NoTokenFilesTest, OnlyThoseOfOpenJobsAreKept) {
   const std::vector<std::string> kept = Files();
   Plan(9);
   EXPECT_EQ(Files(), kept);
+  v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job).ok());
+  const absl::Time give_up = absl::Now() + absl::Seconds(60);
+  while (!Files().empty() && absl::Now() < give_up) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_TRUE(Files().empty()) << "no plan came after the end of the job";
 }
 
 TEST_F(PlannedRowsTest, PreviewNamesTheRowThatNoTrainingWouldTake) {

@@ -1,11 +1,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <set>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "google/rpc/error_details.pb.h"
+#include "server/base/hooked_files.h"
+#include "tests/server/store/faulty_files.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
 
@@ -178,10 +184,10 @@ TEST_F(FineTuneServiceTest, APlanCreatesNothingAndTellsMemoryStepsAndTokens) {
 }
 
 TEST_F(FineTuneServiceTest, PlanWarnsOfAJobThatTheDiskHasNoRoomFor) {  // T10
+  v1::PlanJobResponse plan;
   const auto reasons = [&] {
     v1::PlanJobRequest request;
     *request.mutable_spec() = TinyJob().spec();
-    v1::PlanJobResponse plan;
     const auto status = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &plan);
     EXPECT_TRUE(status.ok()) << status.error_message();
     std::set<std::string> found;
@@ -189,10 +195,65 @@ TEST_F(FineTuneServiceTest, PlanWarnsOfAJobThatTheDiskHasNoRoomFor) {  // T10
     return found;
   };
   EXPECT_FALSE(reasons().contains("DISK"));
+  const std::int64_t needed = plan.disk_bytes();
+  EXPECT_GT(needed, 0);
+  EXPECT_GT(plan.disk_available_bytes(), needed);
   app_.reset();
   keep_free_bytes_ = std::int64_t{1} << 60;
   StartApp();
   EXPECT_TRUE(reasons().contains("DISK"));
+  EXPECT_EQ(plan.disk_bytes(), needed);
+  EXPECT_EQ(plan.disk_available_bytes(), 0);
+}
+
+// Calls everything as it is.
+struct NoHook : store::AppendsAsAsked {
+  template <typename Work>
+  auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
+    return work();
+  }
+};
+// A disk of which the server leaves 1 MiB to jobs.
+struct FullDisk : base::HookedFiles<NoHook> {
+  FullDisk() : HookedFiles(base::RealFileSystem()) {}
+  absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return kKeepFree + kSpare; }
+  static constexpr std::int64_t kKeepFree = 64 << 20, kSpare = 1 << 20;
+};
+
+class FullDiskPlanTest : public FineTuneServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = FineTuneServiceTest::Options();
+    options.files = &disk_;
+    options.min_free_bytes = FullDisk::kKeepFree;
+    return options;
+  }
+  FullDisk disk_;
+};
+
+TEST_F(FullDiskPlanTest, PlanAndCreateCountCachedBasesAlike) {  // T11
+  v1::PlanJobRequest request;
+  *request.mutable_spec() = TinyJob().spec();
+  v1::PlanJobResponse plan;
+  const auto warned = [&] {
+    const auto status = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, request, &plan);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return std::any_of(plan.warnings().begin(), plan.warnings().end(), [](const v1::Warning& one) { return one.reason() == "DISK"; });
+  };
+  EXPECT_TRUE(warned());
+  EXPECT_EQ(plan.disk_available_bytes(), FullDisk::kSpare);
+  v1::Job job;
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
+  EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
+  EXPECT_THAT(job.error().message(), HasSubstr("the job writes up to " + std::to_string(plan.disk_bytes()) + " bytes, 1048576 may be written"));
+
+  std::filesystem::create_directories(directory_ + "/state/bases/old");
+  std::ofstream(directory_ + "/state/bases/old/weights") << std::string(64 << 20, 'w');
+  EXPECT_FALSE(warned());
+  EXPECT_GE(plan.disk_available_bytes(), 65 << 20);
+  EXPECT_LT(plan.disk_available_bytes(), 66 << 20);
+  ASSERT_TRUE(Create(TinyJob(), &job).ok());
+  EXPECT_EQ(job.state(), v1::JOB_STATE_QUEUED) << job.error().message();
 }
 
 TEST_F(FineTuneServiceTest, BitNetIsResolvedToItsLastField) {
@@ -261,6 +322,25 @@ TEST_F(FineTuneServiceTest, TheSameRequestIdIsTheSameJob) {
   EXPECT_EQ(first.name(), second.name());
   request.mutable_spec()->mutable_run()->set_max_steps(3);
   EXPECT_EQ(ReasonOf(Create(request, &second)), "IDEMPOTENCY_CONFLICT");
+}
+
+// The labels are a map: each parse of the same bytes iterates over them in another order.
+TEST_F(FineTuneServiceTest, C9TheSameRequestIdIsTheSamePlanHoweverItsLabelsAreOrdered) {
+  v1::PlanJobRequest request;
+  *request.mutable_spec() = TinyJob().spec();
+  request.set_request_id("plan-1");
+  for (int i = 0; i < 16; ++i) (*request.mutable_spec()->mutable_labels())["label-" + std::to_string(i)] = "x";
+  const std::string bytes = request.SerializeAsString();
+  std::set<std::string> names;
+  for (int i = 0; i < 20; ++i) {
+    v1::PlanJobRequest again;
+    ASSERT_TRUE(again.ParseFromString(bytes));
+    google::longrunning::Operation operation;
+    const grpc::Status status = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, again, &operation);
+    EXPECT_TRUE(status.ok()) << i << ": " << status.error_message();
+    names.insert(operation.name());
+  }
+  EXPECT_EQ(names.size(), 1u);
 }
 
 TEST_F(FineTuneServiceTest, FiftyParallelCallsOfOneRequestMakeOneJob) {  // R24

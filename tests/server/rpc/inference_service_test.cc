@@ -677,6 +677,26 @@ TEST_F(InferenceServiceTest, C2LargePromptsAreRefusedBeforeTheyAreEncoded) {
   EXPECT_TRUE(Generate(Prompt("tiny", "a b c", 2), &response).ok());
 }
 
+// C2: their number is compared with the context before anything is made of them. The last is no token, which a decoder would have found.
+TEST_F(InferenceServiceTest, C2TokenIdsThatAreTooManyAreRefusedBeforeTheyAreDecoded) {
+  v1::GenerateRequest request;
+  request.set_model("tiny");
+  request.mutable_output()->set_echo(true);
+  for (int i = 0; i < 1'000'000; ++i) request.mutable_token_ids()->add_ids(5);
+  request.mutable_token_ids()->add_ids(-1);
+  v1::GenerateResponse response;
+  const grpc::Status generated = Generate(request, &response);
+  EXPECT_EQ(ReasonOf(generated), "PROMPT_TOO_LONG") << generated.error_message();
+  EXPECT_THAT(generated.error_message(), HasSubstr("token_ids: has 1000001 tokens, the model takes 256"));
+  v1::ScoreRequest score;
+  score.set_model("tiny");
+  *score.mutable_token_ids() = request.token_ids();
+  v1::ScoreResponse scored;
+  grpc::ClientContext context;
+  const grpc::Status refused = inference_->Score(&context, score, &scored);
+  EXPECT_EQ(ReasonOf(refused), "PROMPT_TOO_LONG") << refused.error_message();
+}
+
 // Neither is a name that a model could have: what is meant is said, and what to ask for instead.
 TEST_F(InferenceServiceTest, AVersionOrAnAdapterInANameIsNotBuilt) {
   using Stub = v1::InferenceService::Stub;

@@ -490,12 +490,12 @@ TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
   gate_.Shut("cold");
   std::atomic<int> loaded = 0;
   const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
-  const auto one = few.Wait("cold", then), other = few.Wait("cold", then);
+  const auto one = few.Wait("cold", "", then), other = few.Wait("cold", "", then);
   ASSERT_TRUE(one.ok() && other.ok());
-  const absl::Status refused = few.Wait("cold", then).status();
+  const absl::Status refused = few.Wait("cold", "", then).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_EQ(base::Reason(refused), "QUEUE_FULL");
-  const auto retry_ms = [&](const std::string& model) { return base::ReasonMetadata(few.Wait(model, then).status())["retry_ms"]; };
+  const auto retry_ms = [&](const std::string& model) { return base::ReasonMetadata(few.Wait(model, "", then).status())["retry_ms"]; };
   EXPECT_EQ(retry_ms("cold"), "100") << "no load has taken any time";
   // The first has not ended: it takes as long as it has taken until now.
   clock.Advance(absl::Seconds(7));
@@ -504,15 +504,46 @@ TEST_F(ModelLoadsTest, SoManyMayWaitAndTheNextIsToldWhenToComeAgain) {
   clock.Advance(absl::Minutes(5));
   EXPECT_EQ(retry_ms("cold"), "60000") << "at most";
   EXPECT_EQ(few.num_waiting(), 2u);
-  EXPECT_TRUE(absl::IsNotFound(few.Wait("none", then).status()));
+  EXPECT_TRUE(absl::IsNotFound(few.Wait("none", "", then).status()));
   EXPECT_TRUE(few.Forget("cold", *other));
   EXPECT_FALSE(few.Forget("cold", *other));
   EXPECT_FALSE(few.Forget("warm", *one));
-  EXPECT_TRUE(few.Wait("cold", then).ok()) << "a place has come free";
+  EXPECT_TRUE(few.Wait("cold", "", then).ok()) << "a place has come free";
   gate_.Open();
   EXPECT_TRUE(Soon([&] { return loaded == 2; }));
   EXPECT_FALSE(few.Forget("cold", *one));
   EXPECT_EQ(few.num_waiting(), 0u);
+}
+
+// C4 (docs/faults.md): one principal filled all places, and everyone else was refused.
+TEST_F(ModelLoadsTest, C4OnePrincipalTakesNoMoreThanAQuarterOfThePlaces) {
+  ModelLoads some(*manager_, workers_, base::RealClock(), Exists, /*max_waiting=*/8);
+  gate_.Shut("cold");
+  gate_.Shut("frozen");
+  std::atomic<int> loaded = 0;
+  const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
+  const auto first = some.Wait("cold", "ci", then);
+  ASSERT_TRUE(first.ok());
+  EXPECT_TRUE(some.Wait("frozen", "ci", then).ok());
+  for (const char* model : {"cold", "frozen", "third"}) {
+    const absl::Status refused = some.Wait(model, "ci", then).status();
+    EXPECT_EQ(base::Reason(refused), "QUEUE_FULL") << refused;
+    EXPECT_EQ(base::ReasonMetadata(refused)["max"], "2");
+    EXPECT_EQ(base::ReasonMetadata(refused)["retry_ms"].empty(), false);
+  }
+  EXPECT_EQ(base::Reason(some.Await("cold", "ci", [] { return false; }).status()), "QUEUE_FULL");
+  EXPECT_TRUE(some.Wait("cold", "ann", then).ok()) << "another principal finds a place";
+  EXPECT_TRUE(some.Forget("cold", *first));
+  EXPECT_TRUE(some.Wait("cold", "ci", then).ok()) << "a place of its own has come free";
+  EXPECT_FALSE(some.Wait("cold", "ci", then).ok());
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(some.Wait("cold", "", then).ok()) << "without tokens there are no principals";
+  EXPECT_EQ(some.num_waiting(), 8u);
+  EXPECT_EQ(base::ReasonMetadata(some.Wait("cold", "bob", then).status()).count("max"), 0u) << "all places are taken";
+  gate_.Open();
+  EXPECT_TRUE(Soon([&] { return loaded == 8; }));
+  EXPECT_TRUE(some.Wait("other", "ci", then).ok()) << "loads give the places back";
+  EXPECT_TRUE(some.Wait("other", "ci", then).ok());
+  EXPECT_TRUE(Soon([&] { return loaded == 10; }));
 }
 
 // While a load goes on the estimate is what the one before it took, until it takes longer itself.
@@ -521,15 +552,15 @@ TEST_F(ModelLoadsTest, TheEstimateIsOfTheLastLoadOrOfTheOldestThatRuns) {
   ModelLoads few(*manager_, workers_, clock, Exists, /*max_waiting=*/1);
   std::atomic<int> loaded = 0;
   const auto then = [&](const ModelLoads::Loaded& model) { loaded += model.ok(); };
-  const auto retry_ms = [&] { return base::ReasonMetadata(few.Wait("third", then).status())["retry_ms"]; };
+  const auto retry_ms = [&] { return base::ReasonMetadata(few.Wait("third", "", then).status())["retry_ms"]; };
   gate_.Shut("cold");
-  ASSERT_TRUE(few.Wait("cold", then).ok());
+  ASSERT_TRUE(few.Wait("cold", "", then).ok());
   EXPECT_TRUE(gate_.AwaitBegun("cold"));
   clock.Advance(absl::Seconds(7));
   gate_.Open();
   EXPECT_TRUE(Soon([&] { return loaded == 1; }));
   gate_.Shut("frozen");
-  ASSERT_TRUE(few.Wait("frozen", then).ok());
+  ASSERT_TRUE(few.Wait("frozen", "", then).ok());
   EXPECT_EQ(retry_ms(), "7000");
   clock.Advance(absl::Seconds(6));
   EXPECT_EQ(retry_ms(), "7000");
@@ -562,7 +593,7 @@ TEST_F(ModelLoadsTest, AfterAStopNobodyWaits) {
   EXPECT_EQ(loads_->num_waiting(), 0u);
   loads_->Stop();
   std::atomic<int> told = 0;
-  const absl::Status refused = loads_->Wait("cold", [&](const ModelLoads::Loaded&) { ++told; }).status();
+  const absl::Status refused = loads_->Wait("cold", "", [&](const ModelLoads::Loaded&) { ++told; }).status();
   EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
   EXPECT_EQ(base::Reason(refused), "DRAINING");
   const grpc::Status late = Generate("cold");

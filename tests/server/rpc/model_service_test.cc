@@ -386,6 +386,38 @@ TEST_F(ModelServiceTest, AConversionBeyondItsToleranceMakesNoModelAndTellsWhatIt
   EXPECT_TRUE(kept.has_response()) << kept.error().message();
 }
 
+// T7 (docs/faults.md): each conversion made the tokens of its whole evaluation set again, in memory.
+TEST_F(ModelServiceTest, AConversionEvaluatesTheTokensOfTheCache) {
+  Import("base");
+  const std::string text = "{\"text\": \"the light of the keeper was seen from far away\"}\n";
+  AppTest::Upload("page", text);
+  const auto report_of = [&](const std::string& name) {
+    v1::ConvertModelRequest request;
+    request.set_model("base");
+    request.set_name(name);
+    request.set_target(v1::MODEL_FORMAT_INT8);
+    request.set_eval_dataset("page");
+    longrunning::Operation operation;
+    grpc::ClientContext context;
+    const auto status = models_->ConvertModel(&context, request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    v1::ConvertModelResponse converted;
+    const auto done = Wait(operation);
+    EXPECT_TRUE(done.has_response() && done.response().UnpackTo(&converted)) << done.error().message();
+    return converted.report();
+  };
+  const v1::ConversionReport first = report_of("first");
+  const auto files = base::RealFileSystem().List(directory_ + "/state/tokens/page");
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_EQ(files->size(), 1u);
+  // The rows are not read again: others are in their place.
+  std::ofstream(directory_ + "/state/datasets/page/data.jsonl") << std::string(text.size(), 'x');
+  const v1::ConversionReport second = report_of("second");
+  EXPECT_GT(first.eval_loss_after(), 0);
+  EXPECT_EQ(second.eval_loss_after(), first.eval_loss_after());
+  EXPECT_EQ(second.eval_tokens(), first.eval_tokens());
+}
+
 TEST_F(ModelServiceTest, AConversionThatCannotBeIsRefusedAtOnceByField) {
   Import("base");
   ASSERT_TRUE(Convert("base", "four", v1::MODEL_FORMAT_NF4).has_response());

@@ -11,6 +11,9 @@
 #include "server/base/json.h"
 #include "server/base/strings.h"
 #include "tests/server/rpc/app_fixture.h"
+#include "tests/server/rpc/planted_checkpoint.h"
+#include "tests/server/rpc/tiny_job.h"
+#include "tests/server/rpc/written_checkpoint.h"
 
 namespace nibble {
 namespace {
@@ -51,6 +54,7 @@ class OperationCrashTest : public AppTest {
   AppOptions Options() override {
     AppOptions options = AppTest::Options();
     options.files = &files_;
+    options.trainer_path = "/bin/false";  // a job may be created
     return options;
   }
   // The operation is cut off after each of the last changes of the disk that it makes; counts the starts that found its model.
@@ -127,6 +131,29 @@ TEST_F(OperationCrashTest, C8AConversionIsDoneWhereItsModelWasPublishedBeforeThe
     request.set_target(v1::MODEL_FORMAT_INT8);
     request.set_request_id(name);
     return Call(models_, &v1::ModelService::Stub::ConvertModel, request, operation);
+  });
+  EXPECT_GT(recovered, 2);
+  EXPECT_LT(recovered, kLast) << "some were cut off before the rename";
+}
+
+TEST_F(OperationCrashTest, C8APublicationIsDoneWhereItsModelWasPublishedBeforeTheCrash) {
+  Import("tiny");
+  Upload("texts", testing_support::kTinyTexts);
+  v1::Job job;
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CreateJob, testing_support::TinyJob(), &job).ok());
+  v1::CancelJobRequest cancel;
+  cancel.set_name(job.name());
+  ASSERT_TRUE(Call(jobs_, &v1::FineTuneService::Stub::CancelJob, cancel, &job).ok());
+  const std::string checkpoint = testing_support::PlantCheckpoint(directory_, job.name(), 1, [this](const std::string& path) {
+    testing_support::WriteAdapterCheckpoint(path, directory_ + "/state/models/tiny");
+  });
+  ASSERT_FALSE(checkpoint.empty());
+  const int recovered = CutOff("publish", [&](const std::string& name, longrunning::Operation* operation) {
+    v1::PublishCheckpointRequest request;
+    request.set_checkpoint(job.name() + "/1");
+    request.set_name(name);
+    request.set_request_id(name);
+    return Call(models_, &v1::ModelService::Stub::PublishCheckpoint, request, operation);
   });
   EXPECT_GT(recovered, 2);
   EXPECT_LT(recovered, kLast) << "some were cut off before the rename";

@@ -9,13 +9,19 @@
 #include <chrono>
 #include <filesystem>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "google/rpc/error_details.pb.h"
+#include "nibble/v1/fine_tune_service.pb.h"
 #include "server/base/error.h"
+#include "server/base/hooked_files.h"
+#include "server/rpc/begin_operation.h"
 #include "server/rpc/operations_service.h"
 #include "tests/support/temp_directory.h"
 
@@ -61,6 +67,62 @@ class Gate {
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
+// A disk that stands still: one kind of change of an operation's record waits until it is let through. Thread-safe.
+class Stall {
+ public:
+  void Shut(const std::string& kind) {
+    base::MutexLock lock(mutex_);
+    shut_ = kind;
+  }
+  void Open() {
+    base::MutexLock lock(mutex_);
+    shut_.clear();
+    changed_.NotifyAll();
+  }
+  void AwaitWaiting(int number) {
+    base::MutexLock lock(mutex_);
+    changed_.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_ >= number; });
+  }
+  // For a test of thousands of records.
+  void LeaveOutSyncs() { no_syncs_ = true; }
+  bool no_syncs() const { return no_syncs_; }
+  void Pass(const std::string& kind, const std::string& path) {
+    base::MutexLock lock(mutex_);
+    if (shut_ != kind || path.find("/op-") == std::string::npos) return;
+    ++waiting_;
+    changed_.NotifyAll();
+    changed_.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return shut_ != kind; });
+    --waiting_;
+  }
+
+ private:
+  base::Mutex mutex_;
+  base::Condition changed_;
+  std::string shut_ ABSL_GUARDED_BY(mutex_);
+  int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<bool> no_syncs_{false};
+};
+
+class StallHook {
+ public:
+  explicit StallHook(Stall& stall) : stall_(stall) {}
+  template <typename Work>
+  auto Around(const char* kind, const std::string& path, Work work) -> decltype(work()) {
+    stall_.Pass(kind, path);
+    if constexpr (std::is_same_v<decltype(work()), absl::Status>) {
+      if (stall_.no_syncs() && std::string_view(kind).starts_with("sync")) return absl::OkStatus();
+    }
+    return work();
+  }
+  template <typename Write>
+  absl::Status Append(const std::string&, std::string_view bytes, Write write) {
+    return write(bytes);
+  }
+
+ private:
+  Stall& stall_;
+};
+
 google::rpc::ErrorInfo InfoOf(const google::rpc::Status& status) {
   google::rpc::ErrorInfo info;
   for (const auto& detail : status.details()) detail.UnpackTo(&info);
@@ -90,7 +152,7 @@ class OperationsTest : public ::testing::Test {
     server_.reset();
   }
   std::unique_ptr<OperationTable> Open(const std::string& name, absl::Duration deadline = absl::InfiniteDuration()) {
-    auto table = OperationTable::Open(base::RealFileSystem(), clock_, directory_ / name, deadline);
+    auto table = OperationTable::Open(files_, clock_, directory_ / name, deadline);
     EXPECT_TRUE(table.ok()) << table.status();
     return *std::move(table);
   }
@@ -103,6 +165,7 @@ class OperationsTest : public ::testing::Test {
   grpc::Status Ask(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*), const Request& request,
                    Response* response) {
     grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     return ((*stub_).*method)(&context, request, response);
   }
   longrunning::Operation Get(const std::string& name) {
@@ -134,7 +197,23 @@ class OperationsTest : public ::testing::Test {
     return Ask(&Stub::DeleteOperation, request, &none);
   }
 
+  // Of a table that has no service.
+  static longrunning::Operation EndOf(OperationTable& table, const std::string& name) {
+    const auto ended = std::make_shared<std::promise<longrunning::Operation>>();
+    const auto handle = table.OnEnd(name, [ended](const longrunning::Operation& operation) { ended->set_value(operation); });
+    EXPECT_TRUE(handle.ok()) << handle.status();
+    return ended->get_future().get();
+  }
+  // Of an operation that has ended, as a restart finds it.
+  longrunning::Operation OnDisk(const std::string& name) {
+    std::filesystem::remove_all(directory_ / "copy");
+    std::filesystem::copy(directory_ / "operations", directory_ / "copy");
+    return Open("copy")->Get(name).value_or(longrunning::Operation());
+  }
+
   const testing::TempDirectory directory_;
+  Stall stall_;
+  base::HookedFiles<StallHook> files_{base::RealFileSystem(), stall_};
   base::FakeClock clock_{absl::FromUnixSeconds(1'700'000'000)};
   std::atomic<bool> draining_{false};
   telemetry::Metrics metrics_{{}, {}};
@@ -184,7 +263,7 @@ TEST_F(OperationsTest, C4OnePrincipalHasABoundOnOperationsThatHaveNotEnded) {
   EXPECT_TRUE(start("bob", "").ok());
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(start(kNobody, "").ok()) << "without tokens there are no principals";
   gate_.Open();
-  for (const auto& operation : table_->List()) Wait(operation.name());
+  for (const auto& operation : table_->List()) Wait(operation->name());
   EXPECT_TRUE(start("ann", "").ok());
 }
 
@@ -234,7 +313,8 @@ TEST_F(OperationsTest, CancelledIsCodeOneWhetherItRanOrNot) {
   const std::string running = Start(gate_), waiting = Start(later_);
   gate_.AwaitBegun(1);
   EXPECT_TRUE(Cancel(waiting).ok());
-  EXPECT_FALSE(Get(waiting).done()) << "it is told when its turn comes";
+  EXPECT_EQ(Wait(waiting).error().code(), 1);
+  EXPECT_FALSE(Get(running).done()) << "the end of the other did not wait for its turn";
   EXPECT_TRUE(Cancel(running).ok());
   for (const std::string& name : {running, waiting}) {
     const auto done = Wait(name);
@@ -334,6 +414,26 @@ TEST_F(OperationsTest, ListsByPagesInOrderOfName) {
   }
 }
 
+// docs/faults.md, C1: neither a page nor a request id is found by a walk over all operations.
+TEST_F(OperationsTest, C1APageOfOneRowCopiesAndLooksAtNoOther) {
+  for (int i = 0; i < 6; ++i) {
+    const RequestOwner owner{.tenant = i % 2 == 0 ? "red" : "blue", .name = "ci"};
+    ASSERT_TRUE(table_->Start({.model = "m", .owner = owner}, {}, google::protobuf::Any()).ok());
+  }
+  const auto all = table_->List();
+  ASSERT_EQ(all.size(), 6u);
+  const auto page = table_->List({}, all[1]->name(), 2);
+  ASSERT_EQ(page.size(), 2u);
+  EXPECT_EQ(page[0], all[2]) << "the very same, not a copy";
+  EXPECT_EQ(page[1], all[3]);
+  std::vector<std::string> red;
+  for (const auto& one : table_->List({.tenant = "red"})) red.push_back(one->name());
+  EXPECT_EQ(red.size(), 3u);
+  EXPECT_EQ(table_->List({.tenant = "red"}, red[0], 1).front()->name(), red[1]);
+  EXPECT_TRUE(table_->List({.tenant = "red"}, red[2]).empty());
+  EXPECT_TRUE(table_->List({.tenant = "green"}).empty());
+}
+
 // The mean of those that ended, less what the one that runs has run.
 TEST_F(OperationsTest, AFullQueueTellsWhenAPlaceComesFree) {
   const auto refused = [&] {
@@ -365,6 +465,170 @@ TEST_F(OperationsTest, OneThatARestartCutIsToldAsAborted) {
   EXPECT_TRUE(after->done());
   EXPECT_EQ(after->error().code(), static_cast<int>(grpc::StatusCode::ABORTED));
   EXPECT_EQ(InfoOf(after->error()).reason(), "SERVER_RESTARTED");
+}
+
+// The server ends in order, and nobody has asked for a cancel.
+TEST_F(OperationsTest, C8WhatTheEndOfTheServerCutsOffIsToldAsAborted) {
+  auto table = Open("ended");
+  const auto start_of = [](const std::string& id) { return OperationStart{.model = "m", .request_id = id, .digest = "a"}; };
+  const auto begin = [&](const OperationStart& start, Gate& gate) {
+    const auto operation = table->Start(start, gate.Body());
+    EXPECT_TRUE(operation.ok()) << operation.status();
+    return operation.ok() ? operation->name() : "";
+  };
+  const std::string running = begin(start_of("running"), gate_), queued = begin(start_of("queued"), gate_);
+  // One whose cancel was asked for, and which the server's end finds in its last steps.
+  std::promise<void> begun, ending;
+  const auto cancelled = table->Start({.lane = OperationLane::kReaders}, [&](OperationScope&) -> absl::StatusOr<google::protobuf::Any> {
+    begun.set_value();
+    ending.get_future().wait();
+    return absl::CancelledError("cancelled");
+  });
+  ASSERT_TRUE(cancelled.ok()) << cancelled.status();
+  begun.get_future().wait();
+  gate_.AwaitBegun(1);
+  ASSERT_TRUE(table->Cancel(cancelled->name()).ok());
+  std::vector<std::future<longrunning::Operation>> told;
+  for (const std::string& name : {running, queued}) {
+    const auto end = std::make_shared<std::promise<longrunning::Operation>>();
+    told.push_back(end->get_future());
+    ASSERT_TRUE(table->OnEnd(name, [end](const longrunning::Operation& operation) { end->set_value(operation); }).ok());
+  }
+  auto gone = std::async(std::launch::async, [&] { table.reset(); });
+  for (auto& one : told) {
+    const longrunning::Operation operation = one.get();
+    EXPECT_EQ(operation.error().code(), static_cast<int>(grpc::StatusCode::ABORTED)) << operation.error().message();
+    EXPECT_EQ(InfoOf(operation.error()).reason(), "SERVER_RESTARTED");
+  }
+  ending.set_value();
+  gone.get();
+  const auto reopened = Open("ended");
+  for (const std::string id : {"running", "queued"}) {
+    const auto found = reopened->Find(start_of(id));
+    ASSERT_TRUE(found.ok() && found->has_value()) << found.status();
+    EXPECT_EQ((*found)->name(), id == "running" ? running : queued);
+    EXPECT_EQ((*found)->error().code(), static_cast<int>(grpc::StatusCode::ABORTED)) << (*found)->error().message();
+    EXPECT_EQ(InfoOf((*found)->error()).reason(), "SERVER_RESTARTED");
+  }
+  EXPECT_EQ(reopened->Get(cancelled->name())->error().code(), static_cast<int>(grpc::StatusCode::CANCELLED));
+}
+
+// docs/faults.md, C9: the labels of a job's spec are a map, whose entries come in another order in every copy of the request.
+TEST(DigestOfTest, C9EqualRequestsHaveEqualDigestsWhateverTheOrderOfTheirLabels) {
+  v1::PlanJobRequest request;
+  request.set_request_id("one");
+  request.mutable_spec()->set_base_model("m");
+  for (int i = 0; i < 16; ++i) (*request.mutable_spec()->mutable_labels())[base::StrCat("label-", i)] = "x";
+  const std::string bytes = request.SerializeAsString(), digest = DigestOf(request);
+  for (int i = 0; i < 20; ++i) {
+    v1::PlanJobRequest again;
+    ASSERT_TRUE(again.ParseFromString(bytes));
+    again.set_request_id(base::StrCat("id-", i));
+    EXPECT_EQ(DigestOf(again), digest) << i;
+  }
+  (*request.mutable_spec()->mutable_labels())["label-7"] = "y";
+  EXPECT_NE(DigestOf(request), digest);
+}
+
+// docs/faults.md, C13: a disk that stands still costs those who change something, not those who ask.
+TEST_F(OperationsTest, C13AStalledDiskHoldsUpNoCallThatOnlyAsks) {
+  const std::string running = Start(gate_), queued = Start(later_);
+  gate_.AwaitBegun(1);
+  stall_.Shut("sync");
+  const OperationStart start{.lane = OperationLane::kPlans, .model = "m", .request_id = "one", .digest = "a"};
+  const auto begin = [&] { return table_->Start(start, later_.Body()); };
+  auto first = std::async(std::launch::async, begin), second = std::async(std::launch::async, begin);
+  stall_.AwaitWaiting(1);
+  EXPECT_FALSE(Get(running).done());
+  longrunning::ListOperationsResponse page;
+  const grpc::Status listed = Ask(&Stub::ListOperations, longrunning::ListOperationsRequest(), &page);
+  EXPECT_TRUE(listed.ok()) << listed.error_message();
+  EXPECT_EQ(page.operations_size(), 2) << "the third is not on the disk yet, and may not be seen";
+  EXPECT_TRUE(Cancel(queued).ok());
+  longrunning::WaitOperationRequest wait;
+  wait.set_name(queued);
+  wait.mutable_timeout()->set_nanos(50'000'000);
+  longrunning::Operation operation;
+  const grpc::Status waited = Ask(&Stub::WaitOperation, wait, &operation);
+  EXPECT_TRUE(waited.ok()) << waited.error_message();
+  EXPECT_FALSE(operation.done()) << "its end is not on the disk";
+  EXPECT_EQ(first.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "its beginning is not on the disk";
+  EXPECT_EQ(second.wait_for(std::chrono::seconds(0)), std::future_status::timeout) << "the same operation";
+  stall_.Open();
+  const auto one = first.get(), same = second.get();
+  ASSERT_TRUE(one.ok() && same.ok()) << one.status() << same.status();
+  EXPECT_EQ(one->name(), same->name());
+  EXPECT_EQ(Wait(queued).error().code(), 1);
+  EXPECT_EQ(OnDisk(one->name()).name(), one->name());
+  later_.Open();
+  gate_.Open();
+}
+
+TEST_F(OperationsTest, C13AnEndIsSeenWhenItIsOnTheDisk) {
+  const std::string name = Start(gate_);
+  gate_.AwaitBegun(1);
+  stall_.Shut("rename");
+  gate_.Open();
+  stall_.AwaitWaiting(1);
+  std::promise<void> told;
+  auto ended = told.get_future();
+  ASSERT_TRUE(table_->OnEnd(name, [&](const longrunning::Operation&) { told.set_value(); }).ok());
+  EXPECT_FALSE(Get(name).done());
+  EXPECT_FALSE(table_->List().front()->done());
+  EXPECT_EQ(InfoOf(Delete(name)).reason(), "ILLEGAL_STATE");
+  EXPECT_EQ(ended.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  stall_.Open();
+  ended.get();
+  EXPECT_TRUE(Get(name).has_response());
+  EXPECT_EQ(OnDisk(name).SerializeAsString(), Get(name).SerializeAsString());
+}
+
+TEST_F(OperationsTest, C13FilesAreRemovedWithoutHoldingUpOthers) {
+  gate_.Open();
+  const std::string old = Start(gate_);
+  Wait(old);
+  clock_.Advance(absl::Hours(25));
+  stall_.Shut("remove");
+  auto sweep = std::async(std::launch::async, [&] { table_->DropOld(); });
+  stall_.AwaitWaiting(1);
+  EXPECT_TRUE(absl::IsNotFound(table_->Get(old).status())) << "forgotten, though its file is still there";
+  longrunning::ListOperationsResponse page;
+  const grpc::Status listed = Ask(&Stub::ListOperations, longrunning::ListOperationsRequest(), &page);
+  EXPECT_TRUE(listed.ok()) << listed.error_message();
+  EXPECT_EQ(page.operations_size(), 0);
+  const auto next = table_->Start({.model = "m"}, gate_.Body());
+  ASSERT_TRUE(next.ok()) << next.status();
+  EXPECT_TRUE(Wait(next->name()).has_response());
+  stall_.Open();
+  sweep.get();
+  EXPECT_EQ(Open("operations")->List().size(), 1u);
+}
+
+// Begun, cancelled and ended from all sides: the two records of an operation are written one after the other.
+TEST_F(OperationsTest, C13TheDiskSaysOfEveryOperationWhatTheTableSays) {
+  table_->Start({.lane = OperationLane::kReaders}, later_.Body()).status().IgnoreError();
+  gate_.Open();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 40; ++i) {
+        const auto lane = i % 2 == 0 ? OperationLane::kModels : OperationLane::kReaders;
+        Gate& gate = lane == OperationLane::kModels ? gate_ : later_;
+        const auto operation = table_->Start({.lane = lane, .model = base::StrCat(t, "-", i)}, gate.Body());
+        if (!operation.ok() || i % 3 == 0) continue;
+        EXPECT_TRUE(table_->Cancel(operation->name()).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  later_.Open();
+  const auto all = table_->List();
+  EXPECT_GT(all.size(), 80u);
+  std::map<std::string, std::string> wanted;
+  for (const auto& one : all) wanted[one->name()] = EndOf(*table_, one->name()).SerializeAsString();
+  std::map<std::string, std::string> found;
+  for (const auto& one : Open("operations")->List()) found[one->name()] = one->SerializeAsString();
+  EXPECT_EQ(found, wanted);
 }
 
 // docs/faults.md, C9.
@@ -469,6 +733,28 @@ TEST_F(OperationsTest, OneWithNothingToDoHasEndedAtOnceAndIsNotHeldUpByABound) {
   EXPECT_EQ(Open("operations")->Get(operation->name())->SerializeAsString(), operation->SerializeAsString());
 }
 
+// What is cancelled in its queue makes room at once.
+TEST_F(OperationsTest, OneThatIsCancelledInItsQueueGivesItsPlaceToTheNext) {
+  const std::string running = Start(gate_);
+  gate_.AwaitBegun(1);
+  std::vector<std::string> queued;
+  absl::StatusOr<longrunning::Operation> last = longrunning::Operation();
+  while (true) {
+    last = table_->Start({.model = "m"}, later_.Body());
+    if (!last.ok()) break;
+    queued.push_back(last->name());
+  }
+  EXPECT_EQ(base::Reason(last.status()), "QUEUE_FULL");
+  EXPECT_TRUE(Cancel(queued[3]).ok());
+  EXPECT_EQ(Wait(queued[3]).error().code(), 1);
+  EXPECT_TRUE(table_->Start({.model = "m"}, later_.Body()).ok());
+  EXPECT_FALSE(table_->Start({.model = "m"}, later_.Body()).ok());
+  gate_.Open();
+  later_.Open();
+  for (const std::string& name : queued) EXPECT_EQ(Wait(name).has_error(), name == queued[3]);
+  Wait(running);
+}
+
 TEST_F(OperationsTest, LanesDoNotWaitForEachOther) {
   const std::string conversion = Start(gate_);
   gate_.AwaitBegun(1);
@@ -521,20 +807,51 @@ TEST_F(OperationsTest, S2WhoMayCancelItsOwnAloneCancelsNoOthers) {
   gate_.Open();
 }
 
-TEST_F(OperationsTest, AnOwnersOldestGoWhereItHasEndedTooMany) {
-  gate_.Open();
-  const auto begin = [&](const std::string& owner) {
-    clock_.Advance(absl::Seconds(1));
-    return table_->Start({.model = "m", .owner = {.tenant = "", .name = owner}}, {}, google::protobuf::Any())->name();
+// docs/faults.md, C9: what holds files goes last, and loads that were done at once have a bound of their own.
+TEST_F(OperationsTest, C9AnOwnersOldestWithoutFilesGoWhereItHasEndedTooMany) {
+  stall_.LeaveOutSyncs();
+  const auto start_of = [](const std::string& owner) { return OperationStart{.model = "m", .owner = {.tenant = "", .name = owner}}; };
+  const auto run = [&](const std::string& owner, std::shared_ptr<const void> files = nullptr) {
+    clock_.Advance(absl::Milliseconds(1));
+    const auto operation = table_->Start(start_of(owner), [files](OperationScope& scope) -> absl::StatusOr<google::protobuf::Any> {
+      if (files != nullptr) scope.Hold(files, absl::Hours(1));
+      return google::protobuf::Any();
+    });
+    EXPECT_TRUE(operation.ok()) << operation.status();
+    EndOf(*table_, operation->name());
+    return operation->name();
   };
-  const std::string others = begin("bob"), first = begin("ann"), second = begin("ann");
-  for (std::size_t i = 2; i < OperationTable::kMaxEndedOfOwner; ++i) begin("ann");
-  EXPECT_TRUE(table_->Get(first).ok());
-  begin("ann");
-  EXPECT_TRUE(absl::IsNotFound(table_->Get(first).status()));
-  EXPECT_TRUE(table_->Get(second).ok());
-  EXPECT_TRUE(table_->Get(others).ok());
-  EXPECT_EQ(Open("operations")->List().size(), OperationTable::kMaxEndedOfOwner + 1) << "their files went too";
+  const auto there = [&](const std::string& name) { return table_->Get(name).ok(); };
+  const std::string others = run("bob"), exported = run("ann", std::make_shared<const int>(1)), first = run("ann"), second = run("ann");
+  const auto at_once = [&] {
+    clock_.Advance(absl::Seconds(1));
+    return table_->Start(start_of("ann"), {}, google::protobuf::Any())->name();
+  };
+  const std::string loaded = at_once();
+  for (std::size_t i = 3; i < OperationTable::kMaxEndedOfOwner; ++i) run("ann");
+  EXPECT_TRUE(there(first));
+  const std::string next = run("ann");
+  EXPECT_FALSE(there(first));
+  EXPECT_TRUE(there(exported)) << "the oldest of all, but its files were promised for an hour";
+  EXPECT_TRUE(there(second) && there(next) && there(others) && there(loaded));
+  const std::string loaded_next = at_once();
+  for (std::size_t i = 2; i < OperationTable::kMaxDoneAtOnceOfOwner; ++i) at_once();
+  EXPECT_TRUE(there(loaded));
+  at_once();
+  EXPECT_FALSE(there(loaded));
+  EXPECT_TRUE(there(loaded_next) && there(exported) && there(second)) << "they push out nothing else";
+  EXPECT_EQ(Open("operations")->List().size(), OperationTable::kMaxEndedOfOwner + OperationTable::kMaxDoneAtOnceOfOwner + 1)
+      << "their files went too";
+  // A restart knows them apart.
+  const auto reopened = Open("operations");
+  ASSERT_TRUE(reopened->Start(start_of("ann"), {}, google::protobuf::Any()).ok());
+  EXPECT_FALSE(reopened->Get(loaded_next).ok());
+  EXPECT_TRUE(reopened->Get(second).ok());
+  // Where the hour has passed, the operation is one without files, and the oldest.
+  clock_.Advance(absl::Hours(2));
+  run("ann");
+  EXPECT_FALSE(there(exported));
+  EXPECT_TRUE(there(second));
 }
 
 // A body that cannot ask the scope, as that of a plan, is told by its token.

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "server/base/files.h"
@@ -13,10 +14,12 @@
 
 namespace nibble::testing_support {
 
-// Puts one of `step` into attempt 1 of a job of the server whose state is DIRECTORY/state: found as whole, but it holds no adapter.
+// Puts one of `step` into attempt 1 of a job of the server whose state is DIRECTORY/state: found as whole, but it holds no adapter, only
+// what `write` puts into its directory.
 // Returns its directory; "" after a failure. Written outside the state: what is not finished in the attempts of a job that has no
 // trainer is removed.
-inline std::string PlantCheckpoint(const std::string& directory, const std::string& job, int step) {
+inline std::string PlantCheckpoint(const std::string& directory, const std::string& job, int step,
+                                   const std::function<void(const std::string& path)>& write = {}) {
   auto& files = base::RealFileSystem();
   const std::string attempt = base::JoinPath(directory, "attempt");
   EXPECT_TRUE(files.CreateDirectories(base::JoinPath(attempt, store::kCheckpointsDirectory)).ok());
@@ -24,6 +27,7 @@ inline std::string PlantCheckpoint(const std::string& directory, const std::stri
   EXPECT_TRUE(pending.ok()) << pending.status();
   if (!pending.ok()) return "";
   model::WriteBytes(pending->path() + "/state.json", "{}");
+  if (write) write(pending->path());
   const std::string written = pending->target();
   EXPECT_TRUE(pending->Commit().ok());
   const std::string checkpoints = base::StrCat(directory, "/state/jobs/", job, "/attempts/1/", store::kCheckpointsDirectory);

@@ -184,6 +184,30 @@ TEST_F(PreviewTest, WarnsOfAMergedBoundary) {
   EXPECT_EQ(less.trainable_tokens(), 2);
 }
 
+// T6 (docs/faults.md)
+TEST_F(PreviewTest, LargeRowWaitsForItsTurn) {
+  std::string words;
+  while (words.size() < (300u << 10)) words += "the keeper of the light ";
+  std::ofstream(directory_ / "data.jsonl") << R"({"prompt": "who", "completion": "walked"})" << "\n"
+                                           << "{\"prompt\": \"" << words << "\", \"completion\": \"walked\"}\n";
+  stored_.meta = {{"format", "prompt_completion"}, {"rows", 2}};
+  PreviewBounds bounds;
+  data::LargeRows rows;
+  int turns = 0;
+  bounds.await_turn = [&] {
+    ++turns;
+    return rows.Await({});
+  };
+  EXPECT_EQ(Shown(bounds).rows_size(), 2);
+  EXPECT_EQ(turns, 1) << "the first row is small";
+  data::LargeRows little(base::MemoryBudget::Make(1 << 20));
+  bounds.await_turn = [&] { return little.Await({}); };
+  v1::PreviewDatasetResponse response;
+  const absl::Status refused = Preview(stored_, model_, request_, bounds, &response);
+  EXPECT_EQ(base::Reason(refused), "OUT_OF_DEVICE_MEMORY") << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("line 2: encoding the row takes"));
+}
+
 // A book is one row. What is too long is known to be so from its beginning.
 TEST_F(PreviewTest, OfATextNoMoreIsLookedAtThanCanBeShown) {
   std::string words;

@@ -5,6 +5,7 @@
 
 #include "server/base/error.h"
 #include "server/model/text_assets.h"
+#include "server/rpc/inference_input.h"
 
 namespace nibble::rpc {
 namespace {
@@ -19,13 +20,17 @@ class TokensTest : public ::testing::Test {
     model_.assets = *std::move(assets);
     tokenize_.set_text("the keeper of the light");
     v1::TokenizeResponse tokens;
-    const absl::Status status = Tokenize(tokenize_, model_, Wide(), &tokens);
+    const absl::Status status = Tokenize(tokenize_, "", model_, Wide(), &tokens);
     ASSERT_TRUE(status.ok()) << status;
     ASSERT_GT(tokens.token_ids_size(), 5);
     *detokenize_.mutable_token_ids() = tokens.token_ids();
-    auto* message = render_.mutable_chat()->add_messages();
+    v1::ChatInput chat;
+    auto* message = chat.add_messages();
     message->set_role("user");
     message->set_content("who walks?");
+    auto rendered = Render(chat, model_.assets, 1 << 20);
+    ASSERT_TRUE(rendered.ok()) << rendered.status();
+    rendered_ = *std::move(rendered);
   }
 
   static AnswerBounds Wide() { return {.cancelled = {}, .max_bytes = 1 << 20}; }
@@ -34,17 +39,17 @@ class TokensTest : public ::testing::Test {
     asked_ = 0;
     return {.cancelled = [this] { return ++asked_ == 3; }, .max_bytes = 1 << 20};
   }
-  // `work` on its request, with an answer one byte larger than may be sent and with one that just fits.
-  template <typename Response, typename Request>
-  void ExpectBounded(absl::Status (*work)(const Request&, const ModelText&, const AnswerBounds&, Response*), const Request& request) {
+  // `work(bounds, response)`, with an answer one byte larger than may be sent and with one that just fits.
+  template <typename Response, typename Work>
+  void ExpectBounded(const Work& work) {
     Response whole;
-    ASSERT_TRUE(work(request, model_, Wide(), &whole).ok());
+    ASSERT_TRUE(work(Wide(), &whole).ok());
     const std::size_t bytes = whole.ByteSizeLong();
     Response response;
-    EXPECT_TRUE(work(request, model_, {.cancelled = {}, .max_bytes = bytes}, &response).ok());
+    EXPECT_TRUE(work({.cancelled = {}, .max_bytes = bytes}, &response).ok());
     for (const std::size_t limit : {bytes - 1, std::size_t{3}}) {
       Response cut;
-      const absl::Status refused = work(request, model_, {.cancelled = {}, .max_bytes = limit}, &cut);
+      const absl::Status refused = work({.cancelled = {}, .max_bytes = limit}, &cut);
       EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
       EXPECT_EQ(base::Reason(refused), "MESSAGE_TOO_LARGE");
       EXPECT_THAT(std::string(refused.message()), HasSubstr(std::to_string(limit) + " bytes of --max_send_bytes"));
@@ -54,14 +59,14 @@ class TokensTest : public ::testing::Test {
   ModelText model_;
   v1::TokenizeRequest tokenize_;
   v1::DetokenizeRequest detokenize_;
-  v1::RenderTemplateRequest render_;
+  std::string rendered_;  // a chat
   int asked_ = 0;
 };
 
 TEST_F(TokensTest, EachEndsWhereItIsCancelled) {
   v1::TokenizeResponse tokens;
-  EXPECT_TRUE(absl::IsCancelled(Tokenize(tokenize_, model_, Counted(), &tokens)));
-  EXPECT_EQ(tokens.token_ids_size(), 2);
+  EXPECT_TRUE(absl::IsCancelled(Tokenize(tokenize_, "", model_, Counted(), &tokens)));
+  EXPECT_EQ(tokens.token_ids_size(), 1) << "asked before the text is encoded, too";
   EXPECT_EQ(asked_, 3);
   v1::DetokenizeResponse text;
   EXPECT_TRUE(absl::IsCancelled(Detokenize(detokenize_, model_, Counted(), &text)));
@@ -69,14 +74,16 @@ TEST_F(TokensTest, EachEndsWhereItIsCancelled) {
   EXPECT_LT(text.text().size(), tokenize_.text().size());
   v1::RenderTemplateResponse rendered;
   const AnswerBounds gone{.cancelled = [] { return true; }, .max_bytes = 1 << 20};
-  EXPECT_TRUE(absl::IsCancelled(RenderTemplate(render_, model_, gone, &rendered)));
+  EXPECT_TRUE(absl::IsCancelled(RenderTemplate(rendered_, model_, gone, &rendered)));
   EXPECT_EQ(rendered.token_ids_size(), 0);
 }
 
 TEST_F(TokensTest, AnAnswerThatCannotBeSentIsRefused) {
-  ExpectBounded(&Tokenize, tokenize_);
-  ExpectBounded(&Detokenize, detokenize_);
-  ExpectBounded(&RenderTemplate, render_);
+  ExpectBounded<v1::TokenizeResponse>([&](const AnswerBounds& bounds, auto* out) { return Tokenize(tokenize_, "", model_, bounds, out); });
+  ExpectBounded<v1::DetokenizeResponse>(
+      [&](const AnswerBounds& bounds, auto* out) { return Detokenize(detokenize_, model_, bounds, out); });
+  ExpectBounded<v1::RenderTemplateResponse>(
+      [&](const AnswerBounds& bounds, auto* out) { return RenderTemplate(rendered_, model_, bounds, out); });
 }
 
 TEST_F(TokensTest, WorkOnAnAnswerThatIsTooLargeEndsAtOnce) {
@@ -91,8 +98,34 @@ TEST_F(TokensTest, WorkOnAnAnswerThatIsTooLargeEndsAtOnce) {
   asked = 0;
   tokenize_.set_text(std::string(10'000, 't'));
   v1::TokenizeResponse tokens;
-  EXPECT_EQ(base::Reason(Tokenize(tokenize_, model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
-  EXPECT_LE(asked, 34) << "an id, a tag, a length and a letter are at least 4 bytes, an answer has 100";
+  EXPECT_EQ(base::Reason(Tokenize(tokenize_, "", model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
+  EXPECT_LE(asked, 35) << "an id, a tag, a length and a letter are at least 4 bytes, an answer has 100";
+}
+
+// C2 (docs/faults.md): no model limits the tokens of this text, and all of it was encoded for an answer of some of them.
+TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHasIsNotEncodedAsAWhole) {
+  const std::string large(1 << 20, 't');
+  v1::TokenizeResponse tokens;
+  int asked = 0;
+  const AnswerBounds narrow{.cancelled = [&asked] { return ++asked < 0; }, .max_bytes = 10'000};
+  tokenize_.set_text(large);
+  EXPECT_EQ(base::Reason(Tokenize(tokenize_, "", model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
+  EXPECT_LE(asked, 2) << "pieces of 16 KiB";
+  asked = 0;
+  tokenize_.mutable_chat();
+  EXPECT_EQ(base::Reason(Tokenize(tokenize_, large, model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
+  EXPECT_LE(asked, 2);
+  EXPECT_EQ(tokens.token_ids_size(), 0);
+  const AnswerBounds bytes{.cancelled = {}, .max_bytes = 10'000, .max_text_bytes = 1000};
+  EXPECT_EQ(base::Reason(Tokenize(tokenize_, large, model_, bytes, &tokens)), "PROMPT_TOO_LONG");
+}
+
+// A cancel is heard before the text is encoded as a whole, which is one piece of work.
+TEST_F(TokensTest, CancelledTextIsNotEncoded) {
+  const AnswerBounds gone{.cancelled = [] { return true; }, .max_bytes = 1 << 20};
+  tokenize_.set_text("\xff");  // an encoder would refuse it
+  v1::TokenizeResponse tokens;
+  EXPECT_TRUE(absl::IsCancelled(Tokenize(tokenize_, "", model_, gone, &tokens)));
 }
 
 TEST_F(TokensTest, DetokenizeTakesAsManyIdsAsASequenceHas) {

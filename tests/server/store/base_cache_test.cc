@@ -2,13 +2,18 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/fs.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <ctime>
 #include <filesystem>
 #include <fstream>
 
+#include "server/base/hooked_files.h"
 #include "server/base/ids.h"
+#include "server/store/disk_space.h"
 #include "tests/server/store/faulty_files.h"
 #include "tests/support/temp_directory.h"
 
@@ -47,7 +52,21 @@ class BaseCacheTest : public ::testing::Test {
     ASSERT_EQ(::utimensat(AT_FDCWD, (temp_ / "bases" + "/" + key).c_str(), times, 0), 0);
   }
 
+  // A disk on which the test says what is free.
+  struct Hook : AppendsAsAsked {
+    template <typename Work>
+    auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
+      return work();
+    }
+  };
+  struct Disk : base::HookedFiles<Hook> {
+    Disk() : HookedFiles(base::RealFileSystem()) {}
+    absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return free; }
+    std::uint64_t free = 0;
+  };
+
   nibble::testing::TempDirectory temp_;
+  Disk disk_;
 };
 
 TEST_F(BaseCacheTest, EntryIsFoundAgain) {
@@ -108,6 +127,70 @@ TEST_F(BaseCacheTest, DiskBelowItsWatermarkKeepsNone) {
   const BaseCache::Limits limits = {.max_bytes = kEntryBytes * 10, .min_free_bytes = std::uint64_t{1} << 62};
   ASSERT_TRUE(BaseCache(base::RealFileSystem(), temp_ / "bases", limits).Trim().ok());
   EXPECT_FALSE(There("a"));
+}
+
+TEST_F(BaseCacheTest, MakesRoomWithNoMoreThanItTakes) {
+  for (const char* key : {"a", "b", "c"}) Add(Cache(10), key);
+  SetUsed("a", 300);
+  SetUsed("b", 100);
+  SetUsed("c", 200);
+  const std::uint64_t entry = OwnDirectoryBytes(temp_ / "bases/a"), all = Cache(10).ReclaimableBytes();
+  ASSERT_GE(entry, kEntryBytes);
+  EXPECT_EQ(all, 3 * entry);
+  disk_.free = 1'000'000;
+  const auto make_room = [this](std::uint64_t bytes) {
+    const auto made = BaseCache(disk_, temp_ / "bases", {.min_free_bytes = 400'000}).MakeRoom(bytes);
+    EXPECT_TRUE(made.ok()) << made.status();
+    return made.ok() && *made;
+  };
+  EXPECT_TRUE(make_room(600'000));
+  EXPECT_TRUE(There("a") && There("b") && There("c")) << "it is there already";
+  EXPECT_FALSE(make_room(600'000 + all + 1));
+  EXPECT_TRUE(There("a") && There("b") && There("c")) << "all of them would not suffice";
+  const auto used = Find("b");  // now
+  SetUsed("b", 100);
+  EXPECT_FALSE(make_room(600'000 + all)) << "one is in use";
+  EXPECT_EQ(Cache(10).ReclaimableBytes(), all) << "its user will end";
+  EXPECT_TRUE(make_room(600'000 + entry));
+  EXPECT_TRUE(There("a") && There("b"));
+  EXPECT_FALSE(There("c")) << "the least recently used of those that no process uses";
+}
+
+TEST_F(BaseCacheTest, EntryWhoseFileAModelSharesMakesNoRoom) {
+  Add(Cache(10), "shared");
+  Add(Cache(10), "own");
+  SetUsed("shared", 100);
+  SetUsed("own", 200);
+  std::filesystem::create_hard_link(temp_ / "bases/shared/weights", temp_ / "model");
+  std::filesystem::create_hard_link(temp_ / "bases/shared/manifest.json", temp_ / "manifest");
+  const std::uint64_t own = OwnDirectoryBytes(temp_ / "bases/own");
+  EXPECT_EQ(Cache(10).ReclaimableBytes(), own);
+  disk_.free = 0;
+  BaseCache cache(disk_, temp_ / "bases", {});
+  EXPECT_FALSE(*cache.MakeRoom(own + 1));
+  EXPECT_TRUE(There("shared") && There("own"));
+  EXPECT_TRUE(*cache.MakeRoom(own));
+  EXPECT_TRUE(There("shared"));
+  EXPECT_FALSE(There("own"));
+}
+
+// On XFS and Btrfs models share extents, not links. Elsewhere both files are their own.
+TEST_F(BaseCacheTest, ExtentsThatAnotherFileSharesAreNotItsOwn) {
+  Add(Cache(10), "a");
+  std::ofstream(temp_ / "bases/a/weights") << std::string(1 << 20, 'w');
+  const std::uint64_t before = OwnDirectoryBytes(temp_ / "bases/a");
+  EXPECT_GE(before, std::uint64_t{1} << 20);
+  const int from = ::open((temp_ / "bases/a/weights").c_str(), O_RDONLY | O_CLOEXEC);
+  const int to = ::open((temp_ / "model").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+  const bool shared = ::ioctl(to, FICLONE, from) == 0;
+  ::close(from);
+  ::close(to);
+  const std::uint64_t after = OwnDirectoryBytes(temp_ / "bases/a");
+  if (shared) {
+    EXPECT_LT(after, std::uint64_t{64} << 10) << "its manifest alone";
+  } else {
+    EXPECT_EQ(after, before);
+  }
 }
 
 TEST_F(BaseCacheTest, SecondMakerFindsTheFirst) {

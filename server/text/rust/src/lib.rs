@@ -104,6 +104,8 @@ pub unsafe extern "C" fn nibble_tokenizer_encode(
     let special = match special_tokens {
         1 => Special::All,
         2 => Special::Once,
+        3 => Special::OnceBefore,
+        4 => Special::OnceAfter,
         _ => Special::None,
     };
     let mut places = Vec::new();
@@ -121,6 +123,11 @@ pub unsafe extern "C" fn nibble_tokenizer_encode(
         *began_with_added = began;
     }
     code
+}
+
+#[no_mangle]
+pub unsafe extern "C" fn nibble_tokenizer_is_local(tokenizer: *const Tokenizer) -> bool {
+    quietly(false, || (*tokenizer).is_local())
 }
 
 #[no_mangle]

@@ -4,7 +4,10 @@
 use crate::budget::{guarded, Budget, Failure};
 use std::ops::Range;
 use tokenizers::processors::sequence::Sequence;
-use tokenizers::{Decoder, DecoderWrapper, PostProcessorWrapper, Tokenizer as HfTokenizer};
+use tokenizers::{
+    Decoder, DecoderWrapper, ModelWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    Tokenizer as HfTokenizer,
+};
 
 const MAX_JSON_BYTES: usize = 64 << 20;
 
@@ -98,6 +101,16 @@ fn keeping_blanks(part: &PostProcessorWrapper) -> PostProcessorWrapper {
     }
 }
 
+/// Whether it cuts by what stands near the cut: not by a count from the start of the
+/// text, nor by a state that is carried through it.
+fn cuts_locally(part: &PreTokenizerWrapper) -> bool {
+    match part {
+        PreTokenizerWrapper::Sequence(parts) => parts.as_ref().iter().all(cuts_locally),
+        PreTokenizerWrapper::FixedLength(_) | PreTokenizerWrapper::UnicodeScripts(_) => false,
+        _ => true,
+    }
+}
+
 /// The special tokens that the tokenizer puts around a text.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Special {
@@ -106,6 +119,10 @@ pub enum Special {
     All,
     /// Without those that the text itself begins or ends with.
     Once,
+    /// Of these, those before the text: it is the first part of a text.
+    OnceBefore,
+    /// Of these, those after the text: it is the last part of a text.
+    OnceAfter,
 }
 
 pub struct Encoded {
@@ -117,14 +134,15 @@ pub struct Encoded {
 // Of special tokens on one side: real tokenizers add one or two.
 const MAX_REPEATED: usize = 8;
 
-struct Repeated {
+struct LeftOut {
     before: Range<usize>,
     after: Range<usize>,
+    began_with_added: bool,
 }
 
-/// Which of the tokens that were added around the others repeat what is beside them:
-/// of `<s>` before `<s>`, the first.
-fn find_repeated(ids: &[u32], added: &[u32]) -> Repeated {
+/// Of the tokens that were added around the others: those that repeat what is beside
+/// them (of `<s>` before `<s>`, the first), and those on a side where none is wanted.
+fn find_left_out(ids: &[u32], added: &[u32], special: Special) -> LeftOut {
     let is_added = |mark: &&u32| **mark == 1;
     let begin = added.iter().take_while(is_added).count();
     let end = ids.len() - added[begin..].iter().rev().take_while(is_added).count();
@@ -134,7 +152,19 @@ fn find_repeated(ids: &[u32], added: &[u32]) -> Repeated {
     };
     let before = most(begin, &|n| text.starts_with(&ids[begin - n..begin]));
     let after = most(ids.len() - end, &|n| text.ends_with(&ids[end..end + n]));
-    Repeated { before: begin - before..begin, after: end..end + after }
+    let mut left_out = LeftOut {
+        before: begin - before..begin,
+        after: end..end + after,
+        began_with_added: before > 0,
+    };
+    match special {
+        Special::OnceBefore => left_out.after = end..ids.len(),
+        Special::OnceAfter => {
+            left_out = LeftOut { before: 0..begin, began_with_added: false, ..left_out }
+        }
+        _ => {}
+    }
+    left_out
 }
 
 fn end_run(run: &mut Vec<u8>, tokens: &mut Vec<String>) {
@@ -190,19 +220,30 @@ impl Tokenizer {
                 )));
             }
             let (all, offsets) = (encoding.get_ids(), encoding.get_offsets());
-            let mut repeated = Repeated { before: 0..0, after: all.len()..all.len() };
-            if special == Special::Once {
-                repeated = find_repeated(all, encoding.get_special_tokens_mask());
+            let end = all.len()..all.len();
+            let mut left_out = LeftOut { before: 0..0, after: end, began_with_added: false };
+            if added && special != Special::All {
+                left_out = find_left_out(all, encoding.get_special_tokens_mask(), special);
             }
-            let keeps = |i: &usize| !repeated.before.contains(i) && !repeated.after.contains(i);
+            let keeps = |i: &usize| !left_out.before.contains(i) && !left_out.after.contains(i);
             let kept: Vec<usize> = (0..all.len()).filter(keeps).collect();
             let places = kept.iter().flat_map(|&i| [offsets[i].0 as u32, offsets[i].1 as u32]);
             Ok(Encoded {
                 ids: kept.iter().flat_map(|&i| all[i].to_ne_bytes()).collect(),
                 offsets: places.flat_map(u32::to_ne_bytes).collect(),
-                began_with_added: !repeated.before.is_empty(),
+                began_with_added: left_out.began_with_added,
             })
         })
+    }
+
+    /// Whether two texts that overlap can be joined where their tokens are the same:
+    /// byte pair encoding merges what is adjacent, whatever is further away.
+    pub fn is_local(&self) -> bool {
+        let merges = match self.inner.get_model() {
+            ModelWrapper::BPE(model) => model.dropout.unwrap_or(0.0) == 0.0,
+            _ => false,
+        };
+        merges && self.inner.get_pre_tokenizer().is_none_or(cuts_locally)
     }
 
     /// As `tokenizers` decodes, but for one thing: of a run of <0xNN> that is not all

@@ -1,0 +1,55 @@
+#include "server/store/job_space.h"
+
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <system_error>
+
+#include "server/base/error.h"
+#include "server/base/status_macros.h"
+#include "server/base/strings.h"
+#include "server/store/base_cache.h"
+
+namespace nibble::store {
+namespace {
+
+constexpr std::uint64_t kBlockBytes = 512;  // of st_blocks, on every file system
+// Looked at in a job's directory: some milliseconds. An attempt has tens of files.
+constexpr int kMaxEntries = 1000;
+
+}  // namespace
+
+absl::StatusOr<std::uint64_t> PlannableBytes(base::FileSystem& files, const Layout& layout, std::uint64_t min_free_bytes) {
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(layout.root()));
+  const std::uint64_t free_at_most = free + BaseCache(files, layout.bases(), {}).ReclaimableBytes();
+  return free_at_most > min_free_bytes ? free_at_most - min_free_bytes : 0;
+}
+
+absl::Status CheckPlannedSpace(base::FileSystem& files, const Layout& layout, std::uint64_t min_free_bytes, std::int64_t bytes) {
+  if (bytes <= 0) return absl::OkStatus();
+  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t have, PlannableBytes(files, layout, min_free_bytes));
+  if (static_cast<std::uint64_t>(bytes) <= have) return absl::OkStatus();
+  return base::WithReason(
+      absl::ResourceExhaustedError(base::StrCat("the job writes up to ", bytes, " bytes, ", have, " may be written on the server's disk: ",
+                                                "delete models, datasets or jobs")),
+      "DISK_FULL", {{"need", std::to_string(bytes)}, {"have", std::to_string(have)}});
+}
+
+std::uint64_t AttemptsBytes(const Layout& layout, const std::string& job_id) {
+  std::uint64_t bytes = 0;
+  std::error_code error;
+  std::filesystem::recursive_directory_iterator it(layout.attempts(job_id), error), end;
+  for (int looked_at = 0; !error && it != end && looked_at < kMaxEntries; ++looked_at, it.increment(error)) {
+    // attempts/N/output, or its temporary name.
+    if (it.depth() == 1 && it->path().filename().native().starts_with(kOutputDirectory)) {
+      it.disable_recursion_pending();
+      continue;
+    }
+    struct stat info;
+    if (::lstat(it->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 1) continue;
+    bytes += static_cast<std::uint64_t>(info.st_blocks) * kBlockBytes;
+  }
+  return bytes;
+}
+
+}  // namespace nibble::store

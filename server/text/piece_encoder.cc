@@ -1,0 +1,152 @@
+#include "server/text/piece_encoder.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "server/base/status_macros.h"
+#include "server/text/piece_cut.h"
+
+namespace nibble::text {
+namespace {
+
+// Tokens on each side of a seam that both pieces have to agree on.
+constexpr std::size_t kAgreeing = 4;
+constexpr std::size_t kMaxCharacterBytes = 4;
+
+// A part of the text, and its tokens with their places in the whole.
+struct Piece {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::vector<TokenSpan> tokens;
+  bool began_with_added = false;
+};
+
+bool IsSame(const TokenSpan& a, const TokenSpan& b) { return a.id == b.id && a.begin == b.begin && a.end == b.end; }
+
+// Whether the tokens around a[i] are those around b[j].
+bool Agree(const std::vector<TokenSpan>& a, std::size_t i, const std::vector<TokenSpan>& b, std::size_t j) {
+  if (i < kAgreeing || j < kAgreeing || i + kAgreeing > a.size() || j + kAgreeing > b.size()) return false;
+  const auto from = [](const std::vector<TokenSpan>& tokens, std::size_t at) {
+    return tokens.begin() + static_cast<std::ptrdiff_t>(at - kAgreeing);
+  };
+  return std::equal(from(a, i), from(a, i) + 2 * kAgreeing, from(b, j), IsSame);
+}
+
+// The first token of `tokens` that begins at `at`; only those near the front are looked at.
+std::optional<std::size_t> FindBegin(const std::vector<TokenSpan>& tokens, std::size_t at) {
+  for (std::size_t i = 0; i < tokens.size() && tokens[i].begin <= at; ++i) {
+    if (tokens[i].begin == at && tokens[i].end > at) return i;
+  }
+  return std::nullopt;
+}
+
+class PieceEncoder {
+ public:
+  PieceEncoder(const Tokenizer& tokenizer, std::string_view text, const PieceOptions& options)
+      : tokenizer_(tokenizer),
+        text_(text),
+        options_(options),
+        margin_(std::max(options.piece_bytes / 64, 2 * tokenizer.longest_token_bytes())) {}
+
+  absl::StatusOr<EncodedPieces> Run(const std::function<void(std::span<const TokenSpan>)>& take) {
+    // Within the margin a token that the piece's end cuts is over, and what a tokenizer does at the start of a text too.
+    if (!tokenizer_.is_local() || 8 * margin_ > options_.piece_bytes) return EncodedPieces{};
+    NIBBLE_ASSIGN_OR_RETURN(Piece piece, Encode(0, options_.piece_bytes));
+    EncodedPieces encoded;
+    std::size_t first = 0;  // token of the piece that was not taken yet
+    while (piece.end < text_.size()) {
+      if (piece.begin == 0) encoded.began_with_added = piece.began_with_added;
+      NIBBLE_ASSIGN_OR_RETURN(Piece next, Encode(BeginAfter(piece), options_.piece_bytes));
+      if (const auto seam = FindSeam(piece, next); seam.has_value()) {
+        take(std::span(piece.tokens).subspan(first, seam->first - first));
+        piece = std::move(next);
+        first = seam->second;
+        continue;
+      }
+      next = {};
+      NIBBLE_ASSIGN_OR_RETURN(Piece wider, Encode(piece.begin, 2 * (piece.end - piece.begin)));
+      if (piece.begin > 0) {
+        const auto found = FindBegin(wider.tokens, piece.tokens[first].begin);
+        if (!found.has_value() || !Agree(piece.tokens, first, wider.tokens, *found)) return EncodedPieces{};
+        first = *found;
+      }
+      piece = std::move(wider);
+    }
+    if (piece.begin == 0) encoded.began_with_added = piece.began_with_added;
+    take(std::span(piece.tokens).subspan(first));
+    encoded.complete = true;
+    return encoded;
+  }
+
+ private:
+  // Of about `bytes`, and more up to the next blank.
+  absl::StatusOr<Piece> Encode(std::size_t begin, std::size_t bytes) {
+    NIBBLE_RETURN_IF_ERROR(base::CheckCancelled(options_.cancelled));
+    Piece piece;
+    piece.begin = begin;
+    piece.end = EndOf(begin, bytes);
+    const std::size_t size = piece.end - begin;
+    if (size > options_.piece_bytes && options_.admit) NIBBLE_RETURN_IF_ERROR(options_.admit(size));
+    const bool before = options_.add_special_tokens && begin == 0, after = options_.add_special_tokens && piece.end == text_.size();
+    const Sides sides = before && after ? Sides::kBoth : before ? Sides::kBefore : after ? Sides::kAfter : Sides::kNone;
+    NIBBLE_ASSIGN_OR_RETURN(EncodedText encoded, tokenizer_.EncodeWithSpans(text_.substr(begin, size), sides));
+    for (TokenSpan& token : encoded.tokens) {
+      if (token.end == 0) continue;  // added, and stands for no text
+      token.begin += static_cast<std::uint32_t>(begin);
+      token.end += static_cast<std::uint32_t>(begin);
+    }
+    piece.tokens = std::move(encoded.tokens);
+    piece.began_with_added = encoded.began_with_added;
+    return piece;
+  }
+
+  // A margin behind the last blank that is not too near the front, or else behind the next one.
+  std::size_t EndOf(std::size_t begin, std::size_t bytes) const {
+    if (text_.size() - begin <= bytes) return text_.size();
+    const std::size_t last = begin + bytes - margin_;
+    for (std::size_t at = last; at > begin + bytes / 2; --at) {
+      if (IsBlankEdge(text_, at)) return WholeCharacters(text_, at + margin_);
+    }
+    for (std::size_t at = last; at + margin_ < text_.size(); ++at) {
+      if (IsBlankEdge(text_, at)) return WholeCharacters(text_, at + margin_);
+    }
+    return text_.size();
+  }
+
+  // Of the next piece: at a token, so that the two are in step.
+  std::size_t BeginAfter(const Piece& piece) const {
+    const std::size_t wanted = piece.end - 3 * margin_;
+    auto token = piece.tokens.end();
+    while (token != piece.tokens.begin() && (token - 1)->begin >= wanted) --token;
+    return WholeCharacters(text_, token != piece.tokens.end() ? token->begin : wanted);
+  }
+
+  // The token of each piece that begins at the same blank and agrees, with those around it.
+  std::optional<std::pair<std::size_t, std::size_t>> FindSeam(const Piece& piece, const Piece& next) const {
+    for (std::size_t i = piece.tokens.size(); i-- > 1;) {
+      const std::size_t at = piece.tokens[i].begin;
+      if (at + margin_ >= piece.end + kMaxCharacterBytes) continue;
+      if (at + 2 * margin_ < piece.end) break;
+      if (piece.tokens[i - 1].end > at || !IsBlankEdge(text_, at)) continue;
+      const auto j = FindBegin(next.tokens, at);
+      if (j.has_value() && Agree(piece.tokens, i, next.tokens, *j)) return std::pair(i, *j);
+    }
+    return std::nullopt;
+  }
+
+  const Tokenizer& tokenizer_;
+  const std::string_view text_;
+  const PieceOptions& options_;
+  const std::size_t margin_;
+};
+
+}  // namespace
+
+absl::StatusOr<EncodedPieces> EncodeInPieces(const Tokenizer& tokenizer, std::string_view text, const PieceOptions& options,
+                                             const std::function<void(std::span<const TokenSpan>)>& take) {
+  return PieceEncoder(tokenizer, text, options).Run(take);
+}
+
+}  // namespace nibble::text

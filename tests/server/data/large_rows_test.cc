@@ -1,0 +1,201 @@
+#include "server/data/large_rows.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <optional>
+#include <thread>
+
+#include "server/base/error.h"
+#include "server/base/process_memory.h"
+#include "server/data/token_cache.h"
+#include "tests/server/data/token_source.h"
+
+namespace nibble::data {
+namespace {
+
+constexpr std::int64_t kMiB = std::int64_t{1} << 20;
+
+// Resident bytes at their most while it lives, above those at its begin.
+class Growth {
+ public:
+  Growth()
+      : before_(base::ResidentBytes()), thread_([this] {
+          while (!stop_) {
+            most_ = std::max(most_.load(), base::ResidentBytes());
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
+        }) {}
+  ~Growth() { Stop(); }
+  std::int64_t Stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    return most_ > before_ ? static_cast<std::int64_t>(most_ - before_) : 0;
+  }
+
+ private:
+  const std::uint64_t before_;
+  std::atomic<std::uint64_t> most_{0};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+std::string Prose(std::size_t bytes) {
+  constexpr const char* kWords[] = {"the", "keeper", "of", "light", "walked", "down", "to", "harbour", "every", "morning", "before"};
+  std::string text;
+  for (std::size_t i = 0; text.size() < bytes; ++i) text += std::string(kWords[(i * i + i / 7) % std::size(kWords)]) + " ";
+  return text;
+}
+
+std::string TextRow(const std::string& text) { return "{\"text\": \"" + text + "\"}\n"; }
+
+class LargeRowsTest : public TokenSourceTest {
+ protected:
+  // A file of its own for each: `rows` as text.
+  TokenSource Rows(const std::string& rows) {
+    TokenSource source = Source(Format::kText, 0, rows);
+    const std::string path = temp_ / ("rows" + std::to_string(++files_));
+    std::filesystem::rename(source.data_path, path);
+    source.data_path = path;
+    return source;
+  }
+  int files_ = 0;
+};
+
+// T6 (docs/faults.md): a text of 16 MiB is one row, and was encoded at once: gigabytes that no budget knew, and no cancel in between.
+TEST_F(LargeRowsTest, PlainTextOfSixteenMebibytesTakesLittleMemoryAndCanBeCancelled) {
+  const TokenSource source = Rows(TextRow(Prose(16 * kMiB)));
+  base::ReturnFreeMemory();
+  Growth growth;
+  const auto began = std::chrono::steady_clock::now();
+  const absl::Status written = WriteTokenFile(base::RealFileSystem(), source, {.pool = pool_});
+  ASSERT_TRUE(written.ok()) << written;
+  const auto took = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  const std::int64_t grown = growth.Stop();
+  std::printf("16 MiB in one row: %.1f s, %lld MiB more resident at most\n", took, static_cast<long long>(grown / kMiB));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(grown, 400 * kMiB);
+#endif
+  std::filesystem::remove(PathOf(source));
+  int asked = 0;
+  const absl::Status stopped =
+      WriteTokenFile(base::RealFileSystem(), source, {.pool = pool_, .cancelled = [&] { return ++asked == 20; }});
+  EXPECT_TRUE(absl::IsCancelled(stopped)) << stopped;
+  EXPECT_EQ(asked, 20) << "within the row";
+  EXPECT_TRUE(FilesOf(source).empty());
+}
+
+TEST_F(LargeRowsTest, TokensAreThoseOfTheWholeRow) {
+  const std::string prose = Prose(300'000), blob(100'000, 'x');
+  const auto tokens = [&](Format format, const std::string& line, const TokeniseOptions& options) {
+    const auto record = ParseRecord(line, format);
+    EXPECT_TRUE(record.ok()) << record.status();
+    const auto examples = Tokenise(*record, format, text_, {}, options);
+    EXPECT_TRUE(examples.ok()) << examples.status();
+    return examples.ok() && examples->size() == 1 ? examples->front() : Example();
+  };
+  const TokeniseOptions whole = {.max_seq_len = 10'000'000};
+  for (const std::string& text : {prose, blob + prose, prose + blob}) {
+    const std::vector<std::int32_t> want = *text_.tokenizer->Encode(text, false);
+    EXPECT_EQ(tokens(Format::kText, TextRow(text), whole).tokens, want);
+    const std::string pair = "{\"prompt\": \"" + text.substr(0, 200'000) + "\", \"completion\": \"" + text.substr(200'000) + "\"}";
+    const Example example = tokens(Format::kPromptCompletion, pair, whole);
+    EXPECT_EQ(example.tokens, want);
+    // From the token that covers the first byte of the completion.
+    const auto prefix = text_.tokenizer->EncodeWithSpans(text, false);
+    ASSERT_TRUE(prefix.ok());
+    for (std::size_t i = 0; i < want.size(); ++i) ASSERT_EQ(example.trained[i] != 0, prefix->tokens[i].end > 200'000) << i;
+    const std::string chat =
+        R"({"messages": [{"role": "user", "content": ")" + text + R"("}, {"role": "assistant", "content": ")" + text + "\"}]}";
+    EXPECT_EQ(tokens(Format::kChat, chat, whole).tokens, *text_.tokenizer->Encode(text + text, false));
+  }
+}
+
+TEST_F(LargeRowsTest, BytesDoNotDependOnTheNumberOfThreads) {
+  std::string rows;
+  for (int i = 0; i < 12; ++i) {
+    for (int j = 0; j < 20; ++j) rows += TextRow("keeper " + std::to_string(i * 20 + j));
+    rows += TextRow(Prose(i % 3 == 0 ? 300'000 : 50'000));
+    if (i % 4 == 0) rows += TextRow(std::string(90'000, 'x'));
+  }
+  TokenSource source = Rows(rows);
+  std::string first;
+  for (const int threads : {1, 3, 8}) {
+    kernels::ThreadPool pool(threads);
+    ASSERT_TRUE(WriteTokenFile(base::RealFileSystem(), source, {.pool = pool, .window_bytes = 1 << 20}).ok());
+    const std::string bytes = ReadBytes(PathOf(source));
+    if (first.empty()) first = bytes;
+    EXPECT_TRUE(bytes == first) << threads;
+  }
+  const auto want = InMemory(source);
+  const auto got = LoadTokens(base::RealFileSystem(), source, {.pool = pool_});
+  ASSERT_TRUE(want.ok() && got.ok()) << want.status() << got.status();
+  ExpectSame(*got, *want);
+}
+
+TEST_F(LargeRowsTest, OneAtATimeInEveryCallOfTheProcess) {
+  LargeRows rows;
+  auto first = rows.Await({});
+  ASSERT_TRUE(first.ok());
+  int asked = 0;
+  EXPECT_TRUE(absl::IsCancelled(rows.Await([&] { return ++asked == 2; }).status()));
+  EXPECT_EQ(asked, 2) << "it waits";
+  std::atomic<bool> has_turn{false};
+  std::thread second([&] { has_turn = rows.Await({}).ok(); });
+  std::this_thread::yield();
+  EXPECT_FALSE(has_turn);
+  std::optional<LargeRows::Turn> held(*std::move(first));
+  held.reset();
+  second.join();
+  EXPECT_TRUE(has_turn);
+}
+
+TEST_F(LargeRowsTest, MemoryOfALargeRowIsTakenFirstAndGivenBack) {
+  const std::string rows = TextRow("keeper") + TextRow(Prose(400'000));
+  // 16 bytes for each of the row's, and 256 for each of a piece's of 32 KiB.
+  const std::int64_t need = 16 * static_cast<std::int64_t>(rows.size() - TextRow("keeper").size() - 1) + 256 * (32 << 10);
+  const auto load = [&](std::int64_t limit, const std::string& text) {
+    const auto memory = base::MemoryBudget::Make(limit);
+    TokenCache cache(base::RealFileSystem(), temp_ / "tokens", pool_, {.max_bytes = 100 * kMiB, .memory = memory});
+    const TokenSource source = Rows(text);
+    std::filesystem::remove(PathOf(source));
+    const absl::Status status = cache.GetLengths(source, {}).status();
+    EXPECT_EQ(memory->left(), limit) << "all is given back";
+    return status;
+  };
+  EXPECT_TRUE(load(need, rows).ok());
+  const absl::Status refused = load(need - 1, rows);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_EQ(base::Reason(refused), "OUT_OF_DEVICE_MEMORY");
+  EXPECT_EQ(base::ReasonMetadata(refused)["need"], std::to_string(need));
+  EXPECT_EQ(base::ReasonMetadata(refused)["have"], std::to_string(need - 1));
+  EXPECT_EQ(std::string(refused.message()).substr(0, 36), "line 2: encoding the row takes about") << refused;
+  EXPECT_TRUE(load(1, TextRow(Prose(200'000))).ok()) << "smaller rows are in what the server reserves for itself";
+  // A text without a blank cannot be cut.
+  const std::string blob = TextRow(std::string(200'000, 'x'));
+  EXPECT_EQ(base::Reason(load(256 * 200'000 - 1, blob)), "OUT_OF_DEVICE_MEMORY");
+  EXPECT_TRUE(load(256 * 200'000, blob).ok());
+}
+
+// Without turns, the second call would find no memory.
+TEST_F(LargeRowsTest, TwoCallsShareMemoryForOneRow) {
+  const std::string rows = TextRow(Prose(3 * kMiB));
+  const auto memory = base::MemoryBudget::Make(16 * static_cast<std::int64_t>(rows.size()) + 256 * (32 << 10));
+  TokenCache cache(base::RealFileSystem(), temp_ / "tokens", pool_, {.max_bytes = 100 * kMiB, .memory = memory});
+  std::vector<std::thread> calls;
+  std::atomic<int> made{0};
+  for (int i = 0; i < 2; ++i) {
+    TokenSource source = Rows(rows);
+    source.data_sha256 = std::to_string(i);
+    calls.emplace_back([&, source] { made += cache.GetLengths(source, {}).ok(); });
+  }
+  for (std::thread& call : calls) call.join();
+  EXPECT_EQ(made, 2);
+}
+
+}  // namespace
+}  // namespace nibble::data

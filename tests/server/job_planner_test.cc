@@ -1,0 +1,72 @@
+#include "server/job_planner.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "kernels/thread_pool.h"
+#include "server/base/sha256.h"
+#include "tests/server/model/files.h"
+#include "tests/support/temp_directory.h"
+
+namespace nibble {
+namespace {
+
+// C2 (docs/faults.md): the names of the token files are asked for every open job while the cache of token files is locked.
+TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
+  testing::TempDirectory temp;
+  auto state = store::StateDirectory::Open(base::RealFileSystem(), temp / "state", {.min_free_bytes = 0});
+  ASSERT_TRUE(state.ok()) << state.status();
+  auto model = (*state)->models->Begin("base");
+  ASSERT_TRUE(model.ok());
+  for (const char* file : {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}) {
+    std::filesystem::copy(model::Golden("hf_tied_bf16/") + file, (*model)->directory() + "/" + file);
+  }
+  ASSERT_TRUE((*model)->Commit().ok());
+  for (const char* name : {"train", "eval"}) {
+    auto dataset = (*state)->datasets->Begin(name);
+    ASSERT_TRUE((*dataset)->Append(name).ok());
+    const auto validate = [](const std::string&) { return base::ParseJson(R"({"format":"text"})"); };
+    ASSERT_TRUE((*dataset)->Finish(base::Sha256Hex(name), validate).ok());
+  }
+  const Limits limits;
+  const std::string trainer_path = "nibble-trainer";
+  kernels::ThreadPool pool(1);
+  data::TokenCache tokens(base::RealFileSystem(), (*state)->layout.tokens(), pool, {});
+  rpc::TextCacheOptions options;
+  options.read = [](const std::string&) -> absl::StatusOr<model::TextAssets> { return absl::InternalError("was read"); };
+  rpc::TextCache texts(*(*state)->models, options);
+  const JobPlanner planner(limits, trainer_path, **state, texts, tokens, base::MemoryBudget::Make(0));
+
+  jobs::JobSpec spec;
+  spec.base_model = "base";
+  spec.train_dataset = "train";
+  spec.eval_dataset = "eval";
+  const auto files = planner.TokenFiles(spec);
+  ASSERT_TRUE(files.ok()) << files.status();
+
+  // As the job's own attempts name them.
+  rpc::TextCache reading(*(*state)->models);
+  const auto text = reading.Get("base");
+  ASSERT_TRUE(text.ok()) << text.status();
+  plan::JobInputs inputs;
+  inputs.config = (*text)->config;
+  inputs.text = (*text)->assets;
+  inputs.train_format = "text";
+  inputs.train_sha256 = base::Sha256Hex("train");
+  inputs.train_tokens_directory = (*state)->layout.tokens("train");
+  inputs.eval_path = "eval";
+  inputs.eval_sha256 = base::Sha256Hex("eval");
+  inputs.eval_tokens_directory = (*state)->layout.tokens("eval");
+  const auto sources = plan::TokenSourcesOf(spec, inputs);
+  ASSERT_TRUE(sources.ok()) << sources.status();
+  ASSERT_EQ(files->size(), sources->size());
+  for (std::size_t i = 0; i < sources->size(); ++i) {
+    EXPECT_EQ((*files)[i], data::TokenFilePath((*sources)[i].tokens_directory, data::TokenKey((*sources)[i])));
+  }
+}
+
+}  // namespace
+}  // namespace nibble

@@ -1,0 +1,267 @@
+// Large texts are encoded one at a time on a thread of their own, whichever method receives them, also if a template makes them large.
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <future>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "google/rpc/error_details.pb.h"
+#include "server/rpc/auth.h"
+#include "server/rpc/inference_service.h"
+#include "server/store/state_directory.h"
+#include "tests/server/model/small_models.h"
+#include "tests/server/rpc/status_details.h"
+#include "tests/server/rpc/token_line.h"
+
+namespace nibble::rpc {
+namespace {
+
+using testing_support::Find;
+
+bool Soon(const std::function<bool()>& is_so) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!is_so()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+std::string ReasonOf(const grpc::Status& status) {
+  google::rpc::Status details;
+  EXPECT_TRUE(details.ParseFromString(status.error_details())) << status.error_message();
+  return Find<google::rpc::ErrorInfo>(details).value_or(google::rpc::ErrorInfo()).reason();
+}
+
+v1::ChatInput Chat(const std::string& role, const std::string& content, int messages = 1) {
+  v1::ChatInput chat;
+  for (int i = 0; i < messages; ++i) {
+    v1::ChatMessage& message = *chat.add_messages();
+    message.set_role(role);
+    message.set_content(content);
+  }
+  return chat;
+}
+
+class InferenceTextTest : public testing::Test {
+ protected:
+  struct Asked {
+    grpc::ClientContext context;
+    std::future<grpc::Status> status;
+    bool ended() const { return status.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  };
+
+  void SetUp() override {
+    auto state = store::StateDirectory::Open(base::RealFileSystem(), models_.Path("state"));
+    ASSERT_TRUE(state.ok()) << state.status();
+    state_ = *std::move(state);
+    Publish("plain", "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}");
+    Publish("echoes", "{% for i in range(20000) %}{{ messages[0]['content'] }} {% endfor %}");
+    texts_ = std::make_unique<TextCache>(*state_->models);
+    const auto locate = [this](const std::string& name, const auto&) -> absl::StatusOr<serve::ModelManager::Artifact> {
+      const auto stored = state_->models->Get(name);
+      if (!stored.ok()) return stored.status();
+      return serve::ModelManager::Artifact{stored->directory, nullptr};
+    };
+    serve::EngineOptions options;
+    options.kv_tokens = 1024;
+    manager_ = std::make_unique<serve::ModelManager>(locate, options, base::MemoryBudget::Make(0), models_.stream(), base::RealClock(),
+                                                     nullptr);
+    loads_ = std::make_unique<ModelLoads>(*manager_, workers_, base::RealClock(),
+                                          [this](const std::string& name) { return state_->models->Get(name).status(); });
+    service_ = std::make_unique<InferenceService>(edge_, *loads_, *texts_);
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(8 << 20);
+    builder.RegisterService(service_.get());
+    server_ = builder.BuildAndStart();
+    inference_ = v1::InferenceService::NewStub(server_->InProcessChannel({}));
+    for (const char* name : {"plain", "echoes"}) ASSERT_TRUE(manager_->Acquire(name).ok());
+  }
+  void TearDown() override {
+    if (server_ == nullptr) return;
+    OpenGate();
+    inference_.reset();
+    server_->Shutdown(std::chrono::system_clock::now());
+    server_.reset();
+    loads_->Stop();
+    edge_.text_workers.AwaitIdle();
+    workers_.AwaitIdle();
+    for (const auto& resident : manager_->residents()) manager_->Unload(resident->name).IgnoreError();
+    while (edge_.live_answers > 0) std::this_thread::yield();
+  }
+
+  void Publish(const std::string& name, const std::string& chat_template) {
+    auto pending = state_->models->Begin(name);
+    ASSERT_TRUE(pending.ok()) << pending.status();
+    std::filesystem::copy(models_.bf16(), (*pending)->directory(), std::filesystem::copy_options::recursive);
+    std::filesystem::remove((*pending)->directory() + "/manifest.json");
+    model::WriteBytes((*pending)->directory() + "/chat_template.jinja", chat_template);
+    const auto stored = (*pending)->Commit();
+    ASSERT_TRUE(stored.ok()) << stored.status();
+  }
+  // The thread of large texts does nothing else until OpenGate.
+  void ShutGate() {
+    auto shut = std::make_shared<std::promise<void>>();
+    gate_ = shut;
+    edge_.text_workers.Run([open = shut->get_future().share()] { open.wait(); });
+  }
+  void OpenGate() {
+    if (gate_ != nullptr) gate_->set_value();
+    gate_ = nullptr;
+  }
+
+  // Calls that encode `chat`, one of each kind, by name.
+  using Calls = std::map<std::string, std::unique_ptr<Asked>>;
+  template <typename Request, typename Response>
+  void Begin(Calls& calls, const std::string& name,
+             grpc::Status (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+             const Request& request, const std::string& principal = "") {
+    auto asked = std::make_unique<Asked>();
+    if (!principal.empty()) asked->context.AddMetadata("authorization", "Bearer token-" + principal);
+    asked->status = std::async(std::launch::async, [this, method, request, one = asked.get()] {
+      Response response;
+      return ((*inference_).*method)(&one->context, request, &response);
+    });
+    calls[name] = std::move(asked);
+  }
+  template <typename Request, typename Reply>
+  void BeginStream(Calls& calls, const std::string& name,
+                   std::unique_ptr<grpc::ClientReader<Reply>> (v1::InferenceService::Stub::*method)(grpc::ClientContext*, const Request&),
+                   const Request& request) {
+    auto asked = std::make_unique<Asked>();
+    asked->status = std::async(std::launch::async, [this, method, request, one = asked.get()] {
+      const auto reader = ((*inference_).*method)(&one->context, request);
+      for (Reply reply; reader->Read(&reply);) {
+      }
+      return reader->Finish();
+    });
+    calls[name] = std::move(asked);
+  }
+  Calls BeginAll(const std::string& model, const v1::ChatInput& chat) {
+    using Stub = v1::InferenceService::Stub;
+    Calls calls;
+    v1::TokenizeRequest tokenize;
+    tokenize.set_model(model);
+    *tokenize.mutable_chat() = chat;
+    Begin(calls, "Tokenize", &Stub::Tokenize, tokenize);
+    v1::RenderTemplateRequest render;
+    render.set_model(model);
+    *render.mutable_chat() = chat;
+    Begin(calls, "RenderTemplate", &Stub::RenderTemplate, render);
+    v1::GenerateRequest generate;
+    generate.set_model(model);
+    *generate.mutable_chat() = chat;
+    generate.mutable_stopping()->set_max_tokens(1);
+    Begin(calls, "Generate", &Stub::Generate, generate);
+    v1::ChatRequest chatted;
+    *chatted.mutable_request() = generate;
+    Begin(calls, "Chat", &Stub::Chat, chatted);
+    v1::GenerateStreamRequest stream;
+    *stream.mutable_request() = generate;
+    BeginStream(calls, "GenerateStream", &Stub::GenerateStream, stream);
+    v1::ScoreRequest score;
+    score.set_model(model);
+    *score.mutable_chat() = chat;
+    Begin(calls, "Score", &Stub::Score, score);
+    v1::ScoreStreamRequest score_stream;
+    *score_stream.mutable_request() = score;
+    BeginStream(calls, "ScoreStream", &Stub::ScoreStream, score_stream);
+    return calls;
+  }
+  grpc::Status TokenizeText(const std::string& text) {
+    grpc::ClientContext context;
+    v1::TokenizeRequest request;
+    request.set_model("plain");
+    request.set_text(text);
+    v1::TokenizeResponse response;
+    return inference_->Tokenize(&context, request, &response);
+  }
+
+  model::SmallModels models_;
+  std::unique_ptr<store::StateDirectory> state_;
+  std::unique_ptr<TextCache> texts_;
+  std::atomic<bool> draining_{false};
+  telemetry::Metrics metrics_{{}, {}};
+  WorkerPool workers_{1, 64};
+  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
+  std::unique_ptr<serve::ModelManager> manager_;
+  std::unique_ptr<ModelLoads> loads_;
+  std::unique_ptr<InferenceService> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::InferenceService::Stub> inference_;
+  std::shared_ptr<std::promise<void>> gate_;
+};
+
+// C2 (docs/faults.md): chats were taken for small by their contents alone, and encoded on the shared workers.
+TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
+  struct Case {
+    const char* what;
+    const char* model;
+    v1::ChatInput chat;
+  };
+  const std::string large(100 << 10, 'a');
+  for (const Case& one : {Case{"a large role", "plain", Chat(large, "")}, Case{"a large content", "plain", Chat("user", large)},
+                          Case{"many messages", "plain", Chat("", "", 5000)},
+                          Case{"a template that repeats", "echoes", Chat("user", "abcd")}}) {
+    ShutGate();
+    Calls calls = BeginAll(one.model, one.chat);
+    EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == calls.size(); })) << one.what;
+    for (int i = 0; i < 20; ++i) EXPECT_TRUE(TokenizeText("a b c").ok()) << one.what << ": the shared worker is free";
+    for (const auto& [name, call] : calls) EXPECT_FALSE(call->ended()) << name << " of " << one.what << " did not wait its turn";
+    OpenGate();
+    for (auto& [name, call] : calls) {
+      const grpc::Status status = call->status.get();
+      const bool answers_text = name == "Tokenize" || name == "RenderTemplate";
+      EXPECT_EQ(status.error_code(), answers_text ? grpc::StatusCode::OK : grpc::StatusCode::INVALID_ARGUMENT)
+          << name << " of " << one.what << ": " << status.error_message();
+      if (!answers_text) {
+        EXPECT_EQ(ReasonOf(status), "PROMPT_TOO_LONG") << name << " of " << one.what;
+      }
+    }
+  }
+}
+
+// C4: the thread serves them in the order of arrival, so that one principal could hold up all others.
+TEST_F(InferenceTextTest, C4OnePrincipalDoesNotTakeAllPlacesOfLargeTexts) {
+  const std::string file = models_.Path("tokens.jsonl");
+  model::WriteBytes(file, testing_support::TokenLine("ann", "infer") + testing_support::TokenLine("bob", "infer"));
+  auto authority = Authority::Open(base::RealFileSystem(), base::RealClock(), metrics_, {.token_file = file});
+  ASSERT_TRUE(authority.ok()) << authority.status();
+  edge_.authority = authority->get();
+  v1::TokenizeRequest request;
+  request.set_model("plain");
+  request.set_text(std::string(100 << 10, 'a'));
+  ShutGate();
+  Calls calls;
+  for (int i = 0; i <= InferenceService::kMaxLargeTextsOfPrincipal; ++i) {
+    Begin(calls, "ann's " + std::to_string(i), &v1::InferenceService::Stub::Tokenize, request, "ann");
+  }
+  const auto ended = [](const auto& call) { return call.second->ended(); };
+  EXPECT_TRUE(Soon([&] { return std::any_of(calls.begin(), calls.end(), ended); })) << "one is refused";
+  Begin(calls, "bob's", &v1::InferenceService::Stub::Tokenize, request, "bob");
+  EXPECT_TRUE(Soon([&] { return edge_.live_calls.count() == calls.size() - 1; }));
+  EXPECT_EQ(std::count_if(calls.begin(), calls.end(), ended), 1);
+  OpenGate();
+  int refused = 0;
+  for (auto& [name, call] : calls) {
+    const grpc::Status status = call->status.get();
+    if (status.ok()) continue;
+    ++refused;
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << name << ": " << status.error_message();
+    EXPECT_EQ(ReasonOf(status), "QUEUE_FULL");
+    EXPECT_NE(name, "bob's");
+  }
+  EXPECT_EQ(refused, 1);
+}
+
+}  // namespace
+}  // namespace nibble::rpc

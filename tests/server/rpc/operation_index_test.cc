@@ -1,0 +1,161 @@
+#include "server/rpc/operation_index.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/base/strings.h"
+
+namespace nibble::rpc {
+namespace {
+
+using base::StrCat;
+
+OperationIndex::Entry Made(const std::string& name, const RequestOwner& owner, const std::string& request_id = "") {
+  auto operation = std::make_shared<google::longrunning::Operation>();
+  operation->set_name(name);
+  auto entry = std::make_shared<OperationEntry>();
+  entry->record.operation = operation;
+  entry->record.owner = owner;
+  entry->record.request_id = request_id;
+  return entry;
+}
+
+void End(OperationIndex& index, const OperationIndex::Entry& entry, int second, bool files = false) {
+  entry->record.ended = absl::FromUnixSeconds(second);
+  entry->state = OperationState::kDone;
+  if (files) {
+    entry->held = std::make_shared<const int>(1);
+    entry->held_until = absl::Seconds(second + 10);
+  }
+  index.Ended(entry);
+}
+
+const RequestOwner kAnn{.tenant = "red", .name = "ann"}, kBob{.tenant = "blue", .name = "bob"};
+
+TEST(OperationIndexTest, FindsByNameTenantAndRequestIdOfTheOwner) {
+  OperationIndex index;
+  const auto one = Made("op-1", kAnn, "id"), two = Made("op-2", kBob, "id");
+  index.Add(one);
+  index.Add(two);
+  EXPECT_EQ(index.Find("op-1"), one);
+  EXPECT_EQ(index.Find("op-3"), nullptr);
+  EXPECT_EQ(index.FindRequest(kAnn, "id"), one);
+  EXPECT_EQ(index.FindRequest(kBob, "id"), two);
+  EXPECT_EQ(index.FindRequest({.tenant = "red", .name = "bob"}, "id"), nullptr);
+  EXPECT_EQ(index.OfTenant("").size(), 2u);
+  EXPECT_EQ(index.OfTenant("red").size(), 1u);
+  EXPECT_EQ(index.OfTenant("green").size(), 0u);
+  index.Remove(index.Find("op-1"));
+  EXPECT_EQ(index.Find("op-1"), nullptr);
+  EXPECT_EQ(index.FindRequest(kAnn, "id"), nullptr);
+  EXPECT_EQ(index.OfTenant("red").size(), 0u);
+}
+
+TEST(OperationIndexTest, CountsWhatHasNotEnded) {
+  OperationIndex index;
+  const auto one = Made("op-1", kAnn), two = Made("op-2", kAnn), three = Made("op-3", kAnn);
+  for (const auto& entry : {one, two, three}) index.Add(entry);
+  EXPECT_EQ(index.num_open(kAnn), 3);
+  End(index, one, 5);
+  EXPECT_EQ(index.num_open(kAnn), 2);
+  index.Remove(one);
+  index.Remove(two);
+  EXPECT_EQ(index.num_open(kAnn), 1);
+  EXPECT_EQ(index.num_open(kBob), 0);
+}
+
+TEST(OperationIndexTest, TellsWhatIsOldAndWhoseFilesAreDue) {
+  OperationIndex index;
+  const auto first = Made("op-b", kAnn, "id"), second = Made("op-a", kBob);
+  index.Add(first);
+  index.Add(second);
+  EXPECT_EQ(index.EndedBefore(absl::InfiniteFuture()), nullptr) << "both run";
+  End(index, second, 7);
+  End(index, first, 5, /*files=*/true);
+  EXPECT_EQ(index.EndedBefore(absl::FromUnixSeconds(5)), nullptr);
+  EXPECT_EQ(index.EndedBefore(absl::FromUnixSeconds(6)), first);
+  EXPECT_EQ(index.WithFilesDue(absl::Seconds(14)), nullptr);
+  EXPECT_EQ(index.WithFilesDue(absl::Seconds(15)), first);
+  EXPECT_NE(index.TakeFiles(*first), nullptr);
+  EXPECT_EQ(index.WithFilesDue(absl::InfiniteDuration()), nullptr);
+  EXPECT_EQ(index.FindRequest(kAnn, "id"), nullptr) << "the id goes with the files";
+  index.Remove(first);
+  EXPECT_EQ(index.EndedBefore(absl::InfiniteFuture()), second);
+}
+
+// As two records say after a crash before the older one's file was removed.
+TEST(OperationIndexTest, OneRequestIdIsThatOfTheNewerOperation) {
+  for (const bool newer_first : {false, true}) {
+    OperationIndex index;
+    const auto older = Made("op-2", kAnn, "id"), newer = Made("op-1", kAnn, "id");
+    older->metadata.mutable_create_time()->set_seconds(1);
+    newer->metadata.mutable_create_time()->set_seconds(2);
+    index.Add(newer_first ? newer : older);
+    index.Add(newer_first ? older : newer);
+    EXPECT_EQ(index.FindRequest(kAnn, "id"), newer);
+    index.Remove(older);
+    EXPECT_EQ(index.FindRequest(kAnn, "id"), newer);
+  }
+}
+
+// docs/faults.md, C9.
+TEST(OperationIndexTest, C9WhatHoldsFilesIsTheLastToMakeRoom) {
+  OperationIndex index;
+  for (std::size_t i = 0; i < OperationIndex::kMaxEndedOfOwner; ++i) {
+    EXPECT_EQ(index.Surplus(kAnn, false), nullptr);
+    const auto entry = Made(StrCat("op-", i), kAnn);
+    index.Add(entry);
+    End(index, entry, static_cast<int>(i), /*files=*/i < 10);
+  }
+  EXPECT_EQ(index.Surplus(kAnn, true), nullptr) << "those that are done at once have a bound of their own";
+  EXPECT_EQ(index.Surplus(kBob, false), nullptr);
+  EXPECT_EQ(index.Surplus(kAnn, false), index.Find("op-10"));
+  index.TakeFiles(*index.Find("op-3"));
+  EXPECT_EQ(index.Surplus(kAnn, false), index.Find("op-3"));
+  // Where all hold files, the oldest goes.
+  for (std::size_t i = 0; i < OperationIndex::kMaxEndedOfOwner; ++i) {
+    const auto entry = Made(StrCat("export-", i), kAnn);
+    index.Remove(index.Surplus(kAnn, false));
+    index.Add(entry);
+    End(index, entry, 5000 + static_cast<int>(i), /*files=*/true);
+  }
+  EXPECT_EQ(index.Surplus(kAnn, false), index.Find("export-0"));
+}
+
+// docs/faults.md, C1. A walk over all of them would take hours.
+TEST(OperationIndexTest, C1TakesTheSameTimeHoweverManyThereAre) {
+  OperationIndex index;
+  const auto seconds = [&](int rounds) {
+    const auto began = std::chrono::steady_clock::now();
+    for (int i = 0; i < rounds; ++i) {
+      const RequestOwner owner{.tenant = "", .name = StrCat("owner-", i % 1000)};
+      const auto entry = Made(StrCat("new-", i), owner, StrCat("id-", i));
+      EXPECT_EQ(index.FindRequest(owner, entry->record.request_id), nullptr);
+      EXPECT_GE(index.num_open(owner), 0);
+      EXPECT_EQ(index.Surplus(owner, false), nullptr);
+      EXPECT_EQ(index.EndedBefore(absl::UnixEpoch()), nullptr);
+      index.Add(entry);
+      EXPECT_EQ(index.OfTenant("").upper_bound("new")->first.substr(0, 3), "new");
+      End(index, entry, i);
+      index.Remove(entry);
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+  };
+  const double few = seconds(20'000);
+  for (int i = 0; i < 100'000; ++i) {
+    const auto entry = Made(StrCat("op-", i), {.tenant = "", .name = StrCat("owner-", i % 1000)}, StrCat("id-of-", i));
+    index.Add(entry);
+    End(index, entry, i);
+  }
+  const double many = seconds(20'000);
+  std::printf("20000 operations come and go in %.3f s, beside 100000 others in %.3f s\n", few, many);
+  EXPECT_LT(many, 5.0);
+}
+
+}  // namespace
+}  // namespace nibble::rpc
