@@ -8,7 +8,7 @@
 //                "peak_memory_bytes"; optional "epoch", "trainable_tokens", "launches": {"matmul_nf4": n, ...}
 //   eval         "step", "eval_loss"; optional "what" ("int8", "ternary": the artifact that will be served)
 //   checkpoint   "step", "directory" (relative to the attempt's), "bytes", "digest"
-//   warning      "reason", "message"; optional "row_ids": [lines of the training set, from 1]; log "message"
+//   warning      "reason", "message"; optional "row_ids": [lines of the dataset, from 1]; log "message"
 // A line that is not whole (the process died in it) is no line: readers stop before it.
 #pragma once
 #include <cstdint>
