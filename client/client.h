@@ -42,6 +42,8 @@ struct ClientOptions {
   std::function<void(const absl::Status& why)> on_lost = {};
 };
 
+bool IsFinal(v1::JobState state);  // SUCCEEDED, FAILED, CANCELLED
+
 // Bytes of an upload or download, or units of an operation's own.
 using OnProgress = std::function<void(const std::string& stage, std::int64_t done, std::int64_t total)>;
 

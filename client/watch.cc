@@ -15,10 +15,6 @@ namespace {
 constexpr int kMaxIdleEnds = 5;
 constexpr int kPageEvents = 1000;
 
-bool IsFinal(v1::JobState state) {
-  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED || state == v1::JOB_STATE_CANCELLED;
-}
-
 using OnEvent = std::function<absl::Status(const v1::JobEvent&)>;
 
 // The connection went, not the job. A stream that loses its transport may also end UNKNOWN, which servers give no
@@ -49,6 +45,10 @@ class Cursor {
 };
 
 }  // namespace
+
+bool IsFinal(v1::JobState state) {
+  return state == v1::JOB_STATE_SUCCEEDED || state == v1::JOB_STATE_FAILED || state == v1::JOB_STATE_CANCELLED;
+}
 
 absl::StatusOr<v1::Job> Client::WatchJob(const std::string& name, std::int64_t after_sequence,
                                          const std::function<absl::Status(const v1::JobEvent&)>& on_event) {

@@ -23,6 +23,11 @@ Isa DetectIsa() {
   return avx512 ? Isa::kAvx512 : avx2 ? Isa::kAvx2 : Isa::kPlain;
 }
 
+bool HasBf16Dot() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("avx512bf16");
+}
+
 const char* Name(Isa isa) {
   switch (isa) {
     case Isa::kPlain: return "plain";

@@ -23,8 +23,6 @@ namespace {
 
 #define NIBBLE_BF16_DOT __attribute__((target("avx512bf16")))
 
-inline bool HasPairProducts() { return __builtin_cpu_supports("avx512bf16"); }
-
 template <typename Weights>
 class PairProduct {
  public:

@@ -17,19 +17,17 @@
 namespace nibble {
 
 absl::Status JobPlanner::AddData(const jobs::JobSpec& spec, plan::JobInputs& inputs) const {
-  NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset train, state_.datasets->Get(spec.train_dataset));
-  inputs.train_path = train.data_path;
-  inputs.train_sha256 = train.sha256;
-  inputs.train_tokens_directory = state_.layout.tokens(spec.train_dataset);
-  NIBBLE_ASSIGN_OR_RETURN(const data::Format train_format, rpc::FormatOf(train));
-  inputs.train_format = data::Name(train_format);
+  const auto file_of = [this](const std::string& dataset) -> absl::StatusOr<plan::DataFile> {
+    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset stored, state_.datasets->Get(dataset));
+    NIBBLE_ASSIGN_OR_RETURN(const data::Format format, rpc::FormatOf(stored));
+    return plan::DataFile{.path = stored.data_path,
+                          .format = data::Name(format),
+                          .sha256 = stored.sha256,
+                          .tokens_directory = state_.layout.tokens(dataset)};
+  };
+  NIBBLE_ASSIGN_OR_RETURN(inputs.train, file_of(spec.train_dataset));
   if (!spec.eval_dataset.empty()) {
-    NIBBLE_ASSIGN_OR_RETURN(const store::StoredDataset eval, state_.datasets->Get(spec.eval_dataset));
-    inputs.eval_path = eval.data_path;
-    inputs.eval_sha256 = eval.sha256;
-    inputs.eval_tokens_directory = state_.layout.tokens(spec.eval_dataset);
-    NIBBLE_ASSIGN_OR_RETURN(const data::Format eval_format, rpc::FormatOf(eval));
-    inputs.eval_format = data::Name(eval_format);
+    NIBBLE_ASSIGN_OR_RETURN(inputs.eval, file_of(spec.eval_dataset));
   }
   return absl::OkStatus();
 }
@@ -61,10 +59,8 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, 
 absl::StatusOr<plan::JobPlan> JobPlanner::PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const {
   auto plan = plan::PlanJob(spec, inputs);
   base::ReturnFreeMemory();  // lengths and orders of a large data set
-  // A data set that was deleted meanwhile has no token files.
   for (const std::string& dataset : {spec.train_dataset, spec.eval_dataset}) {
-    if (dataset.empty() || !absl::IsNotFound(state_.datasets->Get(dataset).status())) continue;
-    state_.files.RemoveAll(state_.layout.tokens(dataset)).IgnoreError();
+    if (!dataset.empty()) state_.datasets->RemoveTokensIfDeleted(dataset);
   }
   return plan;
 }
@@ -75,7 +71,7 @@ absl::Status JobPlanner::CheckWithoutRows(const jobs::JobSpec& spec) const {
 }
 
 absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobSpec& spec) const {
-  // The names of the files need no tokenizer: they are asked for every open job at once.
+  // Loads no tokenizer: the token cache asks for the files of every open job.
   NIBBLE_ASSIGN_OR_RETURN(const rpc::TextFacts facts, texts_.Facts(spec.base_model));
   plan::JobInputs inputs;
   inputs.config = facts.config;
@@ -88,7 +84,7 @@ absl::StatusOr<std::vector<std::string>> JobPlanner::TokenFiles(const jobs::JobS
 }
 
 absl::StatusOr<jobs::JobSpec> JobPlanner::Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs) {
-  jobs::JobSpec resolved = jobs::Resolve(spec, "planned", inputs.train_format, kDefaultDevice);
+  jobs::JobSpec resolved = jobs::Resolve(spec, "planned", inputs.train.format, kDefaultDevice);
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(resolved));  // as CreateJob: what was left open may not fit what was said
   return resolved;
 }

@@ -86,7 +86,7 @@ struct Limits {
 void AddLimitFlags(CLI::App& cli, Limits& limits);
 // Those that gRPC itself keeps.
 void ApplyLimits(const Limits& limits, grpc::ServerBuilder& builder);
-// What nibbled takes itself: gRPC's buffers, the process, tokenizers, the token files that are being made, and the texts that calls encode.
+// Memory reserved for nibbled itself: gRPC's buffers, the process, tokenizers, token files being written, and the texts that calls encode.
 std::int64_t OwnMemoryBytes(const Limits& limits);
 // What trainers, and what models in memory may take: the flag, or where that is 0 all that this process may (cgroup v2 or v1, or
 // the machine) less `own_bytes`, of which a small machine reserves no more than a quarter; 0 where that is not known.

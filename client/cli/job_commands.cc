@@ -120,11 +120,9 @@ absl::StatusOr<v1::Job> Poll(Session& session, const std::string& id, bool (*don
 
 bool IsPlanned(const v1::Job& job) { return job.state() != v1::JOB_STATE_PLANNING; }
 
-bool IsOver(const v1::Job& job) {
-  return job.state() == v1::JOB_STATE_SUCCEEDED || job.state() == v1::JOB_STATE_FAILED || job.state() == v1::JOB_STATE_CANCELLED;
-}
+bool IsOver(const v1::Job& job) { return client::IsFinal(job.state()); }
 
-// The job once its state is no longer PLANNING.
+// Waits for the end of PLANNING.
 absl::StatusOr<v1::Job> AwaitPlan(Session& session, const v1::Job& created) {
   if (IsPlanned(created)) return created;
   session.JobGoesOn(created.name());

@@ -17,7 +17,7 @@ absl::Status MatmulBf16(const MatmulBf16Args& args, const Stream& stream) {
 }
 
 bool HasFastMatmulBf16(const Stream& stream) {
-  return stream.device == DeviceKind::kCpu && stream.isa >= Isa::kAvx512 && __builtin_cpu_supports("avx512bf16");
+  return stream.device == DeviceKind::kCpu && stream.isa >= Isa::kAvx512 && HasBf16Dot();
 }
 
 }  // namespace nibble::kernels

@@ -27,7 +27,7 @@ class DensePairs {
 }  // namespace
 
 LaunchResult MatmulBf16Avx512(const MatmulBf16Args& args, const Stream& stream) {
-  if (!HasPairProducts()) return MatmulBf16Cpu(args, stream);
+  if (!HasBf16Dot()) return MatmulBf16Cpu(args, stream);
   return PairProduct<DensePairs>(args.x, DensePairs(args.w), nullptr, args.y, stream).Run();
 }
 

@@ -201,10 +201,10 @@ class Nf4Pairs {
 
 LaunchResult MatmulNf4Avx512(const MatmulNf4Args& args, const Stream& stream) {
   if (args.x.dtype == DType::kF32) return MatmulNf4Run<Fma<float>>(args, stream).Run();
-  if (HasPairProducts() && args.x.rows > kMatmulNf4FewRows) {
+  if (HasBf16Dot() && args.x.rows > kMatmulNf4FewRows) {
     return PairProduct<Nf4Pairs>(args.x, Nf4Pairs(args.w), args.bias, args.y, stream).Run();
   }
-  if (HasPairProducts()) return MatmulNf4Run<Dot>(args, stream).Run();
+  if (HasBf16Dot()) return MatmulNf4Run<Dot>(args, stream).Run();
   return MatmulNf4Run<Fma<BF16>>(args, stream).Run();
 }
 

@@ -50,8 +50,8 @@ Overlap OverlapOf(const text::TokenSpan& span, std::string_view text, const Byte
 
 bool IsBlank(std::string_view text) { return text.find_first_not_of(" \t\r\n\f\v") == std::string_view::npos; }
 
-// What a large row holds beside the encoder, for each of its bytes, at most: the line, its JSON and the record, a rendering, and the tokens
-// as they grow and are split.
+// Maximum memory of a large row per byte of it, beside the encoder's: the line, its JSON and record, a rendering, and the tokens while they
+// grow and are split.
 constexpr std::int64_t kRowBytesPerByte = 16;
 
 // One row, which may have to wait until it may take much memory.

@@ -296,7 +296,7 @@ absl::StatusOr<Dataset> Open(const TokenSource& source, bool verify, const base:
   return DatasetOf(std::move(file));
 }
 
-// What a plan needs, in 8 bytes an example.
+// The lengths of the examples alone, which suffice for a plan: 8 bytes an example.
 absl::StatusOr<Dataset> CountLengths(const TokenSource& source, const WriteTokensOptions& options) {
   Dataset dataset;
   std::vector<ExampleLength> lengths;

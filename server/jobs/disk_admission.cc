@@ -40,7 +40,7 @@ absl::StatusOr<Picked> DiskAdmission::Pick(std::vector<QueuedJob> queue, const R
     for (const auto& [id, planned] : running) {
       reserved += NotYetWritten(planned, static_cast<std::int64_t>(store::AttemptsBytes(state_.layout, id)));
     }
-    // What is free is read afterwards: bytes that are written meanwhile count twice, never not at all.
+    // Free space is read after this, so bytes written in between count twice rather than not at all.
     NIBBLE_ASSIGN_OR_RETURN(picked, PickWith(queue, load, limits, reserved, now));
     if (picked.short_of_disk.empty()) return picked;
   }

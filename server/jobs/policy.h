@@ -30,7 +30,7 @@ struct QueueLimits {
   std::int64_t memory_bytes = 0;  // of all trainers together; 0: not bounded
   // For more trainers: what they share with others has so much left.
   std::int64_t left_bytes = std::numeric_limits<std::int64_t>::max();
-  // That may be written to the disk beyond what running jobs have yet to write.
+  // Free bytes of the disk above the watermark, less the bytes that running jobs have yet to write.
   std::int64_t disk_left_bytes = std::numeric_limits<std::int64_t>::max();
   bool making_disk_room = false;  // so a job that is short of disk holds up those behind it
 };

@@ -56,23 +56,21 @@ data::TokeniseOptions OptionsOf(const jobs::JobSpec& spec, data::Format format) 
 }
 
 absl::StatusOr<std::vector<data::TokenSource>> TokenSourcesOf(const jobs::JobSpec& spec, const JobInputs& inputs) {
-  const auto source_of = [&](const std::string& path, const std::string& format_name, const std::string& sha256,
-                             const std::string& directory) -> absl::StatusOr<data::TokenSource> {
+  const auto source_of = [&](const DataFile& file, const std::string& format_name) -> absl::StatusOr<data::TokenSource> {
     NIBBLE_ASSIGN_OR_RETURN(const data::Format format, data::ParseFormat(format_name));
-    return data::TokenSource{.data_path = path,
-                             .data_sha256 = sha256,
-                             .tokens_directory = directory,
+    return data::TokenSource{.data_path = file.path,
+                             .data_sha256 = file.sha256,
+                             .tokens_directory = file.tokens_directory,
                              .format = format,
                              .text = inputs.text,
                              .config = inputs.config,
                              .options = OptionsOf(spec, format)};
   };
   std::vector<data::TokenSource> sources(1);
-  NIBBLE_ASSIGN_OR_RETURN(sources[0], source_of(inputs.train_path, spec.data.format.value_or(inputs.train_format), inputs.train_sha256,
-                                                inputs.train_tokens_directory));
-  if (!inputs.eval_path.has_value()) return sources;
-  NIBBLE_ASSIGN_OR_RETURN(data::TokenSource eval, source_of(*inputs.eval_path, inputs.eval_format.value_or(inputs.train_format),
-                                                            inputs.eval_sha256, inputs.eval_tokens_directory));
+  NIBBLE_ASSIGN_OR_RETURN(sources[0], source_of(inputs.train, spec.data.format.value_or(inputs.train.format)));
+  if (inputs.eval.path.empty()) return sources;
+  NIBBLE_ASSIGN_OR_RETURN(data::TokenSource eval,
+                          source_of(inputs.eval, inputs.eval.format.empty() ? inputs.train.format : inputs.eval.format));
   sources.push_back(std::move(eval));
   return sources;
 }

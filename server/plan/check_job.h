@@ -20,6 +20,14 @@
 
 namespace nibble::plan {
 
+// A file of rows.
+struct DataFile {
+  std::string path;              // "": none
+  std::string format = "";       // "text"; "" of an evaluation set: that of the training set
+  std::string sha256 = "";       // read by JobInputs::load alone, as is the next
+  std::string tokens_directory = "";
+};
+
 // The model and the data that a spec names.
 struct JobInputs {
   model::ModelConfig config;
@@ -27,14 +35,8 @@ struct JobInputs {
   std::string base_format;                     // "bf16"
   bool base_is_masters = false;                // a BitNet model's, from which ternary codes are made
   std::int64_t companion_bytes = 0;            // of its tokenizer and the other small files that every form of it has
-  std::string train_path;
-  std::string train_format;                    // "text"
-  std::string train_sha256;                    // of the file; wanted for `load` alone, as is the next
-  std::string train_tokens_directory;
-  std::optional<std::string> eval_path;
-  std::optional<std::string> eval_format;
-  std::string eval_sha256;
-  std::string eval_tokens_directory;
+  DataFile train;
+  DataFile eval;
   // Gets the tokens of a data set (data::TokenCache); empty: they are made in memory.
   std::function<absl::StatusOr<data::Dataset>(const data::TokenSource&, const base::Cancelled&)> load;
   // Where planning takes the memory that grows with the data, as long as it needs it; null: nowhere.

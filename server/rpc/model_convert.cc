@@ -205,8 +205,7 @@ absl::Status ModelLibrary::AddLosses(const v1::ConvertModelRequest& request, con
                                     .config = text->config,
                                     .options = tokenise};
   const auto found = options_.load_tokens(tokens, [&scope] { return scope.cancelled(); });
-  // A data set that was deleted meanwhile has no token files.
-  if (absl::IsNotFound(state_.datasets->Get(dataset).status())) state_.files.RemoveAll(tokens.tokens_directory).IgnoreError();
+  state_.datasets->RemoveTokensIfDeleted(dataset);
   NIBBLE_ASSIGN_OR_RETURN(const data::Dataset loaded, found);
   // Master weights are no model to run: what they become is evaluated alone.
   std::vector<std::string> directories = {source, target};

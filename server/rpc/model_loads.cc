@@ -26,8 +26,9 @@ ModelLoads::ModelLoads(serve::ModelManager& models, WorkerPool& workers, base::C
       workers_(workers),
       clock_(clock),
       exists_(std::move(exists)),
-      max_waiting_(max_waiting),
-      max_waiting_of_principal_(std::max<std::size_t>(1, max_waiting / 4)) {}
+      max_waiting_(static_cast<int>(max_waiting)),
+      max_waiting_of_principal_(std::max(1, max_waiting_ / 4)),
+      places_("", max_waiting_, "", max_waiting_of_principal_, "QUEUE_FULL") {}
 
 ModelLoads::~ModelLoads() { Stop(); }
 
@@ -46,28 +47,18 @@ absl::Duration ModelLoads::WaitNow() const {
   return wait;
 }
 
-void ModelLoads::GiveBack(const std::string& principal) {
-  --num_waiting_;
-  const auto of = num_waiting_of_.find(principal);
-  if (of != num_waiting_of_.end() && --of->second == 0) num_waiting_of_.erase(of);
-}
-
 absl::StatusOr<std::uint64_t> ModelLoads::Wait(const std::string& name, const std::string& principal, Then then) {
   NIBBLE_RETURN_IF_ERROR(exists_(name));
   base::MutexLock lock(mutex_);
   if (stop_) return base::WithReason(absl::UnavailableError("the server is shutting down"), "DRAINING");
-  if (num_waiting_ >= max_waiting_) return TooManyWait(WaitNow());
-  if (!principal.empty()) {
-    const auto of = num_waiting_of_.find(principal);
-    if (of != num_waiting_of_.end() && of->second >= max_waiting_of_principal_) {
-      return TooManyOfPrincipal("calls waiting for a model to load", max_waiting_of_principal_, WaitNow());
-    }
-    ++num_waiting_of_[principal];
+  if (places_.open() >= max_waiting_) return TooManyWait(WaitNow());
+  auto place = places_.Take(principal);
+  if (!place.ok()) {
+    return TooManyOfPrincipal("calls waiting for a model to load", static_cast<std::size_t>(max_waiting_of_principal_), WaitNow());
   }
-  ++num_waiting_;
   const auto [at, first] = waiting_.try_emplace(name);
   if (first) at->second.came = clock_.Monotonic();
-  at->second.wishes.emplace(++last_wish_, Wish{principal, std::move(then)});
+  at->second.wishes.emplace(++last_wish_, Wish{*std::move(place), std::move(then)});
   if (first) loaders_.Run([this, name] { Load(name); });
   return last_wish_;
 }
@@ -108,7 +99,7 @@ bool ModelLoads::Forget(const std::string& name, std::uint64_t wish) {
   if (at == wishes.end()) return false;
   dropped = std::move(at->second);
   wishes.erase(at);
-  GiveBack(dropped.principal);
+  dropped.place.reset();
   return true;
 }
 
@@ -131,7 +122,7 @@ void ModelLoads::Load(const std::string& name) {
     const auto at = waiting_.find(name);
     waiting = std::move(at->second.wishes);
     waiting_.erase(at);
-    for (const auto& [wish, one] : waiting) GiveBack(one.principal);
+    for (auto& [wish, one] : waiting) one.place.reset();
   }
   for (auto& one : waiting) {
     workers_.Run([then = std::move(one.second.then), loaded] { then(loaded); });

@@ -18,6 +18,7 @@
 #include "server/base/clock.h"
 #include "server/base/mutex.h"
 #include "server/rpc/request_owner.h"
+#include "server/rpc/stream_slots.h"
 #include "server/rpc/unary.h"
 #include "server/rpc/worker_pool.h"
 #include "server/serve/model_manager.h"
@@ -53,14 +54,11 @@ class ModelLoads {
   // The loads that run are stopped, and have ended when it comes back; who waited is told on the workers. Again, it does nothing.
   void Stop();
 
-  std::size_t num_waiting() const {
-    base::MutexLock lock(mutex_);
-    return num_waiting_;
-  }
+  std::size_t num_waiting() const { return static_cast<std::size_t>(places_.open()); }
 
  private:
   struct Wish {
-    std::string principal;
+    std::shared_ptr<const void> place;
     Then then;
   };
   struct Model {
@@ -71,20 +69,17 @@ class ModelLoads {
   // How long one waits: what the last load took, or what one takes that has not ended.
   absl::Duration WaitNow() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Load(const std::string& name);
-  // Ends the count of one wish.
-  void GiveBack(const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   serve::ModelManager& models_;
   WorkerPool& workers_;
   base::Clock& clock_;
   const Exists exists_;
-  const std::size_t max_waiting_;
-  const std::size_t max_waiting_of_principal_;
+  const int max_waiting_;
+  const int max_waiting_of_principal_;
+  StreamSlots places_;  // of wishes
   std::atomic<bool> stop_{false};
   mutable base::Mutex mutex_;
   std::uint64_t last_wish_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, std::size_t> num_waiting_of_ ABSL_GUARDED_BY(mutex_);  // by principal, if it has a name
   std::map<std::string, Model> waiting_ ABSL_GUARDED_BY(mutex_);  // that have a task
   WorkerPool loaders_{2, /*max_waiting=*/0};  // each model is one task at most, always taken. Last: it ends first
 };

@@ -66,13 +66,13 @@ class OperationIndex {
   // The files of an operation that has ended, and its request id goes with them.
   std::shared_ptr<const void> TakeFiles(OperationEntry& entry);
 
-  // nullptr where there is none, here and below.
+  // This and the functions below return nullptr when no operation matches.
   Entry Find(const std::string& name) const;
   Entry FindRequest(const RequestOwner& owner, const std::string& request_id) const;
   // By name. "": of all tenants.
   const Names& OfTenant(const std::string& tenant) const;
   std::int64_t num_open(const RequestOwner& owner) const;  // that have not ended
-  // What goes to make room for one more of the kind: the oldest that has ended; one that holds files only where all do.
+  // The operation to forget before one more of the kind is added: the oldest that has ended, preferably one without files.
   Entry Surplus(const RequestOwner& owner, bool done_at_once) const;
   Entry EndedBefore(absl::Time time) const;
   Entry WithFilesDue(absl::Duration now) const;  // monotonic

@@ -1,4 +1,4 @@
-// What the work of an operation sees of it.
+// The interface of an operation to the work that it runs.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,7 +16,7 @@ struct OperationIdentity {
   std::string digest;  // of its request
 };
 
-// What a running operation sees. Thread-safe.
+// Thread-safe.
 class OperationScope {
  public:
   virtual ~OperationScope() = default;

@@ -39,9 +39,9 @@ struct OperationViewer {
   std::optional<RequestOwner> only_own = {};    // set: may cancel those of this owner alone
 };
 
-// Each operation has a file in `directory`, so that it can be asked for after a restart too: its beginning is on the disk before Start
-// answers, its end before anyone sees it as done. An operation that the end of the server cut off ends as done where what it made is there,
-// else as ABORTED (SERVER_RESTARTED). Operations are forgotten a day after their end, or when their owner has ended kMaxEndedOfOwner
+// Each operation is recorded in a file of `directory`, so that a restart keeps it: its beginning is on the disk before Start returns, its
+// end before any caller sees it as done. An operation that a restart interrupted ends as done if its model was published, otherwise as
+// ABORTED (SERVER_RESTARTED). Operations are forgotten a day after their end, or when their owner has ended kMaxEndedOfOwner
 // others since: first those that hold no files. Get, List, Cancel and OnEnd never wait for the disk. Thread-safe.
 class OperationTable {
  public:
@@ -69,8 +69,8 @@ class OperationTable {
   // Operations that one principal may have that have not ended; 0: no bound. Before the first Start.
   void set_max_of_owner(std::int64_t max) { max_of_owner_ = max; }
 
-  // The operation that this owner began with this request_id; nothing when there is none. Waits until its beginning is on the disk.
-  // Errors: AlreadyExists (IDEMPOTENCY_CONFLICT) when its digest was another.
+  // The owner's operation with this request_id, or nothing. Waits until its beginning is on the disk. Errors: AlreadyExists
+  // (IDEMPOTENCY_CONFLICT) if it was begun by another request.
   absl::StatusOr<std::optional<google::longrunning::Operation>> Find(const OperationStart& start);
   // Runs `body` after those before it in its lane; or answers as Find. With `response` there is nothing to run: the operation has
   // ended. Errors: InvalidArgument (FIELD_VIOLATION), those of Find, ResourceExhausted (QUEUE_FULL; of the bound of a principal with

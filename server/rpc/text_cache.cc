@@ -28,7 +28,7 @@ absl::StatusOr<model::ModelConfig> ReadConfig(const std::string& directory) {
   return model::ParseHfConfig(config);
 }
 
-// Whether a file that is read here is not the one that was published: a template that never compiled is no damage.
+// Whether a file that TextCache reads differs from the published one. A template that never compiled is not damage.
 bool Altered(const std::string& directory) {
   const auto manifest = store::CheckSizes(base::RealFileSystem(), directory);
   if (!manifest.ok()) return store::SaysDamaged(manifest.status());

@@ -21,7 +21,7 @@ struct ModelText {
   model::TextAssets assets;
 };
 
-// What determines a model's tokens.
+// Determines how a model's texts are tokenised.
 struct TextFacts {
   model::ModelConfig config;
   std::string digest;  // model::TextAssets::digest

@@ -52,7 +52,7 @@ class BaseCache {
   // that a process uses stay, and so do those whose files a model shares, because their removal frees nothing. Removes nothing where
   // the rest does not suffice. False: there is not that much room.
   absl::StatusOr<bool> MakeRoom(std::uint64_t bytes);
-  // What the removal of all entries would free. Those in use count: their users end.
+  // Bytes that the removal of all entries would free. Entries in use count, because their users end.
   std::uint64_t ReclaimableBytes() const;
 
  private:

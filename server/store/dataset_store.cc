@@ -133,6 +133,10 @@ absl::Status DatasetStore::Delete(std::string_view name, const std::optional<std
   return absl::OkStatus();
 }
 
+void DatasetStore::RemoveTokensIfDeleted(std::string_view name) {
+  if (absl::IsNotFound(Get(name).status())) files_.RemoveAll(layout_.tokens(name)).IgnoreError();
+}
+
 DatasetStore::Pending::Pending(DatasetStore& store, std::string name, std::string owner, std::unique_ptr<Upload> upload)
     : store_(store), name_(std::move(name)), owner_(std::move(owner)), upload_(std::move(upload)) {}
 

@@ -52,6 +52,8 @@ class DatasetStore {
   absl::StatusOr<std::shared_ptr<const Pin>> PinDataset(std::string_view name, std::string_view user, const JobTenant& tenant = {});
   // As ModelStore::Delete: NotFound; FailedPrecondition (DATASET_IN_USE); Aborted (ETAG_MISMATCH). Its token files go too.
   absl::Status Delete(std::string_view name, const std::optional<std::string>& etag = {}, const std::string& tenant = "");
+  // For a call that has made token files of the dataset, which may have been deleted meanwhile.
+  void RemoveTokensIfDeleted(std::string_view name);
 
   // A stream of chunks that becomes a dataset, whole, or leaves nothing. One thread.
   class Pending {

@@ -22,7 +22,6 @@ namespace nibble::store {
 
 namespace {
 constexpr std::uint64_t kLeastWatermark = std::uint64_t{1} << 30;
-constexpr std::uint64_t kBlockBytes = 512;  // of st_blocks, on every file system
 constexpr std::uint32_t kExtents = 128;     // asked for at a time
 
 // Bytes in extents that other files share (reflinks); nothing where the file system cannot tell.
@@ -53,7 +52,7 @@ std::uint64_t OwnFileBytes(const char* path) {
   struct stat info;
   std::uint64_t bytes = 0;
   if (::fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && info.st_nlink == 1) {
-    const std::uint64_t taken = static_cast<std::uint64_t>(info.st_blocks) * kBlockBytes;
+    const std::uint64_t taken = static_cast<std::uint64_t>(info.st_blocks) * kStatBlockBytes;
     bytes = taken - std::min(taken, SharedBytes(fd).value_or(0));
   }
   ::close(fd);

@@ -21,8 +21,10 @@ absl::Status CheckSpace(base::FileSystem& files, const std::string& path, std::u
 // What may be written where `path` lies until no more than `min_free_bytes` is free; 0 where less is.
 absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
 
-// Bytes of the disk that the removal of everything below `directory` would free: none of a file that lies in another directory too,
-// be it a hard link or a reflink. 0 where there is no such directory. What changes meanwhile may count or not.
+inline constexpr std::uint64_t kStatBlockBytes = 512;  // unit of stat's st_blocks, on every file system
+
+// Bytes of the disk that the removal of everything below `directory` would free. A file that another directory shares, by a hard link or
+// a reflink, counts 0. 0 for a missing directory. Files that change during the call may or may not count.
 std::uint64_t OwnDirectoryBytes(const std::string& directory);
 
 }  // namespace nibble::store

@@ -9,11 +9,11 @@
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/store/base_cache.h"
+#include "server/store/disk_space.h"
 
 namespace nibble::store {
 namespace {
 
-constexpr std::uint64_t kBlockBytes = 512;  // of st_blocks, on every file system
 // Looked at in a job's directory: some milliseconds. An attempt has tens of files.
 constexpr int kMaxEntries = 1000;
 
@@ -47,7 +47,7 @@ std::uint64_t AttemptsBytes(const Layout& layout, const std::string& job_id) {
     }
     struct stat info;
     if (::lstat(it->path().c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_nlink != 1) continue;
-    bytes += static_cast<std::uint64_t>(info.st_blocks) * kBlockBytes;
+    bytes += static_cast<std::uint64_t>(info.st_blocks) * kStatBlockBytes;
   }
   return bytes;
 }

@@ -10,7 +10,6 @@
 
 #include "kernels/ops/cross_entropy.h"
 #include "kernels/ops/dequantize_nf4.h"
-#include "kernels/ops/matmul_bf16.h"
 #include "kernels/ops/matmul_dense.h"
 #include "kernels/ops/matmul_library.h"
 #include "kernels/ops/matmul_nf4.h"
@@ -99,14 +98,8 @@ Tensor FrozenProduct(const Tensor& x, const Nf4Linear& linear, Context& context)
 
 // y = x w^T, or y += x w^T, by the kernel that serves adapters.
 void MultiplyDense(const Tensor& x, const Tensor& w, const Tensor& y, bool accumulate, Context& context) {
-  const std::int64_t rows = w.size(0), cols = w.size(1);
-  const Tensor panels = torch::empty({kernels::PackedDenseElements(rows, cols)}, torch::kFloat32);
-  kernels::PackDenseWeight(w.data_ptr<float>(), kernels::DType::kF32, rows, cols, panels.data_ptr<float>());
-  ThrowIfError(kernels::MatmulDense({.x = ViewOf(x),
-                                     .w = {panels.data_ptr<float>(), kernels::DType::kF32, rows, cols},
-                                     .y = ViewOf(y),
-                                     .accumulate = accumulate},
-                                    context.stream));
+  Tensor panels;
+  ThrowIfError(kernels::MatmulDense({.x = ViewOf(x), .w = PackDense(w, panels), .y = ViewOf(y), .accumulate = accumulate}, context.stream));
 }
 
 // y += scaling * (x A^T) B^T. Returns scaling * x A^T [T, r] f32. bf16 rows by serving's kernels in serving's order.
@@ -291,11 +284,7 @@ Tensor ChunkLosses(const Tensor& hidden, const Tensor& head, const LossRows& row
   const std::int64_t count = index.size(0);
   const Tensor rows_of = PadTo(hidden.index_select(0, index), hidden.scalar_type());
   Tensor logits = torch::empty({rows_of.size(0), head.size(0)}, torch::kFloat32);
-  if (hidden.scalar_type() == torch::kBFloat16 && kernels::HasFastMatmulBf16(context.stream)) {
-    ThrowIfError(kernels::MatmulBf16({.x = ViewOf(rows_of), .w = ViewOf(head), .y = ViewOf(logits)}, context.stream));
-  } else {
-    ThrowIfError(kernels::MatmulLibrary({.x = ViewOf(rows_of), .w = ViewOf(head), .y = ViewOf(logits)}, context.stream));
-  }
+  ThrowIfError(kernels::MatmulLibrary({.x = ViewOf(rows_of), .w = ViewOf(head), .y = ViewOf(logits)}, context.stream));
   losses->resize(static_cast<std::size_t>(begin + count));
   ThrowIfError(kernels::CrossEntropy({.logits = ViewOf(logits.narrow(0, 0, count)),
                                .target = rows.target.data() + begin,

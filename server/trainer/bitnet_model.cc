@@ -161,12 +161,7 @@ class TorchBitNetModel : public BitNetModel {
       }
       state_.embedding_served = state_.embedding.to(torch::kBFloat16);
       state_.head.served = state_.config.tied_embeddings ? state_.embedding_served : state_.head.master.to(torch::kBFloat16);
-      const std::int64_t rows = state_.head.served.size(0);
-      const std::int64_t cols = state_.head.served.size(1);
-      if (!state_.head.panels.defined()) {
-        state_.head.panels = torch::empty({kernels::PackedDenseElements(rows, cols)}, torch::kBFloat16);
-      }
-      kernels::PackDenseWeight(state_.head.served.data_ptr(), kernels::DType::kBF16, rows, cols, state_.head.panels.data_ptr());
+      PackDense(state_.head.served, state_.head.panels);
       MakeServingWeights();
       return absl::OkStatus();
     });

@@ -227,17 +227,12 @@ class TorchQLoraModel : public QLoraModel {
     std::size_t layer = 0;
     std::size_t kind = 0;
     Tensor a, b;
-    std::vector<float> panels_a, panels_b;
+    Tensor panels_a, panels_b;
     model::LoraWeight weight;
 
-    static kernels::PackedDenseWeight PackInto(const Tensor& tensor, std::vector<float>& panels) {
-      panels.resize(static_cast<std::size_t>(kernels::PackedDenseElements(tensor.size(0), tensor.size(1))));
-      kernels::PackDenseWeight(tensor.data_ptr<float>(), kernels::DType::kF32, tensor.size(0), tensor.size(1), panels.data());
-      return {panels.data(), kernels::DType::kF32, tensor.size(0), tensor.size(1)};
-    }
     void Pack() {
-      weight.a = PackInto(a, panels_a);
-      weight.b = PackInto(b, panels_b);
+      weight.a = PackDense(a, panels_a);
+      weight.b = PackDense(b, panels_b);
     }
   };
 

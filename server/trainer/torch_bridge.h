@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "kernels/formats/dense.h"
 #include "kernels/matrix.h"
 #include "kernels/ops/matmul_library.h"
 #include "kernels/thread_pool.h"
@@ -22,6 +23,8 @@ kernels::Matrix ViewOf(const torch::Tensor& tensor);
 // The same memory as a tensor.
 torch::Tensor TensorOf(const kernels::ConstMatrix& matrix);
 torch::ScalarType ToTorch(kernels::DType dtype);
+// w [N, K], f32 or bf16, as matmul_dense reads it. `panels` must outlive the result; made where it is undefined.
+kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels);
 
 // Errors of kernels cross torch as exceptions; the models turn them into a Status again.
 inline void ThrowIfError(const absl::Status& status) {

@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 
+#include "kernels/ops/matmul_bf16.h"
 #include "server/base/mutex.h"
 #include "server/model/working_rows.h"
 #include "server/trainer/torch_bridge.h"
@@ -62,13 +63,17 @@ class TorchLibrary : public kernels::DenseLibrary {
  public:
   const char* kernel_name() const override { return "torch:library_matmul"; }
   absl::Status Matmul(const kernels::ConstMatrix& x, const kernels::ConstMatrix& w, const kernels::Matrix& y,
-                      bool accumulate, const kernels::Stream&) override {
+                      bool accumulate, const kernels::Stream& stream) override {
+    // torch multiplies equal types alone, and its bf16 product writes bf16: a f32 result of bf16 rows is our own kernel's where that is fast.
+    const bool is_bf16 = x.dtype == kernels::DType::kBF16 && w.dtype == kernels::DType::kBF16;
+    if (is_bf16 && y.dtype == kernels::DType::kF32 && !accumulate && kernels::HasFastMatmulBf16(stream)) {
+      return kernels::MatmulBf16({.x = x, .w = w, .y = y}, stream);
+    }
     try {
       const torch::InferenceMode inference;
       torch::Tensor a = TensorOf(x);
       const torch::Tensor b = TensorOf(w);
       const torch::Tensor out = TensorOf(y);
-      // torch multiplies equal types alone, and its bf16 product writes bf16.
       const bool wide = a.scalar_type() != b.scalar_type() || y.dtype == kernels::DType::kF32;
       if (wide) a = a.to(torch::kFloat32);
       // A head in f32 is twice its size in bf16: it is widened a slice at a time.
@@ -114,6 +119,14 @@ kernels::Matrix ViewOf(const torch::Tensor& tensor) {
 
 torch::ScalarType ToTorch(kernels::DType dtype) {
   return dtype == kernels::DType::kBF16 ? torch::kBFloat16 : torch::kFloat32;
+}
+
+kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels) {
+  const std::int64_t rows = w.size(0), cols = w.size(1);
+  const kernels::DType dtype = ViewOf(w).dtype;
+  if (!panels.defined()) panels = torch::empty({kernels::PackedDenseElements(rows, cols)}, w.scalar_type());
+  kernels::PackDenseWeight(w.data_ptr(), dtype, rows, cols, panels.data_ptr());
+  return {panels.data_ptr(), dtype, rows, cols};
 }
 
 torch::Tensor TensorOf(const kernels::ConstMatrix& matrix) {

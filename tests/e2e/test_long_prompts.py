@@ -53,20 +53,27 @@ def well_behaved(api):
     }
 
 
+def check_attack(server, api, body, max_bytes):
+    """Other calls beside four callers who run `body`, and the memory that these cost; returns the Growth."""
+    calls = well_behaved(api)
+    quiet = p99_of(calls)
+    growth = Growth(server)
+    with attackers(server, 4, body):
+        attacked = p99_of(calls)
+    print(f"peak of memory: {growth.peak() / MIB:.0f} MiB above the quiet server's")
+    check_beside(quiet, attacked, slack=10)
+    assert growth.peak() < max_bytes
+    return growth
+
+
 def test_C2_long_prompts_cost_little_and_hold_up_nobody(served):
     server, api = served
     for method in ("Generate", "Score", "Tokenize"):
         with pytest.raises(grpc.RpcError) as refused:
             api.call("InferenceService", method, model="small", text=eval(LONG))
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and reason_of(refused.value) == "PROMPT_TOO_LONG"
-    calls = well_behaved(api)
-    quiet = p99_of(calls)
-    growth = Growth(server)
-    with attackers(server, 4, SEND_LONG_PROMPTS):
-        attacked = p99_of(calls)
-    print(f"peak of memory: {growth.peak() / MIB:.0f} MiB above the quiet server's")
-    check_beside(quiet, attacked, slack=10)
-    assert growth.peak() < 256 * MIB  # gRPC's buffers of four messages of 4 MB, and a piece of 16 KiB in the encoder
+    # gRPC's buffers of four messages of 4 MB, and a piece of 16 KiB in the encoder.
+    check_attack(server, api, SEND_LONG_PROMPTS, 256 * MIB)
 
 
 def test_C2_large_chats_are_encoded_one_at_a_time(served):
@@ -77,14 +84,8 @@ def test_C2_large_chats_are_encoded_one_at_a_time(served):
         with pytest.raises(grpc.RpcError) as refused:
             api.call("InferenceService", "Generate", model="small", chat=eval(chat), timeout=60)
         assert reason_of(refused.value) == "PROMPT_TOO_LONG"
-    calls = well_behaved(api)
-    quiet = p99_of(calls)
-    growth = Growth(server)
-    with attackers(server, 4, SEND_LARGE_CHATS):
-        attacked = p99_of(calls)
-    print(f"peak of memory: {growth.peak() / MIB:.0f} MiB above the quiet server's")
-    check_beside(quiet, attacked, slack=10)
-    assert growth.peak() < (256 + 128) * MIB  # 256 times the largest text, and what the messages and their renderings take
+    # 256 times the largest text, and what the messages and their renderings take.
+    growth = check_attack(server, api, SEND_LARGE_CHATS, (256 + 128) * MIB)
     until = time.monotonic() + 60
     while resident(server) - growth.before > 64 * MIB:
         assert time.monotonic() < until, f"{(resident(server) - growth.before) / MIB:.0f} MiB are not given back"

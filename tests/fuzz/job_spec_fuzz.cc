@@ -56,11 +56,11 @@ class Inputs {
 
   plan::JobInputs Of(const std::string& format, bool with_eval) const {
     plan::JobInputs inputs = inputs_;
-    inputs.train_format = format;
-    inputs.train_path = directory_ / format;
+    inputs.train.format = format;
+    inputs.train.path = directory_ / format;
     if (with_eval) {
-      inputs.eval_path = inputs.train_path;
-      inputs.eval_format = format;
+      inputs.eval.path = inputs.train.path;
+      inputs.eval.format = format;
     }
     return inputs;
   }

@@ -54,12 +54,12 @@ TEST(JobPlannerTest, NamesTheTokenFilesOfAJobWithoutReadingATokenizer) {
   plan::JobInputs inputs;
   inputs.config = (*text)->config;
   inputs.text = (*text)->assets;
-  inputs.train_format = "text";
-  inputs.train_sha256 = base::Sha256Hex("train");
-  inputs.train_tokens_directory = (*state)->layout.tokens("train");
-  inputs.eval_path = "eval";
-  inputs.eval_sha256 = base::Sha256Hex("eval");
-  inputs.eval_tokens_directory = (*state)->layout.tokens("eval");
+  inputs.train.format = "text";
+  inputs.train.sha256 = base::Sha256Hex("train");
+  inputs.train.tokens_directory = (*state)->layout.tokens("train");
+  inputs.eval.path = "eval";
+  inputs.eval.sha256 = base::Sha256Hex("eval");
+  inputs.eval.tokens_directory = (*state)->layout.tokens("eval");
   const auto sources = plan::TokenSourcesOf(spec, inputs);
   ASSERT_TRUE(sources.ok()) << sources.status();
   ASSERT_EQ(files->size(), sources->size());

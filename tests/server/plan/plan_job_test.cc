@@ -35,9 +35,9 @@ class PlanJobTest : public ::testing::Test {
     inputs_.config = (*artifact)->config();
     inputs_.text = *model::LoadTextAssets(directory_.Path("model"));
     inputs_.base_format = "f32";
-    inputs_.train_format = "text";
+    inputs_.train.format = "text";
     inputs_.devices = {"cpu"};
-    inputs_.train_path = Data("train.jsonl", 10, 40);
+    inputs_.train.path = Data("train.jsonl", 10, 40);
     spec_.base_model = "model";
     spec_.train_dataset = "train";
     spec_.data.max_seq_len = 32;
@@ -56,6 +56,17 @@ class PlanJobTest : public ::testing::Test {
     const auto plan = PlanJob(spec_, inputs_);
     EXPECT_TRUE(plan.ok()) << plan.status();
     return plan.ok() ? *plan : JobPlan();
+  }
+  static void ExpectEqual(const JobPlan& got, const JobPlan& want) {
+    EXPECT_EQ(Pools(got), Pools(want));
+    EXPECT_EQ(got.max_steps, want.max_steps);
+    EXPECT_EQ(got.tokens, want.tokens);
+    EXPECT_EQ(got.trained_tokens, want.trained_tokens);
+    ASSERT_EQ(got.warnings.size(), want.warnings.size());
+    for (std::size_t i = 0; i < want.warnings.size(); ++i) {
+      EXPECT_EQ(got.warnings[i].message, want.warnings[i].message);
+      EXPECT_EQ(got.warnings[i].rows, want.warnings[i].rows);
+    }
   }
   static bool Warns(const JobPlan& plan, const std::string& reason) {
     for (const PlanWarning& warning : plan.warnings) {
@@ -130,7 +141,7 @@ TEST_F(PlanJobTest, MemoryFollowsWhatDrivesIt) {
   const auto before = Pools(Plan());
   spec_.run.micro_batch *= 2;
   spec_.data.packing = "none";
-  inputs_.train_path = Data("long.jsonl", 200, 31);
+  inputs_.train.path = Data("long.jsonl", 200, 31);
   const auto wide = Pools(Plan());
   EXPECT_EQ(wide.at("weights"), before.at("weights"));
   EXPECT_GT(wide.at("activation"), before.at("activation"));
@@ -151,9 +162,9 @@ TEST_F(PlanJobTest, MicroBatchOfTheLongestRowsIsPlannedWhateverTheFirstEpochHas)
   for (const char* packing : {"none", "segmented"}) {
     SCOPED_TRACE(packing);
     spec_.data.packing = packing;
-    inputs_.train_path = directory_.Path("mixed.jsonl");
+    inputs_.train.path = directory_.Path("mixed.jsonl");
     const JobPlan mixed = Plan();
-    inputs_.train_path = few;
+    inputs_.train.path = few;
     EXPECT_EQ(Pools(mixed).at("activation"), Pools(Plan()).at("activation"));
   }
 }
@@ -161,7 +172,7 @@ TEST_F(PlanJobTest, MicroBatchOfTheLongestRowsIsPlannedWhateverTheFirstEpochHas)
 // Each of these numbers is permitted; together they are more than 2^63 tokens, and were a negative number of them.
 TEST_F(PlanJobTest, MoreTokensThanInt64HoldsAreItsLargest) {
   inputs_.config.max_positions = 4096;
-  inputs_.train_path = Data("many.jsonl", 400, 4000);  // a token a letter
+  inputs_.train.path = Data("many.jsonl", 400, 4000);  // a token a letter
   spec_.data.max_seq_len = 4096;
   spec_.run.epochs.reset();
   spec_.run.max_steps = 100'000'000;
@@ -221,11 +232,11 @@ TEST_F(PlanJobTest, WarnsOfWhatTheUserMayNotWant) {
   spec_.run.save_every = 0;
   EXPECT_TRUE(Warns(Plan(), "MANY_EPOCHS"));
   EXPECT_TRUE(Warns(Plan(), "NO_CHECKPOINTS"));
-  inputs_.train_format = "prompt_completion";
+  inputs_.train.format = "prompt_completion";
   spec_.data.format = "prompt_completion";
   spec_.data.overlong = "truncate";
   model::WriteBytes(directory_.Path("pairs.jsonl"), "{\"prompt\": \"ab\", \"completion\": \"" + std::string(90, 'c') + "\"}\n");
-  inputs_.train_path = directory_.Path("pairs.jsonl");
+  inputs_.train.path = directory_.Path("pairs.jsonl");
   EXPECT_TRUE(Warns(Plan(), "ROWS_TRUNCATED"));
   EXPECT_EQ(Plan().warnings.front().rows, std::vector<std::int64_t>{1});
   spec_.method = jobs::kMethodBitNetQat;
@@ -239,10 +250,10 @@ TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
   model::WriteBytes(directory_.Path("eval.jsonl"), R"({"prompt": "walk ", "completion": "the"})" "\n"
                                                    R"({"prompt": "walk t", "completion": "he"})" "\n"
                                                    R"({"prompt": "a", "completion": ")" + std::string(60, 'x') + "\"}\n");
-  inputs_.train_path = directory_.Path("pairs.jsonl");
-  inputs_.train_format = "prompt_completion";
-  inputs_.eval_path = directory_.Path("eval.jsonl");
-  inputs_.eval_format = "prompt_completion";
+  inputs_.train.path = directory_.Path("pairs.jsonl");
+  inputs_.train.format = "prompt_completion";
+  inputs_.eval.path = directory_.Path("eval.jsonl");
+  inputs_.eval.format = "prompt_completion";
   spec_.data.format = "prompt_completion";
   spec_.data.overlong = "truncate";
   spec_.eval_dataset = "questions";
@@ -260,7 +271,7 @@ TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
   plan = Plan();
   EXPECT_EQ(find(plan, "ROWS_DROPPED").rows, std::vector<std::int64_t>{3});
   // Of both sets: one warning each.
-  inputs_.train_path = directory_.Path("eval.jsonl");
+  inputs_.train.path = directory_.Path("eval.jsonl");
   plan = Plan();
   EXPECT_EQ(std::count_if(plan.warnings.begin(), plan.warnings.end(), [](const PlanWarning& w) { return w.reason == "ROWS_DROPPED"; }), 2);
   EXPECT_TRUE(find(plan, "ROWS_DROPPED").message.starts_with("1 of 3 rows ")) << "the training set's comes first and names no set";
@@ -269,11 +280,11 @@ TEST_F(PlanJobTest, WarnsOfRowsOfTheEvaluationSetAndNamesIt) {
 // T7 (docs/faults.md): the second plan of the same data has no tokenizer, and reads no tokens.
 TEST_F(PlanJobTest, PlanFromTokenFilesIsThatFromTheText) {
   model::WriteBytes(directory_.Path("eval.jsonl"), model::ReadBytes(Data("a.jsonl", 5, 60)) + model::ReadBytes(Data("b.jsonl", 4, 15)));
-  inputs_.eval_path = directory_.Path("eval.jsonl");
+  inputs_.eval.path = directory_.Path("eval.jsonl");
   spec_.eval_dataset = "eval";
   spec_.run.micro_batch = 3;
   model::WriteBytes(directory_.Path("more.jsonl"), model::ReadBytes(Data("c.jsonl", 30, 90)) + model::ReadBytes(Data("d.jsonl", 30, 20)));
-  inputs_.train_path = directory_.Path("more.jsonl");
+  inputs_.train.path = directory_.Path("more.jsonl");
   kernels::ThreadPool pool(3);
   for (const char* packing : {"none", "segmented"}) {
     for (const char* overlong : {"truncate", "drop", "split"}) {
@@ -282,26 +293,17 @@ TEST_F(PlanJobTest, PlanFromTokenFilesIsThatFromTheText) {
       spec_.data.overlong = overlong;
       inputs_.load = nullptr;
       const JobPlan want = Plan();
-      inputs_.train_sha256 = "train";
-      inputs_.eval_sha256 = "eval";
-      inputs_.train_tokens_directory = directory_.Path("tokens/train");
-      inputs_.eval_tokens_directory = directory_.Path("tokens/eval");
+      inputs_.train.sha256 = "train";
+      inputs_.eval.sha256 = "eval";
+      inputs_.train.tokens_directory = directory_.Path("tokens/train");
+      inputs_.eval.tokens_directory = directory_.Path("tokens/eval");
       inputs_.load = [&](const data::TokenSource& source, const base::Cancelled& cancelled) {
         return data::LoadTokens(base::RealFileSystem(), source, {.pool = pool, .cancelled = cancelled});
       };
       const auto text = inputs_.text;
       for (const bool is_made : {false, true}) {
         if (is_made) inputs_.text.tokenizer = nullptr;
-        const JobPlan got = Plan();
-        EXPECT_EQ(Pools(got), Pools(want));
-        EXPECT_EQ(got.max_steps, want.max_steps);
-        EXPECT_EQ(got.tokens, want.tokens);
-        EXPECT_EQ(got.trained_tokens, want.trained_tokens);
-        ASSERT_EQ(got.warnings.size(), want.warnings.size());
-        for (std::size_t i = 0; i < want.warnings.size(); ++i) {
-          EXPECT_EQ(got.warnings[i].message, want.warnings[i].message);
-          EXPECT_EQ(got.warnings[i].rows, want.warnings[i].rows);
-        }
+        ExpectEqual(Plan(), want);
       }
       inputs_.text = text;
     }
@@ -310,7 +312,7 @@ TEST_F(PlanJobTest, PlanFromTokenFilesIsThatFromTheText) {
 
 // T7 (docs/faults.md): where the disk has no room for token files, a plan needs no tokens.
 TEST_F(PlanJobTest, PlanFromLengthsIsThatFromTheText) {
-  inputs_.eval_path = Data("eval.jsonl", 7, 60);
+  inputs_.eval.path = Data("eval.jsonl", 7, 60);
   spec_.eval_dataset = "eval";
   spec_.data.overlong = "truncate";
   kernels::ThreadPool pool(2);
@@ -318,8 +320,8 @@ TEST_F(PlanJobTest, PlanFromLengthsIsThatFromTheText) {
     spec_.data.packing = packing;
     inputs_.load = nullptr;
     const JobPlan want = Plan();
-    inputs_.train_tokens_directory = directory_.Path("tokens/train");
-    inputs_.eval_tokens_directory = directory_.Path("tokens/eval");
+    inputs_.train.tokens_directory = directory_.Path("tokens/train");
+    inputs_.eval.tokens_directory = directory_.Path("tokens/eval");
     inputs_.load = [&](const data::TokenSource& source, const base::Cancelled& cancelled) {
       auto loaded = data::LoadTokens(base::RealFileSystem(), source,
                                      {.pool = pool,
@@ -329,12 +331,7 @@ TEST_F(PlanJobTest, PlanFromLengthsIsThatFromTheText) {
       EXPECT_TRUE(loaded.ok() && !loaded->examples.has_tokens());
       return loaded;
     };
-    const JobPlan got = Plan();
-    EXPECT_EQ(Pools(got), Pools(want));
-    EXPECT_EQ(got.max_steps, want.max_steps);
-    EXPECT_EQ(got.tokens, want.tokens);
-    EXPECT_EQ(got.trained_tokens, want.trained_tokens);
-    EXPECT_EQ(got.warnings.size(), want.warnings.size());
+    ExpectEqual(Plan(), want);
   }
 }
 

@@ -14,33 +14,15 @@
 #include <thread>
 #include <utility>
 
-#include "google/rpc/error_details.pb.h"
 #include "server/rpc/auth.h"
-#include "server/rpc/inference_service.h"
-#include "server/store/state_directory.h"
-#include "tests/server/model/small_models.h"
-#include "tests/server/rpc/status_details.h"
+#include "tests/server/rpc/inference_fixture.h"
 #include "tests/server/rpc/token_line.h"
 
 namespace nibble::rpc {
 namespace {
 
-using testing_support::Find;
-
-bool Soon(const std::function<bool()>& is_so) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!is_so()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-
-std::string ReasonOf(const grpc::Status& status) {
-  google::rpc::Status details;
-  EXPECT_TRUE(details.ParseFromString(status.error_details())) << status.error_message();
-  return Find<google::rpc::ErrorInfo>(details).value_or(google::rpc::ErrorInfo()).reason();
-}
+using testing_support::InfoOf;
+using testing_support::Soon;
 
 v1::ChatInput Chat(const std::string& role, const std::string& content, int messages = 1) {
   v1::ChatInput chat;
@@ -52,7 +34,7 @@ v1::ChatInput Chat(const std::string& role, const std::string& content, int mess
   return chat;
 }
 
-class InferenceTextTest : public testing::Test {
+class InferenceTextTest : public testing_support::InferenceFixture {
  protected:
   struct Asked {
     grpc::ClientContext context;
@@ -61,42 +43,21 @@ class InferenceTextTest : public testing::Test {
   };
 
   void SetUp() override {
-    auto state = store::StateDirectory::Open(base::RealFileSystem(), models_.Path("state"));
-    ASSERT_TRUE(state.ok()) << state.status();
-    state_ = *std::move(state);
+    OpenState();
+    ASSERT_NE(state_, nullptr);
     Publish("plain", "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}");
     Publish("echoes", "{% for i in range(20000) %}{{ messages[0]['content'] }} {% endfor %}");
-    texts_ = std::make_unique<TextCache>(*state_->models);
     const auto locate = [this](const std::string& name, const auto&) -> absl::StatusOr<serve::ModelManager::Artifact> {
       const auto stored = state_->models->Get(name);
       if (!stored.ok()) return stored.status();
       return serve::ModelManager::Artifact{stored->directory, nullptr};
     };
-    serve::EngineOptions options;
-    options.kv_tokens = 1024;
-    manager_ = std::make_unique<serve::ModelManager>(locate, options, base::MemoryBudget::Make(0), models_.stream(), base::RealClock(),
-                                                     nullptr);
-    loads_ = std::make_unique<ModelLoads>(*manager_, workers_, base::RealClock(),
-                                          [this](const std::string& name) { return state_->models->Get(name).status(); });
-    service_ = std::make_unique<InferenceService>(edge_, *loads_, *texts_);
-    grpc::ServerBuilder builder;
-    builder.SetMaxReceiveMessageSize(8 << 20);
-    builder.RegisterService(service_.get());
-    server_ = builder.BuildAndStart();
-    inference_ = v1::InferenceService::NewStub(server_->InProcessChannel({}));
+    Serve(locate, [this](const std::string& name) { return state_->models->Get(name).status(); }, {}, 8 << 20);
     for (const char* name : {"plain", "echoes"}) ASSERT_TRUE(manager_->Acquire(name).ok());
   }
   void TearDown() override {
-    if (server_ == nullptr) return;
     OpenGate();
-    inference_.reset();
-    server_->Shutdown(std::chrono::system_clock::now());
-    server_.reset();
-    loads_->Stop();
-    edge_.text_workers.AwaitIdle();
-    workers_.AwaitIdle();
-    for (const auto& resident : manager_->residents()) manager_->Unload(resident->name).IgnoreError();
-    while (edge_.live_answers > 0) std::this_thread::yield();
+    InferenceFixture::TearDown();
   }
 
   void Publish(const std::string& name, const std::string& chat_template) {
@@ -186,18 +147,6 @@ class InferenceTextTest : public testing::Test {
     return inference_->Tokenize(&context, request, &response);
   }
 
-  model::SmallModels models_;
-  std::unique_ptr<store::StateDirectory> state_;
-  std::unique_ptr<TextCache> texts_;
-  std::atomic<bool> draining_{false};
-  telemetry::Metrics metrics_{{}, {}};
-  WorkerPool workers_{1, 64};
-  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
-  std::unique_ptr<serve::ModelManager> manager_;
-  std::unique_ptr<ModelLoads> loads_;
-  std::unique_ptr<InferenceService> service_;
-  std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<v1::InferenceService::Stub> inference_;
   std::shared_ptr<std::promise<void>> gate_;
 };
 
@@ -224,7 +173,7 @@ TEST_F(InferenceTextTest, C2LargeChatsAreEncodedOnTheThreadOfLargeTexts) {
       EXPECT_EQ(status.error_code(), answers_text ? grpc::StatusCode::OK : grpc::StatusCode::INVALID_ARGUMENT)
           << name << " of " << one.what << ": " << status.error_message();
       if (!answers_text) {
-        EXPECT_EQ(ReasonOf(status), "PROMPT_TOO_LONG") << name << " of " << one.what;
+        EXPECT_EQ(InfoOf(status).reason(), "PROMPT_TOO_LONG") << name << " of " << one.what;
       }
     }
   }
@@ -257,7 +206,7 @@ TEST_F(InferenceTextTest, C4OnePrincipalDoesNotTakeAllPlacesOfLargeTexts) {
     if (status.ok()) continue;
     ++refused;
     EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << name << ": " << status.error_message();
-    EXPECT_EQ(ReasonOf(status), "QUEUE_FULL");
+    EXPECT_EQ(InfoOf(status).reason(), "QUEUE_FULL");
     EXPECT_NE(name, "bob's");
   }
   EXPECT_EQ(refused, 1);

@@ -17,35 +17,17 @@
 #include <utility>
 #include <vector>
 
-#include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
-#include "server/rpc/inference_service.h"
 #include "server/rpc/server_service.h"
-#include "server/store/state_directory.h"
-#include "tests/server/model/small_models.h"
 #include "tests/server/rpc/handled.h"
-#include "tests/server/rpc/status_details.h"
+#include "tests/server/rpc/inference_fixture.h"
 
 namespace nibble::rpc {
 namespace {
 
-using testing_support::Find;
 using testing_support::Handled;
-
-bool Soon(const std::function<bool()>& is_so) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!is_so()) {
-    if (std::chrono::steady_clock::now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
-}
-
-google::rpc::ErrorInfo InfoOf(const grpc::Status& status) {
-  google::rpc::Status details;
-  EXPECT_TRUE(details.ParseFromString(status.error_details())) << status.error_message();
-  return Find<google::rpc::ErrorInfo>(details).value_or(google::rpc::ErrorInfo());
-}
+using testing_support::InfoOf;
+using testing_support::Soon;
 
 // Holds the loads of the models that are shut.
 class Gate {
@@ -84,7 +66,7 @@ class Gate {
   std::map<std::string, int> begun_ ABSL_GUARDED_BY(mutex_);
 };
 
-class ModelLoadsTest : public testing::Test {
+class ModelLoadsTest : public testing_support::InferenceFixture {
  protected:
   // A Generate that is under way.
   struct Asked {
@@ -95,43 +77,24 @@ class ModelLoadsTest : public testing::Test {
   };
 
   void SetUp() override {
-    auto state = store::StateDirectory::Open(base::RealFileSystem(), models_.Path("state"));
-    ASSERT_TRUE(state.ok()) << state.status();
-    state_ = *std::move(state);
-    texts_ = std::make_unique<TextCache>(*state_->models);
+    OpenState();
+    ASSERT_NE(state_, nullptr);
     const auto locate = [this](const std::string& name,
                                const serve::ModelManager::Cancelled& cancelled) -> absl::StatusOr<serve::ModelManager::Artifact> {
       if (const absl::Status passed = gate_.Pass(name, cancelled); !passed.ok()) return passed;
       if (damaged_) return absl::DataLossError("a bit has changed");
       return serve::ModelManager::Artifact{models_.int8(), nullptr};
     };
-    serve::EngineOptions options;
-    options.kv_tokens = 1024;
-    manager_ = std::make_unique<serve::ModelManager>(locate, options, base::MemoryBudget::Make(0), models_.stream(), base::RealClock(),
-                                                     nullptr);
-    loads_ = std::make_unique<ModelLoads>(*manager_, workers_, base::RealClock(), Exists);
-    inference_service_ = std::make_unique<InferenceService>(edge_, *loads_, *texts_);
     server_service_ = std::make_unique<ServerService>(
         edge_, [] { return v1::ServerInfo(); }, [] { return v1::ServerLoad(); }, [](std::optional<absl::Duration>) {});
-    grpc::ServerBuilder builder;
-    builder.RegisterService(inference_service_.get());
-    builder.RegisterService(server_service_.get());
-    server_ = builder.BuildAndStart();
-    inference_ = v1::InferenceService::NewStub(server_->InProcessChannel({}));
+    Serve(locate, Exists, {server_service_.get()});
     server_stub_ = v1::ServerService::NewStub(server_->InProcessChannel({}));
     const grpc::Status warm = Generate("warm");
     ASSERT_TRUE(warm.ok()) << warm.error_message();
   }
   void TearDown() override {
-    if (server_ == nullptr) return;
-    inference_.reset();
     server_stub_.reset();
-    server_->Shutdown(std::chrono::system_clock::now());
-    server_.reset();
-    loads_->Stop();
-    workers_.AwaitIdle();
-    for (const auto& resident : manager_->residents()) manager_->Unload(resident->name).IgnoreError();
-    while (edge_.live_answers > 0) std::this_thread::yield();
+    InferenceFixture::TearDown();
   }
 
   static absl::Status Exists(const std::string& name) {
@@ -190,19 +153,7 @@ class ModelLoadsTest : public testing::Test {
 
   Gate gate_;
   std::atomic<bool> damaged_{false};
-  model::SmallModels models_;
-  std::unique_ptr<store::StateDirectory> state_;
-  std::unique_ptr<TextCache> texts_;
-  std::atomic<bool> draining_{false};
-  telemetry::Metrics metrics_{{}, {}};
-  WorkerPool workers_{1, 64};
-  Edge edge_{metrics_, workers_, base::RealClock(), draining_};
-  std::unique_ptr<serve::ModelManager> manager_;
-  std::unique_ptr<ModelLoads> loads_;
-  std::unique_ptr<InferenceService> inference_service_;
   std::unique_ptr<ServerService> server_service_;
-  std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<v1::InferenceService::Stub> inference_;
   std::unique_ptr<v1::ServerService::Stub> server_stub_;
 };
 

@@ -64,14 +64,14 @@ class AttemptDataTest : public ::testing::Test {
     plan::JobInputs inputs;
     inputs.config = recipe_.config();
     inputs.text = *model::LoadTextAssets(kModel);
-    inputs.train_path = order_.train_data_path;
-    inputs.train_format = "prompt_completion";
-    inputs.train_sha256 = store::HashFile(order_.train_data_path)->sha256;
-    inputs.train_tokens_directory = temp_ / "tokens/pairs";
-    inputs.eval_path = order_.eval_data_path;
-    inputs.eval_format = "text";
-    inputs.eval_sha256 = store::HashFile(order_.eval_data_path)->sha256;
-    inputs.eval_tokens_directory = temp_ / "tokens/text";
+    inputs.train.path = order_.train_data_path;
+    inputs.train.format = "prompt_completion";
+    inputs.train.sha256 = store::HashFile(order_.train_data_path)->sha256;
+    inputs.train.tokens_directory = temp_ / "tokens/pairs";
+    inputs.eval.path = order_.eval_data_path;
+    inputs.eval.format = "text";
+    inputs.eval.sha256 = store::HashFile(order_.eval_data_path)->sha256;
+    inputs.eval.tokens_directory = temp_ / "tokens/text";
     return *plan::TokenSourcesOf(order_.spec, inputs);
   }
   void ExpectSameBatches(const AttemptData& got, const AttemptData& want) {
