@@ -136,11 +136,12 @@ absl::StatusOr<AttemptSupervisor::Finding> AttemptSupervisor::Examine(const Ende
 absl::StatusOr<bool> AttemptSupervisor::Settle(Ended& ended) {
   Live& live = ended.live;
   if (!ended.examined && ended.output == nullptr) {
-    if (state_.files.Exists(live.directory)) {
-      NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
-      NIBBLE_RETURN_IF_ERROR(store::CollectAttempt(state_.files, live.directory));
+    if (ended.collected == nullptr) {
+      if (state_.files.Exists(live.directory)) NIBBLE_RETURN_IF_ERROR(DrainJournal(live));
+      ended.collected = StartCollecting(live);
     }
-    Collect(live.job_id, live.attempt);
+    if (!ended.collected->done()) return false;
+    NIBBLE_RETURN_IF_ERROR(std::exchange(ended.collected, nullptr)->value());
     NIBBLE_ASSIGN_OR_RETURN(ended.finding, Examine(ended));
     if (ended.finding.verdict.kind == Kind::kSucceeded) NIBBLE_RETURN_IF_ERROR(VerifyOutput(ended));
   }
@@ -154,6 +155,13 @@ absl::StatusOr<bool> AttemptSupervisor::Settle(Ended& ended) {
     if (done) return true;
   }
   return absl::InternalError(StrCat("the state of job ", live.job_id, " kept changing concurrently"));
+}
+
+std::shared_ptr<Deferred<absl::Status>> AttemptSupervisor::StartCollecting(const Live& live) const {
+  return removals_.Start<absl::Status>([this, id = live.job_id, attempt = live.attempt, directory = live.directory](const store::Cancelled&) {
+    Collect(id, attempt);
+    return state_.files.Exists(directory) ? store::CollectAttempt(state_.files, directory) : absl::OkStatus();
+  });
 }
 
 absl::Status AttemptSupervisor::VerifyOutput(Ended& ended) {

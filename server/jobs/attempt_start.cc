@@ -1,4 +1,5 @@
 // AttemptSupervisor: how an attempt begins.
+#include <algorithm>
 #include <utility>
 
 #include "server/base/ids.h"
@@ -46,9 +47,10 @@ bool AttemptSupervisor::verifying(const std::string& job_id) const {
   return outputs_.contains(job_id);
 }
 
-bool AttemptSupervisor::hashing() const {
+bool AttemptSupervisor::on_disk() const {
   base::MutexLock lock(mutex_);
-  return !starting_.empty() || !outputs_.empty();
+  const auto collecting = [](const Ended& ended) { return ended.collected != nullptr; };
+  return !starting_.empty() || !outputs_.empty() || std::any_of(ended_.begin(), ended_.end(), collecting);
 }
 
 void AttemptSupervisor::BeginHashed() {

@@ -40,7 +40,7 @@ bool MayBeOutOfMemory(const LiveAttempt& live, const ExitStatus& exit) {
 
 AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
                                      const ControllerOptions& options, EventHub& hub, Publisher& publisher,
-                                     DiskWorker& disk, JobObserver* observer, OnDone on_done)
+                                     DiskWorker& disk, DiskWorker& removals, JobObserver* observer, OnDone on_done)
     : state_(state),
       database_(database),
       runner_(runner),
@@ -49,6 +49,7 @@ AttemptSupervisor::AttemptSupervisor(store::StateDirectory& state, Database& dat
       hub_(hub),
       publisher_(publisher),
       disk_(disk),
+      removals_(removals),
       observer_(observer),
       on_done_(std::move(on_done)),
       oom_(options.oom_count) {}

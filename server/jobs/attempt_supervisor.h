@@ -25,15 +25,16 @@
 namespace nibble::jobs {
 
 // The attempts that have a trainer: starts them, follows their journals, stops them, and decides what their end means. A checkpoint
-// that an attempt resumes from, and an output, are hashed by the disk worker; meanwhile the job stays QUEUED, or RUNNING, and can be
-// moved as any other. Thread-safe; Start, Adopt, Tick and StopAll are called by one thread at a time.
+// that an attempt resumes from, and an output, are hashed by the disk worker `disk`, and what an attempt left unfinished is removed by
+// `removals`, which no hash holds up; meanwhile the job stays QUEUED, or RUNNING, and can be moved as any other. Thread-safe; Start,
+// Adopt, Tick and StopAll are called by one thread at a time.
 class AttemptSupervisor {
  public:
   // Called, without locks held, when a job has left the hands of the supervisor (final, paused or queued again).
   using OnDone = std::function<void(const JobRecord&)>;
   AttemptSupervisor(store::StateDirectory& state, Database& database, Runner& runner, base::Clock& clock,
-                    const ControllerOptions& options, EventHub& hub, Publisher& publisher, DiskWorker& disk, JobObserver* observer,
-                    OnDone on_done);
+                    const ControllerOptions& options, EventHub& hub, Publisher& publisher, DiskWorker& disk, DiskWorker& removals,
+                    JobObserver* observer, OnDone on_done);
 
   void set_report_address(std::string address) { report_address_ = std::move(address); }
 
@@ -61,8 +62,8 @@ class AttemptSupervisor {
   void RequestStop(const std::string& job_id, std::int64_t attempt, Control control);
   // The trainer has ended, and its output is being hashed.
   bool verifying(const std::string& job_id) const;
-  // The disk worker has something of ours; a Tick afterwards takes it in.
-  bool hashing() const;
+  // A disk worker has something of ours; a Tick afterwards takes it in.
+  bool on_disk() const;
   // A checkpoint soon. False when the attempt is over.
   absl::StatusOr<bool> RequestCheckpoint(const std::string& job_id, std::int64_t attempt);
   absl::StatusOr<ReportAnswer> Ingest(const std::string& job_id, std::int64_t attempt, const std::string& token,
@@ -100,9 +101,10 @@ class AttemptSupervisor {
   // Of the attempts before: a trainer prunes its own. On the disk worker: looks at every checkpoint, and removes some.
   void PruneOlder(const std::string& job_id, std::int64_t attempt, std::int64_t keep_last) const;
 
-  // What ended is kept until the database has it. False: its output is being hashed.
+  // What ended is kept until the database has it. False: a disk worker has something of it.
   absl::StatusOr<bool> Settle(Ended& ended);
   absl::Status DrainJournal(Live& live);
+  std::shared_ptr<Deferred<absl::Status>> StartCollecting(const Live& live) const;
   absl::StatusOr<Finding> Examine(const Ended& ended) const;  // without the output; an error where that cannot be told now
   absl::Status VerifyOutput(Ended& ended);
   // False while it is being hashed; an error where it cannot be read now.
@@ -118,6 +120,7 @@ class AttemptSupervisor {
   EventHub& hub_;
   Publisher& publisher_;
   DiskWorker& disk_;
+  DiskWorker& removals_;
   JobObserver* const observer_;
   const OnDone on_done_;
   std::string report_address_;

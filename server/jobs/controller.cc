@@ -240,7 +240,7 @@ absl::StatusOr<std::vector<QueuedJob>> JobController::AgedQueue() {
   return queue;
 }
 
-absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRecord> jobs) {
+absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRecord> jobs, const base::CancelToken& cancel) {
   std::map<std::string, std::int64_t> positions;
   const auto is_queued = [](const JobRecord& job) { return job.state == JobState::kQueued; };
   if (std::any_of(jobs.begin(), jobs.end(), is_queued)) {
@@ -257,7 +257,9 @@ absl::StatusOr<std::vector<JobRecord>> JobController::Present(std::vector<JobRec
       job.progress["queue_position"] = position->second;
     }
     // The disk is asked for jobs that were evaluated alone.
-    if (job.progress.contains("latest_eval")) job.best_checkpoint = BestCheckpoint(job.id);
+    if (!job.progress.contains("latest_eval")) continue;
+    if (cancel.cancelled()) return absl::CancelledError("the caller has gone");
+    job.best_checkpoint = BestCheckpoint(job.id);
   }
   return jobs;
 }
@@ -274,7 +276,7 @@ absl::StatusOr<JobRecord> JobController::Get(const std::string& id) {
 
 absl::StatusOr<Database::JobPage> JobController::List(const JobQuery& query, std::int64_t limit, const base::CancelToken& cancel) {
   NIBBLE_ASSIGN_OR_RETURN(Database::JobPage page, database_.List(query, std::clamp<std::int64_t>(limit, 1, kMaxListed), cancel));
-  NIBBLE_ASSIGN_OR_RETURN(page.jobs, Present(std::move(page.jobs)));
+  NIBBLE_ASSIGN_OR_RETURN(page.jobs, Present(std::move(page.jobs), cancel));
   return page;
 }
 

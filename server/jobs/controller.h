@@ -111,7 +111,7 @@ class JobController {
   absl::StatusOr<std::vector<QueuedJob>> AgedQueue();
   // Moves a job by a trigger, against whatever else moves it; `to` is where it ended up.
   absl::StatusOr<JobRecord> Move(const std::string& id, JobTrigger trigger, const IfEtag& etag, bool keep_checkpoint = false);
-  absl::StatusOr<std::vector<JobRecord>> Present(std::vector<JobRecord> jobs);
+  absl::StatusOr<std::vector<JobRecord>> Present(std::vector<JobRecord> jobs, const base::CancelToken& cancel = {});
   absl::StatusOr<JobRecord> Present(JobRecord job);
   // Those of a job, by step. Two attempts may have saved the same one: the later has the name.
   absl::StatusOr<std::vector<store::CheckpointInfo>> NamedCheckpoints(const std::string& id) const;
@@ -157,7 +157,8 @@ class JobController {
   bool woken_ ABSL_GUARDED_BY(wake_mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(wake_mutex_) = false;
   PlanningQueue planning_;  // stopped before the disk's worker
-  DiskWorker disk_;  // stopped first: it wakes the scheduler
+  DiskWorker disk_;      // stopped first: it wakes the scheduler
+  DiskWorker removals_;  // likewise
   std::thread thread_;
 };
 

@@ -115,7 +115,7 @@ absl::Status JobController::DeleteExpired(const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(database_.Delete(id, {}));
   hub_.Notify(id);
   // Gigabytes perhaps. What a server that ends leaves of them the next one removes.
-  disk_.Start<absl::Status>([this, directory = state_.layout.job(id)](const store::Cancelled&) {
+  removals_.Start<absl::Status>([this, directory = state_.layout.job(id)](const store::Cancelled&) {
     absl::Status removed = state_.files.RemoveAll(directory);
     if (!removed.ok()) base::LogWarning("files of a deleted job are not removed", {{"why", std::string(removed.message())}});
     return removed;

@@ -26,16 +26,18 @@ JobController::JobController(store::StateDirectory& state, Database& database, R
       clock_(clock),
       options_(std::move(options)),
       publisher_(state, database, clock, hub_, observer),
-      supervisor_(state, database, runner, clock, options_, hub_, publisher_, disk_, observer, [this](const JobRecord& job) {
-        if (IsFinal(job.state)) Release(job);
-        Wake();
-      }),
+      supervisor_(state, database, runner, clock, options_, hub_, publisher_, disk_, removals_, observer,
+                  [this](const JobRecord& job) {
+                    if (IsFinal(job.state)) Release(job);
+                    Wake();
+                  }),
       observer_(observer),
       retention_(database, clock, options_.retention, [this](const std::string& id) { return DeleteExpired(id); }),
       disk_admission_(state, disk_),
       ticked_ns_(absl::ToInt64Nanoseconds(clock.Monotonic())),
       planning_(options_.planners, [this](const std::string& id, const base::CancelToken& cancel) { return Plan(id, cancel); }),
-      disk_([this] { Wake(); }) {}
+      disk_([this] { Wake(); }),
+      removals_([this] { Wake(); }) {}
 
 absl::StatusOr<std::unique_ptr<JobController>> JobController::Open(store::StateDirectory& state, Database& database,
                                                                    Runner& runner, base::Clock& clock,
@@ -98,8 +100,11 @@ void JobController::CollectDeleted() {
   if (!names.ok() || !ids.ok()) return;
   for (const std::string& id : *names) {
     if (ids->contains(id)) continue;
-    const absl::Status removed = state_.files.RemoveAll(state_.layout.job(id));
-    base::LogWarning("files of a job that is not there any more", {{"job", id}, {"removed", removed.ok() ? "yes" : "no"}});
+    removals_.Start<absl::Status>([this, id](const store::Cancelled&) {
+      absl::Status removed = state_.files.RemoveAll(state_.layout.job(id));
+      base::LogWarning("files of a job that is not there any more", {{"job", id}, {"removed", removed.ok() ? "yes" : "no"}});
+      return removed;
+    });
   }
 }
 
@@ -131,7 +136,11 @@ void JobController::Wake() {
 void JobController::Tick() {
   planning_.AwaitIdle();
   Round();
-  for (disk_.AwaitIdle(); supervisor_.hashing(); disk_.AwaitIdle()) Round();
+  const auto await_disk = [this] {
+    disk_.AwaitIdle();
+    removals_.AwaitIdle();
+  };
+  for (await_disk(); supervisor_.on_disk(); await_disk()) Round();
 }
 
 bool JobController::Round() {
@@ -261,6 +270,7 @@ JobController::~JobController() {
   if (thread_.joinable()) thread_.join();
   planning_.Stop();
   disk_.Stop();
+  removals_.Stop();
 }
 
 }  // namespace nibble::jobs

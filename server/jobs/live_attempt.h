@@ -75,7 +75,8 @@ struct EndedAttempt {
   absl::Duration try_at = -absl::InfiniteDuration();  // after a failure: not at every tick
   Finding finding = {};
   bool examined = false;  // the finding is complete: only the database does not have it yet
-  std::shared_ptr<Deferred<Hashed>> output = nullptr;  // where the trainer says that it succeeded
+  std::shared_ptr<Deferred<absl::Status>> collected = nullptr;  // while its unfinished work is being removed
+  std::shared_ptr<Deferred<Hashed>> output = nullptr;           // where the trainer says that it succeeded
 };
 
 }  // namespace nibble::jobs

@@ -2,14 +2,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "server/base/error.h"
 #include "server/base/hooked_files.h"
+#include "server/base/ids.h"
 #include "tests/server/jobs/controller_fixture.h"
 #include "tests/server/jobs/faulty_database.h"
 #include "tests/server/store/faulty_files.h"
@@ -20,7 +24,7 @@ namespace {
 using ::testing::ElementsAre;
 using enum JobState;
 
-// A disk on which the reading of one file takes until the test lets it end. Thread-safe.
+// A disk on which the reading or the removal of one file takes until the test lets it end. Thread-safe.
 class SlowDisk {
  public:
   void Hold(const std::string& path) {
@@ -32,15 +36,19 @@ class SlowDisk {
     held_.clear();
     changed_.NotifyAll();
   }
-  void AwaitReader() {
+  void AwaitHeld() {
     base::MutexLock lock(mutex_);
     changed_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_ > 0; });
+  }
+  bool held() {
+    base::MutexLock lock(mutex_);
+    return waiting_ > 0;
   }
   int outputs_read() {
     base::MutexLock lock(mutex_);
     return outputs_read_;
   }
-  void Read(const std::string& path) {
+  void Reach(const std::string& path) {
     base::MutexLock lock(mutex_);
     if (path.ends_with("/output/manifest.json")) ++outputs_read_;
     if (held_.empty() || path.find(held_) == std::string::npos) return;
@@ -65,7 +73,7 @@ class HashingTest : public ControllerFixture {
     explicit Hook(SlowDisk& disk) : disk_(disk) {}
     template <typename Work>
     auto Around(std::string_view operation, const std::string& path, Work work) -> decltype(work()) {
-      if (operation == "read") disk_.Read(path);
+      if (operation == "read" || operation == "remove") disk_.Reach(path);
       return work();
     }
 
@@ -83,6 +91,15 @@ class HashingTest : public ControllerFixture {
     Kill();           // The worker reads by way of hooked_.
   }
 
+  // For what another thread does meanwhile, and the scheduler then takes in.
+  void RoundsUntil(const std::function<bool()>& is_so) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (!is_so()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), until);
+      controller_->Round();
+      std::this_thread::yield();
+    }
+  }
   std::string Start(const std::string& output) {
     const std::string id = Submit(Spec(output));
     controller_->Tick();
@@ -97,8 +114,7 @@ class HashingTest : public ControllerFixture {
     Finish(Trainer(id));
     disk_.Hold("/output/manifest.json");
     machine_.Exit(Trainer(id), 0);
-    controller_->Round();
-    disk_.AwaitReader();
+    RoundsUntil([this] { return disk_.held(); });
     return id;
   }
   // The trainer was killed, the wait for the next attempt is over, and the checkpoint is being read.
@@ -112,7 +128,7 @@ class HashingTest : public ControllerFixture {
     clock_.Advance(absl::Seconds(10));
     disk_.Hold("/step-00000002/manifest.json");
     controller_->Round();
-    disk_.AwaitReader();
+    disk_.AwaitHeld();
     EXPECT_EQ(State(id), kQueued);
     return id;
   }
@@ -130,8 +146,7 @@ class HashingTest : public ControllerFixture {
     controller_->Round();
     EXPECT_THAT(Trainer(other).signals, ElementsAre(Runner::Signal::kTerminate));
     machine_.Exit(Trainer(other), kExitTempFail);
-    controller_->Round();
-    EXPECT_EQ(State(other), kCancelled);
+    RoundsUntil([&] { return State(other) == kCancelled; });
     ASSERT_TRUE(controller_->Delete(other).ok());
   }
 
@@ -173,6 +188,25 @@ TEST_F(HashingTest, PauseWhileTheOutputIsVerifiedIsTakenAndTheJobSucceeds) {
   disk_.Release();
   controller_->Tick();
   EXPECT_EQ(State(id), kSucceeded);
+}
+
+// An 8 B model that was half written is 20 GB.
+TEST_F(HashingTest, SchedulerGoesOnWhileUnfinishedWorkIsRemoved) {
+  const std::string id = Start("out");
+  const std::string unfinished = base::TemporaryName(base::JoinPath(Trainer(id).directory, "output"));
+  ASSERT_TRUE(base::RealFileSystem().CreateDirectories(unfinished).ok());
+  machine_.Kill(Trainer(id));
+  disk_.Hold(unfinished);
+  controller_->Round();
+  disk_.AwaitHeld();
+  clock_.Advance(absl::Minutes(5));
+  controller_->Round();
+  EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
+  EXPECT_EQ(State(id), kRunning) << "its end is not recorded before";
+  disk_.Release();
+  RoundsUntil([&] { return State(id) != kRunning; });
+  EXPECT_EQ(State(id), kQueued);
+  EXPECT_FALSE(base::RealFileSystem().Exists(unfinished));
 }
 
 TEST_F(HashingTest, RestartVerifiesTheOutputAgain) {

@@ -584,6 +584,7 @@ TEST_F(RemovalTest, DeletionThatTheServerDidNotSurviveIsFinishedByTheNext) {
   EXPECT_EQ(base::Reason(controller_->Get(ids[0]).status()), "JOB") << "for the database it is done";
   ASSERT_TRUE(base::RealFileSystem().Exists(deleted));
   KillAndReopen();
+  controller_->Tick();
   EXPECT_FALSE(base::RealFileSystem().Exists(deleted));
   EXPECT_TRUE(base::RealFileSystem().Exists(stays));
   EXPECT_EQ(base::Reason(controller_->Get(ids[0]).status()), "JOB");
