@@ -89,8 +89,8 @@ std::int64_t BitNetTokenBytes(const jobs::JobSpec& spec, const ModelConfig& c) {
          code * ((each ? 5 : 2) * c.hidden_size + c.q_size() + c.ffn_size);
 }
 
-// The trainer's peak from its last step to its end. `training_weights` stay until the served form is made; an adapter's values and
-// its optimiser's moments stay to the end, because an attempt that is interrupted saves them.
+// The trainer's peak from its last step to its end. `training_weights` stay until the served form is made. The values that are
+// trained stay to the end; so do the optimiser's moments unless the last step is saved, because an attempt that is interrupted saves them.
 std::int64_t PublishingBytes(const jobs::JobSpec& spec, const ModelConfig& config, std::int64_t base_bytes, const BatchShape& batch,
                              std::int64_t training_weights, std::int64_t process) {
   const Sizes sizes(config);
@@ -103,8 +103,10 @@ std::int64_t PublishingBytes(const jobs::JobSpec& spec, const ModelConfig& confi
   const std::int64_t converting = training_weights + trained * (qlora ? 24 : 8) + convert;
   const std::int64_t rows = std::max(batch.evaluation.rows, kRecordRows);
   const std::int64_t pages = std::max(batch.evaluation.pages, model::KvPool::PagesFor(kRecordRows));
-  const std::int64_t serving = ServedModelBytes(spec, config, base_bytes) + (qlora ? trained * 12 : training_weights + trained * 8) +
-                               ServedPassBytes(spec, config, rows) + pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
+  const std::int64_t moments = spec.run.save_every > 0 ? 0 : trained * 8;
+  const std::int64_t values = qlora ? trained * 4 : training_weights - trained * 4;  // without their gradients
+  const std::int64_t serving = ServedModelBytes(spec, config, base_bytes) + values + moments + ServedPassBytes(spec, config, rows) +
+                               pages * model::KvPool::PageBytes(config, kernels::DType::kBF16);
   return std::max(converting, serving) + process;
 }
 

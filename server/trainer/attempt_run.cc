@@ -369,6 +369,8 @@ class AttemptRun {
     }
     NIBBLE_RETURN_IF_ERROR(recipe_->WriteLogprobs(sequences, trained_directory));
     recipe_->Release();
+    // An attempt that is interrupted from here on saves them, unless its last step is saved.
+    if (saved_step_ == progress_.step) moments_.clear();
     NIBBLE_ASSIGN_OR_RETURN(const auto served, model::LoadedModel::Load(directory,
                                                                         {.max_positions = spec_.data.max_seq_len, .cancelled = stopping_},
                                                                         context_.stream));

@@ -181,6 +181,14 @@ class TorchBitNetModel : public BitNetModel {
 
   const model::DecoderWeights& ServingWeights() const override { return serving_; }
 
+  void ReleaseGradients() override {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      tensors_[i].mutable_grad().reset();
+      parameters_[i].grad = {};
+    }
+    state_.context.scratch.reset();
+  }
+
   absl::Status ForEachTrainingLogits(
       std::span<const std::int32_t> tokens,
       const std::function<absl::Status(std::int64_t, const kernels::Matrix&)>& visit) override {

@@ -39,6 +39,8 @@ class BitNetModel : public TrainingModel {
   virtual absl::StatusOr<model::ArtifactInfo> Write(base::FileSystem& files, const std::string& companions_from,
                                                     const base::Json& provenance, const std::string& directory) const = 0;
 
+  // Frees the gradients and the scratch of backward passes: no ForwardBackward afterwards.
+  virtual void ReleaseGradients() = 0;
   // Logits of every row by the instantiation that trains, autograd on; in chunks as model::ForEachLogits gives them.
   virtual absl::Status ForEachTrainingLogits(
       std::span<const std::int32_t> tokens,

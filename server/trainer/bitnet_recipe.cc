@@ -1,4 +1,5 @@
 // BitNet: all weights, trained in the arithmetic of the ternary artifact that is served.
+#include "server/base/process_memory.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/model/bitnet_shape.h"
@@ -75,6 +76,11 @@ class BitNetRecipe : public Recipe {
       record.sequences.push_back(std::move(sequence));
     }
     return record;
+  }
+
+  void Release() override {
+    model_->ReleaseGradients();
+    base::ReturnFreeMemory();  // small pieces that training has freed
   }
 
  private:

@@ -112,5 +112,16 @@ TEST(MemoryPlanTest, TrainingThatNeedsMoreThanPublishingIsThePlan) {
   for (const MemoryItem& item : PlanMemory(spec, config, /*base_bytes=*/2, batch)) EXPECT_STRNE(item.pool, "publishing");
 }
 
+// A job that has saved its last step publishes without the optimiser's moments.
+TEST(MemoryPlanTest, PublishingKeepsMomentsWhereNothingIsSaved) {
+  const model::ModelConfig config = Qwen3Of600M();
+  jobs::JobSpec spec = Spec(jobs::kMethodQLora);
+  const BatchShape batch = {.tokens = 64, .examples = 10, .evaluation = {.rows = 256, .pages = 8}};
+  ASSERT_GT(spec.run.save_every, 0);
+  const std::int64_t saved = Total(PlanMemory(spec, config, /*base_bytes=*/2, batch));
+  spec.run.save_every = 0;
+  EXPECT_EQ(Total(PlanMemory(spec, config, 2, batch)), saved + TrainedParameters(spec, config) * 8);
+}
+
 }  // namespace
 }  // namespace nibble::plan

@@ -359,6 +359,23 @@ TEST_F(BitNetModelTest, NormsBeforeLinearsStartAsThoseOfTheirBlock) {
 }
 
 // What conversion ternarises has the bits that training instantiates; embedding and head are rounded there as they are here.
+// faults.md T3: what publishing still asks of the model.
+TEST_F(BitNetModelTest, ReleaseOfGradientsKeepsValuesAndLogits) {
+  Make("hf_sharded_f32", "bitnet-2b4t");
+  Step(Batch({Tokens(7, 20)}), 1e-3);
+  const auto tokens = Tokens(5, 33);
+  const auto digests = TrainingDigests(*model_, tokens);
+  std::vector<std::vector<float>> values;
+  for (const Parameter& p : model_->parameters()) values.emplace_back(p.value.begin(), p.value.end());
+  model_->ReleaseGradients();
+  EXPECT_EQ(TrainingDigests(*model_, tokens), digests);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const Parameter& p = model_->parameters()[i];
+    EXPECT_EQ(std::vector<float>(p.value.begin(), p.value.end()), values[i]) << p.name;
+    EXPECT_TRUE(p.grad.empty()) << p.name;
+  }
+}
+
 TEST_F(BitNetModelTest, ConvertedMastersAnswerAsTheTrainingInstantiation) {
   Make("hf_sharded_f32", "bitnet-tips", {.act_bits = 4});
   Step(Batch({Tokens(7, 20)}), 1e-3);
