@@ -1,6 +1,8 @@
 #include "server/plan/check_job.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "server/base/error.h"
@@ -42,7 +44,9 @@ absl::StatusOr<data::Dataset> CheckData(const char* field, const data::TokenSour
   if (loaded.ok() || absl::IsCancelled(loaded.status())) return loaded;
   absl::Status named(loaded.status().code(), StrCat(field, ": ", base::ToStd(loaded.status().message())));
   const std::string reason = base::Reason(loaded.status());
-  return base::WithReason(named, reason.empty() ? "FIELD_VIOLATION" : reason, {{"field", field}});
+  std::map<std::string, std::string> metadata = base::ReasonMetadata(loaded.status());
+  metadata["field"] = field;
+  return base::WithReason(named, reason.empty() ? "FIELD_VIOLATION" : reason, metadata);
 }
 
 }  // namespace
