@@ -193,11 +193,10 @@ grpc::ServerWriteReactor<v1::JobEvent>* FineTuneService::WatchJob(grpc::Callback
                                                                   const v1::WatchJobRequest* request) {
   auto stream = StreamReactor<v1::JobEvent>::Make(edge_, context, "nibble.v1.FineTuneService/WatchJob", &edge_.watches);
   if (stream->ended()) return stream.get();
-  const bool taken = edge_.watch_workers.TryRun([this, stream, name = request->name(), after = request->after_sequence()] {
+  RunOnWorker(edge_.watch_workers, *stream, [this, stream, name = request->name(), after = request->after_sequence()] {
     if (const auto job = Find(jobs_, stream->call(), name); !job.ok()) return stream->End(job.status());
     rpc::WatchJob(stream, jobs_, name, after);
   });
-  if (!taken) stream->End(TooManyWait(edge_.watch_workers));
   return stream.get();
 }
 

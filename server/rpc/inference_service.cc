@@ -176,19 +176,19 @@ template <typename Reply, typename Begin>
 grpc::ServerWriteReactor<Reply>* StreamOnWorker(Edge& edge, grpc::CallbackServerContext* context, const char* method, Begin begin) {
   auto stream = StreamReactor<Reply>::Make(edge, context, method);
   if (stream->ended()) return stream.get();
-  const bool taken = edge.workers.TryRun([&edge, stream, begin = std::move(begin)] {
+  RunOnWorker(edge.workers, *stream, [&edge, stream, begin = std::move(begin)] {
     edge.workers.NoteWait(edge.clock.Monotonic() - stream->call().began());
     if (stream->ended()) return;
     if (const absl::Status status = begin(stream); !status.ok()) stream->End(status);
   });
-  if (!taken) stream->End(TooManyWait(edge.workers));
   return stream.get();
 }
 
 }  // namespace
 
 void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, std::function<absl::Status()> work, Failed failed) {
-  const auto place = large_texts_.Take(FairnessKey(call.principal()));
+  const std::string principal = FairnessKey(call.principal());
+  const auto place = large_texts_.Take(principal);
   if (!place.ok()) {
     return failed(TooManyOfPrincipal("large texts waiting or being encoded", kMaxLargeTextsOfPrincipal, edge_.text_workers.last_wait()));
   }
@@ -201,7 +201,7 @@ void InferenceService::OnTextThread(const Call& call, absl::Duration deadline, s
     failed = nullptr;
     base::ReturnFreeMemory();  // what a large text took: the allocator would keep it
   };
-  if (!edge_.text_workers.TryRun(std::move(run))) failed(TooManyWait(edge_.text_workers));
+  if (!edge_.text_workers.TryRun(std::move(run), principal)) failed(TooManyWait(edge_.text_workers, principal));
 }
 
 template <typename Request>

@@ -5,6 +5,7 @@
 
 #include "server/base/error.h"
 #include "server/base/status_macros.h"
+#include "server/rpc/on_worker.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {

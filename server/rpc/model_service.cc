@@ -107,8 +107,7 @@ grpc::ServerWriteReactor<v1::DownloadArtifactResponse>* ModelService::DownloadAr
   auto stream =
       StreamReactor<v1::DownloadArtifactResponse>::Make(edge_, context, "nibble.v1.ModelService/DownloadArtifact", &edge_.downloads);
   if (stream->ended()) return stream.get();
-  const bool taken = edge_.workers.TryRun([this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
-  if (!taken) stream->End(TooManyWait(edge_.workers));
+  RunOnWorker(edge_.workers, *stream, [this, stream, copy = *request] { SendArtifact(stream, library_, copy); });
   return stream.get();
 }
 

@@ -32,8 +32,7 @@ grpc::ServerWriteReactor<v1::ServerLoad>* ServerService::WatchLoad(grpc::Callbac
                                                                    const v1::WatchLoadRequest* request) {
   auto stream = StreamReactor<v1::ServerLoad>::Make(edge_, context, "nibble.v1.ServerService/WatchLoad", &edge_.watches);
   if (stream->ended()) return stream.get();
-  const bool taken = edge_.watch_workers.TryRun([this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
-  if (!taken) stream->End(TooManyWait(edge_.watch_workers));
+  RunOnWorker(edge_.watch_workers, *stream, [this, stream, copy = *request] { rpc::WatchLoad(stream, copy, measure_); });
   return stream.get();
 }
 

@@ -12,6 +12,7 @@
 #include "server/base/mutex.h"
 #include "server/base/strings.h"
 #include "server/rpc/call.h"
+#include "server/rpc/on_worker.h"
 #include "server/rpc/request_owner.h"
 #include "server/rpc/status.h"
 
@@ -55,24 +56,6 @@ class UnaryCall : public grpc::ServerUnaryReactor {
   std::function<void()> on_cancel_ ABSL_GUARDED_BY(mutex_);
 };
 
-// That as many calls wait as may, of which each waits about so long. What they are told is between 100 ms and a minute.
-inline absl::Status TooManyWait(absl::Duration wait) {
-  const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), absl::Minutes(1));
-  return base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL",
-                          {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(retry))}});
-}
-// For these workers. The estimate is what the call that began last had waited: by Little's law (waiting = rate * wait) the length of
-// the queue over the rate at which it is served.
-inline absl::Status TooManyWait(const WorkerPool& workers) { return TooManyWait(workers.last_wait()); }
-
-// Error returned when one principal has as many of something as it may. `what`: "calls waiting for ...".
-inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::Duration wait) {
-  auto metadata = base::ReasonMetadata(TooManyWait(wait));
-  metadata["max"] = std::to_string(max);
-  return base::WithReason(absl::ResourceExhaustedError(base::StrCat("this principal already has ", max, " ", what)),
-                          "QUEUE_FULL", metadata);
-}
-
 // Answers on gRPC's own thread: for what never waits. Body takes the Call, or nothing.
 template <typename Body>
 grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context, const char* method, Body body) {
@@ -98,15 +81,18 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::Call
     call->Done(call->call().admitted());
     return call;
   }
-  const bool taken = workers.TryRun([&edge, &workers, call, patience, start = std::move(start)]() mutable {
-    workers.NoteWait(edge.clock.Monotonic() - call->call().began());
-    if (const absl::Status wanted = call->call().StillWanted(call->call().DeadlineOr(patience)); !wanted.ok()) {
-      call->Done(wanted);
-    } else {
-      start(call);
-    }
-  });
-  if (!taken) call->Done(TooManyWait(workers));
+  const std::string principal = FairnessKey(call->call().principal());
+  const bool taken = workers.TryRun(
+      [&edge, &workers, call, patience, start = std::move(start)]() mutable {
+        workers.NoteWait(edge.clock.Monotonic() - call->call().began());
+        if (const absl::Status wanted = call->call().StillWanted(call->call().DeadlineOr(patience)); !wanted.ok()) {
+          call->Done(wanted);
+        } else {
+          start(call);
+        }
+      },
+      principal);
+  if (!taken) call->Done(TooManyWait(workers, principal));
   return call;
 }
 

@@ -7,6 +7,7 @@
 
 #include "server/base/error.h"
 #include "server/base/strings.h"
+#include "server/rpc/request_owner.h"
 #include "server/rpc/time.h"
 
 namespace nibble::rpc {
@@ -52,7 +53,8 @@ class LoadWatch : public std::enable_shared_from_this<LoadWatch> {
                  const auto self = weak.lock();
                  if (!passed || self == nullptr || self->stream_->ended()) return;
                  // Without room for a task this one is left out.
-                 if (!self->stream_->call().edge().watch_workers.TryRun([self] { self->Send(); })) self->Wait();
+                 const Call& call = self->stream_->call();
+                 if (!call.edge().watch_workers.TryRun([self] { self->Send(); }, FairnessKey(call.principal()))) self->Wait();
                });
   }
 

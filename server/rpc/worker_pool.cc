@@ -17,23 +17,54 @@ WorkerPool::~WorkerPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-bool WorkerPool::TryRun(Task task) {
+bool WorkerPool::TryRun(Task task, const std::string& principal) {
   base::MutexLock lock(mutex_);
-  if (stop_ || tasks_.size() >= max_waiting_) return false;
-  tasks_.push_back(std::move(task));
-  wake_.NotifyOne();
+  if (stop_ || num_waiting_ >= max_waiting_) return false;
+  if (!principal.empty()) {
+    const auto own = waiting_.find(principal);
+    if (own != waiting_.end() && own->second.size() >= max_waiting_each()) return false;
+  }
+  Add(std::move(task), principal);
   return true;
 }
 
 void WorkerPool::Run(Task task) {
   base::MutexLock lock(mutex_);
-  tasks_.push_back(std::move(task));
+  Add(std::move(task), "");
+}
+
+std::size_t WorkerPool::num_waiting(const std::string& principal) const {
+  base::MutexLock lock(mutex_);
+  const auto own = waiting_.find(principal);
+  return own == waiting_.end() ? 0 : own->second.size();
+}
+
+void WorkerPool::Add(Task task, const std::string& principal) {
+  std::deque<Task>& own = waiting_[principal];
+  if (own.empty()) turns_.push_back(principal);
+  own.push_back(std::move(task));
+  ++num_waiting_;
   wake_.NotifyOne();
+}
+
+WorkerPool::Task WorkerPool::TakeNext() {
+  std::string turn = std::move(turns_.front());
+  turns_.pop_front();
+  const auto own = waiting_.find(turn);
+  Task task = std::move(own->second.front());
+  own->second.pop_front();
+  --num_waiting_;
+  if (own->second.empty()) {
+    waiting_.erase(own);
+  } else {
+    turns_.push_back(std::move(turn));
+  }
+  return task;
 }
 
 void WorkerPool::AwaitIdle() {
   base::MutexLock lock(mutex_);
-  idle_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tasks_.empty() && num_running_ == 0; });
+  idle_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return num_waiting_ == 0 && num_running_ == 0; });
 }
 
 void WorkerPool::Work() {
@@ -42,16 +73,15 @@ void WorkerPool::Work() {
       Task task;  // goes, with what it holds, before it counts as done
       {
         base::MutexLock lock(mutex_);
-        wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !tasks_.empty(); });
-        if (tasks_.empty()) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
+        wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || num_waiting_ > 0; });
+        if (num_waiting_ == 0) return;
+        task = TakeNext();
         ++num_running_;
       }
       task();
     }
     base::MutexLock lock(mutex_);
-    if (--num_running_ == 0 && tasks_.empty()) idle_.NotifyAll();
+    if (--num_running_ == 0 && num_waiting_ == 0) idle_.NotifyAll();
   }
 }
 

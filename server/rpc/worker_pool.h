@@ -1,9 +1,13 @@
 #pragma once
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -13,7 +17,8 @@
 
 namespace nibble::rpc {
 
-// The threads where handlers do what may wait: gRPC's own never do. Thread-safe.
+// The threads where handlers do what may wait: gRPC's own never do. Tasks of one principal run in the order in which they came;
+// principals take turns. Thread-safe.
 class WorkerPool {
  public:
   using Task = std::function<void()>;
@@ -24,10 +29,12 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // New work: false when max_waiting tasks wait already.
-  bool TryRun(Task task);
+  // New work. False when max_waiting tasks wait already, or max_waiting_each() of `principal`: FairnessKey(), "" for one without a bound.
+  bool TryRun(Task task, const std::string& principal = "");
   // The next piece of work that was admitted before: always taken.
   void Run(Task task);
+  std::size_t max_waiting_each() const { return std::max<std::size_t>(1, max_waiting_ / 2); }
+  std::size_t num_waiting(const std::string& principal) const;
   // Comes back when nothing is queued and nothing runs.
   void AwaitIdle();
 
@@ -37,11 +44,15 @@ class WorkerPool {
 
  private:
   void Work();
+  void Add(Task task, const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Task TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::size_t max_waiting_;
-  base::Mutex mutex_;
+  mutable base::Mutex mutex_;
   base::Condition wake_;
-  std::deque<Task> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::deque<Task>> waiting_ ABSL_GUARDED_BY(mutex_);  // by principal; none is empty
+  std::deque<std::string> turns_ ABSL_GUARDED_BY(mutex_);                    // the keys of waiting_
+  std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   int num_running_ ABSL_GUARDED_BY(mutex_) = 0;
   base::Condition idle_;

@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
+#include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "nibble/v1/server_service.grpc.pb.h"
 #include "server/base/clock.h"
@@ -316,6 +320,37 @@ TEST(WorkerPoolTest, IsIdleWhenNothingIsQueuedAndNothingRuns) {
   workers.AwaitIdle();
   EXPECT_EQ(done, 200);
   EXPECT_EQ(held.use_count(), 1) << "what they held is gone";
+}
+
+// faults.md C4.
+TEST(WorkerPoolTest, PrincipalsTakeTurns) {
+  std::string order;  // of the one worker
+  std::promise<void> queued;
+  WorkerPool workers(1, 8);
+  workers.Run([&] { queued.get_future().wait(); });
+  for (const char* principal : {"a", "a", "a", "b", "", "b"}) {
+    EXPECT_TRUE(workers.TryRun([&order, principal] { order += *principal == 0 ? "-" : principal; }, principal));
+  }
+  queued.set_value();
+  workers.AwaitIdle();
+  EXPECT_EQ(order, "ab-aba");
+}
+
+TEST(WorkerPoolTest, HalfOfTheQueueIsLeftToOthers) {
+  std::promise<void> queued;
+  std::atomic<int> done{0};
+  WorkerPool workers(1, 8);
+  workers.Run([&] { queued.get_future().wait(); });
+  while (workers.num_waiting("") > 0) std::this_thread::yield();
+  const auto try_run = [&](const char* principal) { return workers.TryRun([&done] { ++done; }, principal); };
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(try_run("a"));
+  EXPECT_FALSE(try_run("a"));
+  EXPECT_EQ(workers.num_waiting("a"), workers.max_waiting_each());
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(try_run("")) << "without tokens nobody is told apart";
+  EXPECT_FALSE(try_run("b")) << "all places are taken";
+  queued.set_value();
+  workers.AwaitIdle();
+  EXPECT_EQ(done, 8);
 }
 
 TEST(PumpTest, RunsOnceMoreWhenWokenMeanwhileAndNeverTwiceAtATime) {

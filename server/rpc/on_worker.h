@@ -1,0 +1,46 @@
+// Calls that wait for a worker, and the refusals of those for which there is no room.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/base/error.h"
+#include "server/base/strings.h"
+#include "server/rpc/request_owner.h"
+#include "server/rpc/worker_pool.h"
+
+namespace nibble::rpc {
+
+// That as many calls wait as may, of which each waits about so long. What they are told is between 100 ms and a minute.
+inline absl::Status TooManyWait(absl::Duration wait) {
+  const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), absl::Minutes(1));
+  return base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL",
+                          {{"retry_ms", std::to_string(absl::ToInt64Milliseconds(retry))}});
+}
+// Error returned when one principal has as many of something as it may. `what`: "calls waiting for ...".
+inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::Duration wait) {
+  auto metadata = base::ReasonMetadata(TooManyWait(wait));
+  metadata["max"] = std::to_string(max);
+  return base::WithReason(absl::ResourceExhaustedError(base::StrCat("this principal already has ", max, " ", what)),
+                          "QUEUE_FULL", metadata);
+}
+
+// For these workers, which have not taken a task of `principal`. The estimate is what the call that began last had waited: by Little's law
+// (waiting = rate * wait) the length of the queue over the rate at which it is served.
+inline absl::Status TooManyWait(const WorkerPool& workers, const std::string& principal) {
+  if (principal.empty() || workers.num_waiting(principal) < workers.max_waiting_each()) return TooManyWait(workers.last_wait());
+  return TooManyOfPrincipal("calls waiting", workers.max_waiting_each(), workers.last_wait());
+}
+
+// Runs `work` on one of `workers`, or ends the stream: there is no room.
+template <typename Stream>
+void RunOnWorker(WorkerPool& workers, Stream& stream, std::function<void()> work) {
+  const std::string principal = FairnessKey(stream.call().principal());
+  if (!workers.TryRun(std::move(work), principal)) stream.End(TooManyWait(workers, principal));
+}
+
+}  // namespace nibble::rpc
