@@ -23,6 +23,7 @@ ip::address PeerOf(const ip::address& address) {
 
 void ConnectionTable::Place::Release() {
   if (table_ == nullptr) return;
+  table_->SetAwaiting(*entry_, false);
   const auto count = table_->per_peer_.find(entry_->peer);
   if (--count->second == 0) table_->per_peer_.erase(count);
   table_->entries_.erase(entry_);
@@ -31,8 +32,19 @@ void ConnectionTable::Place::Release() {
 
 void ConnectionTable::Place::Renew() {
   if (table_ == nullptr) return;
+  table_->SetAwaiting(*entry_, false);
   entry_->since = std::chrono::steady_clock::now();
   table_->entries_.splice(table_->entries_.end(), table_->entries_, entry_);
+}
+
+void ConnectionTable::Place::AwaitAnswer() {
+  if (table_ != nullptr) table_->SetAwaiting(*entry_, true);
+}
+
+void ConnectionTable::SetAwaiting(Entry& entry, bool awaits) {
+  if (entry.awaits_answer == awaits) return;
+  entry.awaits_answer = awaits;
+  awaits ? ++num_awaiting_ : --num_awaiting_;
 }
 
 ConnectionTable::Place ConnectionTable::Add(Connection& connection, const ip::address& peer) {
@@ -44,7 +56,12 @@ ConnectionTable::Place ConnectionTable::Add(Connection& connection, const ip::ad
 ConnectionTable::Entries::const_iterator ConnectionTable::Victim() const {
   std::size_t most = 0;
   for (const auto& [peer, count] : per_peer_) most = std::max(most, count);
-  return std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return per_peer_.at(entry.peer) == most; });
+  const auto of_most = [&](const Entry& entry) { return per_peer_.at(entry.peer) == most; };
+  if (num_awaiting_ <= max_ / 2) {
+    const auto slow = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) { return of_most(entry) && !entry.awaits_answer; });
+    if (slow != entries_.end()) return slow;
+  }
+  return std::find_if(entries_.begin(), entries_.end(), of_most);
 }
 
 bool ConnectionTable::CloseOne() {

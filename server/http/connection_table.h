@@ -18,13 +18,14 @@ class Connection {
   virtual void Close() = 0;
 };
 
-// At most `max` connections, in the order in which their present exchanges began. An exchange is the wait for a request, or a request
-// with its answer. One thread.
+// At most `max` connections, in the order in which their present exchanges began. An exchange is the wait for a request, the request while
+// it is sent and its answer is made, or the answer while it is read. One thread.
 class ConnectionTable {
   struct Entry {
     Connection* connection;
     boost::asio::ip::address peer;
     std::chrono::steady_clock::time_point since;  // begin of the exchange
+    bool awaits_answer = false;                   // the answer is being made
   };
   using Entries = std::list<Entry>;  // longest exchange first
 
@@ -44,6 +45,8 @@ class ConnectionTable {
     void Release();
     // The next exchange begins.
     void Renew();
+    // The request is whole, and its answer is being made, until Renew().
+    void AwaitAnswer();
 
    private:
     friend class ConnectionTable;
@@ -61,18 +64,21 @@ class ConnectionTable {
   std::size_t size() const { return entries_.size(); }
   // Adds a connection from `peer`, above the maximum too: CloseOne() goes before it.
   Place Add(Connection& connection, const boost::asio::ip::address& peer);
-  // Closes, of the peer with the most connections, the one whose exchange has lasted longest. False where there is none.
+  // Closes, of the peer with the most connections, the one whose exchange has lasted longest. One that awaits its answer is passed over
+  // while no more than half of the connections do: it is not slow. False where there is none.
   bool CloseOne();
   // When the exchange of the connection that CloseOne() would close began. The table has one at least.
   std::chrono::steady_clock::time_point ExchangeToCloseBegan() const { return Victim()->since; }
 
  private:
   Entries::const_iterator Victim() const;
+  void SetAwaiting(Entry& entry, bool awaits);
 
   const std::size_t max_;
   const std::function<void()> on_free_;
   Entries entries_;
   std::map<boost::asio::ip::address, std::size_t> per_peer_;
+  std::size_t num_awaiting_ = 0;
 };
 
 }  // namespace nibble::http

@@ -35,7 +35,8 @@ struct HttpLimits {
 };
 
 // Answers GET alone, on one thread. No connection can hold up another: a request and an answer have a deadline as a whole, and where
-// all connections are taken a new one closes the one whose exchange has lasted longest, of the peer that has the most. Thread-safe.
+// all connections are taken a new one closes the one whose exchange has lasted longest, of the peer that has the most
+// (ConnectionTable::CloseOne). Thread-safe.
 class HttpServer {
  public:
   // `address` is HOST:PORT; port 0 picks one. Errors: InvalidArgument (address), Unavailable (cannot bind).

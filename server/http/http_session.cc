@@ -105,6 +105,7 @@ void HttpSession::Route() {
   if (has_body) return Refuse(413, "a GET has no body");
 
   awaits_answer_ = true;
+  place_.AwaitAnswer();
   SetDeadline(limits_.render);
   route_(target.substr(0, target.find('?')), [weak = weak_from_this(), executor = socket_.get_executor(), keep_alive,
                                               number = ++num_requests_](HttpAnswer answer) {
@@ -121,6 +122,7 @@ void HttpSession::Refuse(unsigned status, const char* why, bool keep_alive) {
 
 void HttpSession::Send(HttpAnswer answer, bool keep_alive) {
   awaits_answer_ = false;
+  place_.Renew();
   body_ = std::move(answer.body);
   response_ = {};
   response_.version(std::min(parser_->get().version(), 11u));

@@ -92,7 +92,7 @@ def test_T4_cancel_while_loading_ends_the_attempt_at_once(make_server, model_dir
 @pytest.mark.full
 def test_T4_slow_micro_batch_is_no_hang(make_server, tmp_path, text_file):
     """The reproduction: a micro-batch several times as long as the timeout, of a trainer that works."""
-    timeout = 12
+    timeout = 6
     directory = small_model.write(tmp_path / "slow", hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
                                   num_key_value_heads=16, head_dim=64)
     server = make_server("--no_progress_timeout_s", timeout, "--no_progress_grace_s", 1, "--max_retries", 0)

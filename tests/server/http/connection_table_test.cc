@@ -71,6 +71,27 @@ TEST_F(ConnectionTableTest, PeerWithTheMostConnectionsLosesOne) {
   EXPECT_THAT(closed_, ElementsAre("a", "b", "probe")) << "the last: all have as many";
 }
 
+TEST_F(ConnectionTableTest, ConnectionThatAwaitsItsAnswerIsPassedOver) {
+  ConnectionTable::Place& scrape = Add("scrape", "10.0.0.1").place;
+  Add("silent", "10.0.0.1");
+  scrape.AwaitAnswer();
+  Add("new", "10.0.0.1");
+  EXPECT_TRUE(table_.CloseOne());
+  scrape.Renew();  // the answer is being read
+  EXPECT_TRUE(table_.CloseOne());
+  EXPECT_TRUE(table_.CloseOne());
+  EXPECT_THAT(closed_, ElementsAre("silent", "new", "scrape"));
+}
+
+TEST_F(ConnectionTableTest, AnswersCannotTakeAllPlaces) {
+  Add("first", "10.0.0.1").place.AwaitAnswer();
+  Add("second", "10.0.0.1").place.AwaitAnswer();
+  Add("probe", "10.0.0.1");
+  EXPECT_TRUE(table_.CloseOne());
+  EXPECT_TRUE(table_.CloseOne());
+  EXPECT_THAT(closed_, ElementsAre("first", "probe")) << "one of three may be passed over";
+}
+
 TEST_F(ConnectionTableTest, NetworkOfIpv6AndMappedIpv4AreOnePeer) {
   Add("probe", "2001:db8:0:1::1");
   Add("a", "2001:db8:0:2::1");
