@@ -204,6 +204,41 @@ INSTANTIATE_TEST_SUITE_P(
         "{% set x %}{% for i in range(9999) %}{{ 'aaaaaaaaaaaaaaaa' * 1000 }}"
         "{% endfor %}{% endset %}"));
 
+std::string MessageOf(std::size_t bytes) {
+  return R"([{"role":"user","content":")" + std::string(bytes, 'x') + "\"}]";
+}
+
+class SlowInstructionTest : public ::testing::TestWithParam<const char*> {};
+
+// Few instructions, each of which reads megabytes or more.
+TEST_P(SlowInstructionTest, EndsAfterItsProcessorTime) {
+  timespec before{}, after{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  const auto text = Render(GetParam(), MessageOf(2'000'000));
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(text.status().message()), HasSubstr("ran out of fuel"));
+  EXPECT_LT(after.tv_sec - before.tv_sec, 6);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Templates, SlowInstructionTest,
+    ::testing::Values("{% for i in range(9999) %}{% for j in range(9999) %}"
+                      "{% set q = messages[0].content | tojson %}{% endfor %}{% endfor %}",
+                      "{% for i in range(9999) %}{% for j in range(9999) %}"
+                      "{% if 'xxxxxxxxy' in messages[0].content %}{% endif %}{% endfor %}{% endfor %}",
+                      "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+                      "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}"));
+
+// Such code allocates nothing, so that processor time does not end it.
+TEST(ChatTemplateTest, MoreCodeThanTemplatesHaveIsRefused) {
+  std::string source;
+  while (source.size() < (200 << 10)) source += "{% if 'xxxxxxxxy' in messages[0].content %}{% endif %}";
+  const auto text = Render(source);
+  EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(text.status().message()), HasSubstr("bytes of code, at most 65536"));
+}
+
 TEST(ChatTemplateTest, ManyBombsInARowLeaveAWorkingRenderer) {
   for (int i = 0; i < 20; ++i) {
     EXPECT_FALSE(Render("{{ 'a' * 100000000000 }}").ok());
@@ -274,6 +309,20 @@ TEST(ChatTemplateTest, LongConversationsStayWithinTheLimits) {
   const std::vector<ChatMessage> one = {{"user", std::string(20 << 20, 'x')}};
   const auto big = (*compiled)->Render(one, {});
   EXPECT_TRUE(big.ok()) << big.status();
+  messages.assign(1000, {"user", std::string(2048, 'x')});
+  const auto many = (*compiled)->Render(messages, {});
+  EXPECT_TRUE(many.ok()) << many.status();
+}
+
+TEST(ChatTemplateTest, LongMessageWithSystemPromptAndToolsIsRendered) {
+  const std::string source = ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/templates/qwen.jinja");
+  const auto compiled = ChatTemplate::Compile(source, {});
+  ASSERT_TRUE(compiled.ok()) << compiled.status();
+  RenderOptions options;
+  options.tools_json = R"([{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])";
+  const std::vector<ChatMessage> messages = {{"system", "Be brief."}, {"user", std::string(2 << 20, 'x')}};
+  const auto text = (*compiled)->Render(messages, options);
+  EXPECT_TRUE(text.ok()) << text.status();
 }
 
 TEST(ChatTemplateTest, NothingOutsideTheVariablesIsReachable) {

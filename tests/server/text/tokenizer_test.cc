@@ -126,6 +126,14 @@ TEST(TokenBytesTest, BoundsDifferentTokensByTheLongest) {
   EXPECT_EQ(table.BytesOfLongest(0), 0u);
   EXPECT_EQ(table.BytesOfLongest(2), TokenBytes::kMaxBytes + 3);
   EXPECT_EQ(table.BytesOfLongest(20), TokenBytes::kMaxBytes + 6);
+  EXPECT_EQ(table.longest_text_bytes(), TokenBytes::kMaxBytes);
+  TokenBytes bytes;
+  bytes.Add(0, "abcd");
+  EXPECT_EQ(bytes.longest_text_bytes(), 4u);
+  bytes.Add(1, "a\xC3");
+  EXPECT_EQ(bytes.longest_text_bytes(), 4u) << "a letter and U+FFFD";
+  bytes.Add(2, "\xE2\x82");
+  EXPECT_EQ(bytes.longest_text_bytes(), 6u);
 }
 
 // T9 (docs/faults.md). The styles of Llama 2 (<s> before a text) and Qwen 2 (one token on each side).
@@ -296,6 +304,53 @@ TEST(TokenizerTest, AnEncodeThatWouldFillTheMemoryIsRefused) {
   EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(ids.status().message()), HasSubstr("more memory"));
   EXPECT_TRUE((*tokenizer)->Encode("bcd", false).ok());
+}
+
+std::string JsonOfModel(std::string_view model) {
+  return R"({"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null,)"
+         R"("pre_tokenizer":null,"post_processor":null,"decoder":null,"model":)" +
+         std::string(model) + "}";
+}
+
+// WordPiece takes time as the cube of a word's length.
+TEST(TokenizerTest, WordPieceOfLongWordsIsRefused) {
+  const auto load = [](std::string_view most) {
+    return Tokenizer::FromJson(JsonOfModel(
+        R"({"type":"WordPiece","unk_token":"[UNK]","continuing_subword_prefix":"##",)"
+        R"("vocab":{"[UNK]":0,"a":1,"##a":2},"max_input_chars_per_word":)" + std::string(most) + "}"));
+  };
+  const auto refused = load("1001");
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()),
+              HasSubstr("max_input_chars_per_word: got 1001, want at most 1000"));
+  const auto tokenizer = load("1000");
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->Encode(std::string(1000, 'a'), false)->size(), 1000u);
+  EXPECT_EQ((*tokenizer)->Encode(std::string(1001, 'a'), false)->size(), 1u);
+}
+
+TEST(TokenizerTest, BytePairsThatDropNearlyAllMergesAreRefused) {
+  const auto load = [](std::string_view dropout) {
+    return Tokenizer::FromJson(
+        JsonOfModel(R"({"type":"BPE","vocab":{"a":0,"aa":1},"merges":[["a","a"]],"dropout":)" +
+                    std::string(dropout) + "}"));
+  };
+  const auto refused = load("0.9998");
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("dropout: got 0.9998, want at most 0.9"));
+  EXPECT_TRUE(load("0.1").ok()) << load("0.1").status();
+}
+
+// Each letter begins 2'000 tokens of up to 2'000 letters: half a minute for 64 KiB.
+TEST(TokenizerTest, EncodeThatTakesTooLongIsRefused) {
+  std::string vocab = R"(["<unk>",0])";
+  for (int i = 1; i <= 2000; ++i) vocab += ",[\"" + std::string(static_cast<std::size_t>(i), 'a') + "\",-1]";
+  const auto tokenizer = Tokenizer::FromJson(JsonOfModel(R"({"type":"Unigram","unk_id":0,"vocab":[)" + vocab + "]}"));
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto ids = (*tokenizer)->Encode(std::string(64 << 10, 'a'), false);
+  EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(ids.status().message()), HasSubstr("processor time"));
+  EXPECT_EQ((*tokenizer)->Encode("aaa", false)->size(), 1u);
 }
 
 TEST(TokenizerTest, LongRunsAreEncodedWhole) {

@@ -1,32 +1,49 @@
-//! A limit on what one call may allocate, enforced in the allocator.
+//! A limit on what one call may allocate and compute, enforced in the allocator.
 //!
 //! Template fuel counts instructions, and forty of them that double a string ask
 //! for a terabyte; an allocation that fails then aborts the whole server. Here a
-//! call that goes over its budget unwinds instead. The hook that makes a failed
-//! allocation unwind is behind an unstable feature name, which the build allows
-//! for this crate alone (RUSTC_BOOTSTRAP=nibble_text).
+//! call that goes over its budget unwinds instead. Processor time is limited here
+//! too: one instruction may read megabytes, or compare lists of lists for hours, but
+//! every round of a loop allocates. The hook that makes a failed allocation unwind is
+//! behind an unstable feature name, which the build allows for this crate alone
+//! (RUSTC_BOOTSTRAP=nibble_text).
 
 use std::alloc::{set_alloc_error_hook, GlobalAlloc, Layout, System};
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{catch_unwind, resume_unwind, set_hook, take_hook, AssertUnwindSafe};
 use std::sync::Once;
+use std::time::Duration;
 
 thread_local! {
     static GUARDED: Cell<bool> = const { Cell::new(false) };
     static ARMED: Cell<bool> = const { Cell::new(false) };
     static BYTES_LEFT: Cell<usize> = const { Cell::new(0) };
     static BLOCKS_LEFT: Cell<usize> = const { Cell::new(0) };
+    // Of the thread's processor time.
+    static LATEST_NS: Cell<u64> = const { Cell::new(0) };
+    // Of the monotonic clock: the call cannot have used up its processor time before.
+    static CHECK_AT_NS: Cell<u64> = const { Cell::new(0) };
 }
 
-struct Exceeded;
+enum Exceeded {
+    Memory,
+    Time,
+}
 
-/// What a call may hold at once. Blocks bound how deep a value can nest, and
-/// with it the stack that dropping or printing it takes.
+/// What a call may hold at once, and the processor time that it may take. Blocks
+/// bound how deep a value can nest, and with it the stack that dropping or printing
+/// it takes.
 #[derive(Clone, Copy)]
 pub struct Budget {
     pub bytes: usize,
     pub blocks: usize,
+    pub time: Duration,
+}
+
+impl Budget {
+    pub const UNLIMITED: Budget =
+        Budget { bytes: usize::MAX, blocks: usize::MAX, time: Duration::MAX };
 }
 
 pub enum Failure {
@@ -53,9 +70,39 @@ struct BudgetAllocator;
 #[global_allocator]
 static ALLOCATOR: BudgetAllocator = BudgetAllocator;
 
+fn now_ns(clock: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is ours.
+    unsafe { libc::clock_gettime(clock, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+fn limit_time(time: Duration) {
+    let Ok(time_ns) = u64::try_from(time.as_nanos()) else {
+        return CHECK_AT_NS.set(u64::MAX);
+    };
+    LATEST_NS.set(now_ns(libc::CLOCK_THREAD_CPUTIME_ID).saturating_add(time_ns));
+    CHECK_AT_NS.set(0);
+}
+
+/// Whether processor time is left. Reading it takes a system call, so it is read only
+/// when the coarse clock, which takes none, has advanced by all that was left.
+fn has_time() -> bool {
+    let now = now_ns(libc::CLOCK_MONOTONIC_COARSE);
+    if now < CHECK_AT_NS.get() {
+        return true;
+    }
+    let left = LATEST_NS.get().saturating_sub(now_ns(libc::CLOCK_THREAD_CPUTIME_ID));
+    CHECK_AT_NS.set(now.saturating_add(left));
+    left > 0
+}
+
 fn take(bytes: usize, blocks: usize) -> bool {
     if !ARMED.get() {
         return true;
+    }
+    if !has_time() {
+        return false;
     }
     match (BYTES_LEFT.get().checked_sub(bytes), BLOCKS_LEFT.get().checked_sub(blocks)) {
         (Some(bytes_left), Some(blocks_left)) => {
@@ -123,29 +170,37 @@ fn install_hooks() {
 fn on_failed_allocation(_: Layout) {
     // Not ours: the machine is out of memory, and std's abort follows.
     if ARMED.replace(false) {
-        resume_unwind(Box::new(Exceeded));
+        resume_unwind(Box::new(if has_time() { Exceeded::Memory } else { Exceeded::Time }));
     }
 }
 
 fn explain(payload: Box<dyn Any + Send>, budget: Budget) -> Failure {
-    if payload.is::<Exceeded>() {
-        return Failure::Invalid(format!(
-            "needs more memory than allowed ({} bytes in {} blocks)",
-            budget.bytes, budget.blocks
-        ));
+    if let Some(exceeded) = payload.downcast_ref::<Exceeded>() {
+        return Failure::Invalid(match exceeded {
+            Exceeded::Memory => format!(
+                "needs more memory than allowed ({} bytes in {} blocks)",
+                budget.bytes, budget.blocks
+            ),
+            Exceeded::Time => format!(
+                "engine ran out of fuel: takes more than {} ms of processor time",
+                budget.time.as_millis()
+            ),
+        });
     }
     let text = payload.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
     Failure::Panic(text.unwrap_or("panic without a message").to_string())
 }
 
-/// Runs `work` so that neither a panic nor a huge allocation leaves it.
+/// Runs `work` so that neither a panic nor a huge allocation leaves it, and ends it
+/// at the first allocation after its time.
 pub fn guarded<T>(budget: Budget, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     static HOOK: Once = Once::new();
     HOOK.call_once(install_hooks);
     catch_unwind(AssertUnwindSafe(|| {
         BYTES_LEFT.set(budget.bytes);
         BLOCKS_LEFT.set(budget.blocks);
+        limit_time(budget.time);
         let _disarm = Disarm { was_guarded: GUARDED.replace(true) };
         ARMED.set(true);
         work()

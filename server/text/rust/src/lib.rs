@@ -47,8 +47,7 @@ unsafe fn text<'a>(data: *const u8, size: usize) -> Result<&'a str, Failure> {
 
 unsafe fn answer(out: *mut Bytes, work: impl FnOnce() -> Result<Vec<u8>, Failure>) -> i32 {
     // The modules guard their own work; this catches what lies around it.
-    let unlimited = Budget { bytes: usize::MAX, blocks: usize::MAX };
-    let (code, bytes) = match guarded(unlimited, work) {
+    let (code, bytes) = match guarded(Budget::UNLIMITED, work) {
         Ok(bytes) => (OK, bytes),
         Err(Failure::Invalid(reason)) => (INVALID, reason.into_bytes()),
         Err(Failure::Panic(reason)) => (INTERNAL, reason.into_bytes()),
@@ -59,8 +58,7 @@ unsafe fn answer(out: *mut Bytes, work: impl FnOnce() -> Result<Vec<u8>, Failure
 
 // For answers without an `out`: a panic there gives `otherwise`.
 fn quietly<T>(otherwise: T, work: impl FnOnce() -> T) -> T {
-    let unlimited = Budget { bytes: usize::MAX, blocks: usize::MAX };
-    guarded(unlimited, || Ok(work())).unwrap_or(otherwise)
+    guarded(Budget::UNLIMITED, || Ok(work())).unwrap_or(otherwise)
 }
 
 #[no_mangle]

@@ -3,6 +3,9 @@
 // minijinja folds constants again at every level of an expression, so compiling
 // takes time as the square of its length: 8'192 characters take half a second.
 const MAX_COST: usize = 8192 * 8192;
+// Of all tags. Code without a loop may search a long text at each step and allocate
+// nothing (budget.rs). Real templates have less than 20 KiB.
+const MAX_CODE: usize = 64 << 10;
 
 /// The tag whose `{{` or `{%` is at `start`.
 struct Tag {
@@ -139,7 +142,7 @@ pub fn has_generation(source: &str) -> bool {
 pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
     let mut out = String::with_capacity(source.len());
     let mut copied = 0;
-    let mut cost = 0usize;
+    let (mut cost, mut code) = (0usize, 0);
     let (mut loops, mut num_loops) = (Vec::new(), 0);
     let mut at = find(source, 0, "{");
     while at < source.len() {
@@ -148,6 +151,7 @@ pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
             Some(b'{' | b'%') => {
                 let tag = read_tag(source.as_bytes(), at);
                 cost = cost.saturating_add(tag.code * tag.code);
+                code += tag.code;
                 let inner = source.get(at + 2..tag.end).unwrap_or_default();
                 let is_block = source.as_bytes()[at + 1] == b'%';
                 if is_block {
@@ -169,6 +173,9 @@ pub fn prepare(source: &str, marks: bool) -> Result<String, String> {
     }
     if cost > MAX_COST {
         return Err("an expression is too long, or too many are long".into());
+    }
+    if code > MAX_CODE {
+        return Err(format!("has {code} bytes of code, at most {MAX_CODE}"));
     }
     Ok(out + &source[copied..])
 }

@@ -13,6 +13,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 const NAME: &str = "chat_template";
 const MAX_SOURCE_BYTES: usize = 256 << 10;
@@ -23,6 +24,10 @@ const MAX_ERROR_BYTES: usize = 1 << 10;
 // shorter than {"role":"","content":""}.
 const FUEL: u64 = 300_000;
 const FUEL_PER_INPUT_BYTE: u64 = 10;
+// One instruction may read megabytes, so fuel alone bounds no time. Real templates
+// take about 5 ms a MiB of text, and at most 100 ms a MiB of the shortest messages.
+const TIME: Duration = Duration::from_secs(2);
+const TIME_PER_INPUT_BYTE_NS: u64 = 500;
 const MAX_BLOCKS: usize = 50_000;
 // 50'000 nested lists are dropped and printed by recursion. Reserved, not touched.
 const STACK_BYTES: usize = 256 << 20;
@@ -198,7 +203,7 @@ impl Template {
     }
 
     fn environment(source: &str, marks: bool) -> Result<Environment<'static>, Failure> {
-        let budget = Budget { bytes: 64 << 20, blocks: 4 * MAX_SOURCE_BYTES };
+        let budget = Budget { bytes: 64 << 20, blocks: 4 * MAX_SOURCE_BYTES, time: 2 * TIME };
         on_deep_stack(budget, || {
             let mut environment = Environment::new();
             environment.set_trim_blocks(true);
@@ -292,8 +297,9 @@ fn run(
 ) -> Result<Vec<u8>, Failure> {
     let input_bytes = input.messages.len() + input.tools.len() + input.variables.len();
     let limit = scale * (MIN_OUTPUT_BYTES + 4 * input_bytes);
+    let time = TIME + Duration::from_nanos(TIME_PER_INPUT_BYTE_NS * input_bytes as u64);
     // A vector that grows holds its old half and its new whole.
-    let budget = Budget { bytes: 3 * limit, blocks: scale * MAX_BLOCKS };
+    let budget = Budget { bytes: 3 * limit, blocks: scale * MAX_BLOCKS, time };
     let fuel = scale as u64 * (FUEL + FUEL_PER_INPUT_BYTE * input_bytes as u64);
     on_deep_stack(budget, || {
         NOW.set(input.now);

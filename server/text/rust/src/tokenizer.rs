@@ -3,6 +3,7 @@
 
 use crate::budget::{guarded, Budget, Failure};
 use std::ops::Range;
+use std::time::Duration;
 use tokenizers::processors::sequence::Sequence;
 use tokenizers::{
     Decoder, DecoderWrapper, ModelWrapper, PostProcessorWrapper, PreTokenizerWrapper,
@@ -10,6 +11,10 @@ use tokenizers::{
 };
 
 const MAX_JSON_BYTES: usize = 64 << 20;
+// WordPiece takes time as the cube of a word's length. Real tokenizers have 100.
+const MAX_WORD_PIECE_CHARS: usize = 1000;
+// With 0.9998, BPE tries each merge of a text thousands of times.
+const MAX_DROPOUT: f32 = 0.9;
 
 pub struct Tokenizer {
     inner: HfTokenizer,
@@ -27,8 +32,27 @@ pub enum DecoderKind {
 
 fn budget(input_bytes: usize) -> Budget {
     // A loaded vocabulary takes about 15 times its file, an encoded text with its
-    // alignments about 100 times its bytes.
-    Budget { bytes: (64 << 20) + 256 * input_bytes, blocks: usize::MAX }
+    // alignments about 100 times its bytes. Real tokenizers take about 1 s a MiB; others
+    // take time as the square of a text's length, or copy a long prefix at each letter.
+    let time = Duration::from_secs(2) + Duration::from_micros(8 * input_bytes as u64);
+    Budget { bytes: (64 << 20) + 256 * input_bytes, blocks: usize::MAX, time }
+}
+
+fn check_cost(model: &ModelWrapper) -> Result<(), Failure> {
+    let text = match model {
+        ModelWrapper::WordPiece(model) if model.max_input_chars_per_word > MAX_WORD_PIECE_CHARS => {
+            let got = model.max_input_chars_per_word;
+            format!(
+                "model.max_input_chars_per_word: got {got}, want at most {MAX_WORD_PIECE_CHARS}"
+            )
+        }
+        ModelWrapper::BPE(model) if model.dropout.is_some_and(|got| got > MAX_DROPOUT) => {
+            let got = model.dropout.unwrap_or_default();
+            format!("model.dropout: got {got}, want at most {MAX_DROPOUT}")
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::Invalid(text))
 }
 
 /// Whether it replaces one character wherever it stands: done to a run of <0xNN> in
@@ -182,6 +206,7 @@ impl Tokenizer {
         }
         guarded(budget(json.len()), || {
             let mut inner = HfTokenizer::from_bytes(json).map_err(|e| e.to_string())?;
+            check_cost(inner.get_model())?;
             inner.with_truncation(None).map_err(|e| e.to_string())?;
             inner.with_padding(None);
             if let Some(part) = inner.get_post_processor() {
