@@ -107,8 +107,8 @@ deployment() {
 image() {
   NIBBLE_IMAGE_WORK=$root/build/image "$python" -m pytest -q -ra -s --full --no-skips -m image tests/deploy/test_image.py
 }
-# The kernels beside the machine's roofs (ternary beside a peer too), then both races of the whole program. Each fails when a result
-# is wrong, none when it is slow. JSON beside the logs.
+# The kernels beside the machine's roofs (ternary beside a peer too), attention of packed rows, then both races of the whole program. Each
+# fails when a result is wrong; that of attention also at ten times its bound, else none when it is slow. JSON beside the logs.
 races() {
   local gguf llama_cpp
   gguf=$(sed -n 's/.*NIBBLE_SMOLLM2_GGUF[^"]*"\([^"]*\)".*/\1/p' build/deps/paths.cmake)
@@ -117,6 +117,7 @@ races() {
   llama_cpp=$("$python" -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("llama_cpp").origin).parent / "lib")') &&
     [[ -f $gguf && -d $llama_cpp ]] &&
     build/release/bin/kernels_int8_bench --threads 2 --json "$logs/kernels_int8.json" &&
+    build/release/bin/segment_attention_bench --threads 2 &&
     build/release/bin/kernels_nf4_bench --threads 2 --json "$logs/kernels_nf4.json" &&
     build/release/bin/kernels_ternary_bench --threads 2 --peer "$llama_cpp" --json "$logs/kernels_ternary.json" &&
     "$python" tests/bench/peers_decode.py "$gguf" build/peers --json "$logs/peers_decode.json" &&

@@ -1,5 +1,6 @@
 // What packing costs attention in training: rows of many short examples beside the same examples alone, forward and backward. Prints
-// medians of time and the peak of torch's memory; fails where the results of a packed row are not those of its examples.
+// medians of time and the peak of torch's memory, and a row whose tokens are not a multiple of 64 beside one whose are; fails where the
+// results of a packed row are not those of its examples, or where a cost is ten times its bound.
 //   --threads N   --rounds N (at least 5)   --tokens N (of an example, 500)   --examples N (16)
 #include <torch/torch.h>
 
@@ -22,6 +23,8 @@ namespace {
 
 using nibble::trainer::ApplySegmentAttention;
 using torch::Tensor;
+
+constexpr double kBound = 1.2;  // of a packed row's time and memory, as shares of its examples' sums; the same for the other ratio
 
 struct Shape {
   const char* model;
@@ -64,6 +67,22 @@ std::vector<Tensor> Pass(const std::vector<Tensor>& inputs, const std::vector<st
   return results;
 }
 
+// One sequence of `rows` tokens: q, k, v and the gradient of the output.
+std::vector<Tensor> Inputs(std::int64_t rows, const Shape& shape) {
+  const std::int64_t q = shape.heads * shape.dim, kv = shape.kv_heads * shape.dim;
+  return {Random(rows, q, 1), Random(rows, kv, 2), Random(rows, kv, 3), Random(rows, q, 4)};
+}
+
+void Print(const Shape& shape, const std::string& name, double seconds, double bytes) {
+  std::printf("%-16s %-22s %10.2f %10.2f\n", shape.model, name.c_str(), seconds * 1e3, bytes / (1 << 20));
+}
+
+// False where a cost is ten times its bound.
+bool PrintRatio(const Shape& shape, const std::string& name, double time, double memory) {
+  std::printf("%-16s %-22s %10.3f %10.3f   bound %.1f\n", shape.model, name.c_str(), time, memory, kBound);
+  return time < 10 * kBound && memory < 10 * kBound;
+}
+
 Run Measure(const std::vector<Tensor>& inputs, const std::vector<std::int64_t>& segments, const Shape& shape, int rounds,
             const nibble::kernels::Stream& stream) {
   Run run;
@@ -103,10 +122,10 @@ int main(int argc, char** argv) {
   const nibble::kernels::Stream stream = {.isa = nibble::kernels::DetectIsa(), .pool = pool.get(), .launches = &launches};
   std::printf("%d threads, bf16, forward and backward, medians of %d\n", threads, rounds);
   std::printf("%-16s %-22s %10s %10s\n", "model", "case", "ms", "peak MiB");
+  bool in_bounds = true;
   for (const Shape& shape : {Shape{"SmolLM2-135M", 9, 3, 64}, Shape{"Llama-3-8B", 32, 8, 128}}) {
     const std::int64_t total = tokens * examples;
-    const std::int64_t q = shape.heads * shape.dim, kv = shape.kv_heads * shape.dim;
-    const std::vector<Tensor> row = {Random(total, q, 1), Random(total, kv, 2), Random(total, kv, 3), Random(total, q, 4)};
+    const std::vector<Tensor> row = Inputs(total, shape);
     std::vector<std::int64_t> segments(static_cast<std::size_t>(examples) + 1);
     for (std::size_t s = 0; s < segments.size(); ++s) segments[s] = static_cast<std::int64_t>(s) * tokens;
     std::vector<Tensor> one;
@@ -119,14 +138,19 @@ int main(int argc, char** argv) {
       return 1;
     }
     const double n = static_cast<double>(examples);
-    const double mib = 1 << 20;
-    const auto print = [&](const std::string& name, double seconds, double bytes) {
-      std::printf("%-16s %-22s %10.2f %10.2f\n", shape.model, name.c_str(), seconds * 1e3, bytes / mib);
-    };
-    print("one example", alone.seconds, static_cast<double>(alone.peak_bytes));
-    print("a row of " + std::to_string(examples), packed.seconds, static_cast<double>(packed.peak_bytes));
-    std::printf("%-16s %-22s %10.3f %10.3f\n", shape.model, "row / sum of examples", packed.seconds / (n * alone.seconds),
-                static_cast<double>(packed.peak_bytes) / (n * static_cast<double>(alone.peak_bytes)));
+    Print(shape, "one example", alone.seconds, static_cast<double>(alone.peak_bytes));
+    Print(shape, "a row of " + std::to_string(examples), packed.seconds, static_cast<double>(packed.peak_bytes));
+    in_bounds &= PrintRatio(shape, "row / sum of examples", packed.seconds / (n * alone.seconds),
+                            static_cast<double>(packed.peak_bytes) / (n * static_cast<double>(alone.peak_bytes)));
+    Run whole[2];
+    for (const int odd : {0, 1}) {
+      const std::int64_t length = 4096 + 4 * odd;
+      whole[odd] = Measure(Inputs(length, shape), {0, length}, shape, rounds, stream);
+      Print(shape, std::to_string(length) + " tokens", whole[odd].seconds, static_cast<double>(whole[odd].peak_bytes));
+    }
+    in_bounds &= PrintRatio(shape, "4100 / 4096 tokens", whole[1].seconds / whole[0].seconds,
+                            static_cast<double>(whole[1].peak_bytes) / static_cast<double>(whole[0].peak_bytes));
   }
-  return 0;
+  if (!in_bounds) std::fprintf(stderr, "a cost is ten times its bound\n");
+  return in_bounds ? 0 : 1;
 }

@@ -11,10 +11,14 @@ CANCELLED = 9  # JobState
 BACKOFF_S = 10 * 24 * 3600  # of queued jobs: they are in the queue, and none of them starts
 
 
-def template(server, model_directory, text_file):
-    """Makes a model, a data set and one cancelled job, whose row is the template of the others; stops the server."""
+def prepare(server, model_directory, text_file):
+    """A model and a data set for the jobs."""
     server.run("models", "import", model_directory, "--name", "small", "--dtype", "f32")
     server.run("datasets", "upload", text_file, "--name", "page")
+
+
+def template(server):
+    """Makes one cancelled job, whose row is the template of the others; stops the server."""
     job = server.lines("jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", "--output", "made",
                        "--max-steps", 10000, "--micro-batch", 2, "--seq-len", 96)[0]["id"]
     server.run("jobs", "cancel", job)
@@ -57,8 +61,13 @@ def add_final(database, job, count, labels=()):
     state = "CASE i % 3 WHEN 0 THEN 'SUCCEEDED' WHEN 1 THEN 'FAILED' ELSE 'CANCELLED' END"
     add_jobs(database, job, "final", count, state=state, published="1")
     for key, value, every in labels:
-        database.execute("INSERT INTO job_labels (key, value, number) SELECT ?, ?, number FROM jobs WHERE id LIKE 'final-%' AND number % ? = 0",
-                         (key, value, every))
+        add_label(database, "final-%", key, value, every)
+
+
+def add_label(database, ids, key, value, every=1):
+    """Of the jobs whose ids are LIKE `ids`, each `every`th gets it."""
+    database.execute("INSERT INTO job_labels (key, value, number) SELECT ?, ?, number FROM jobs WHERE id LIKE ? AND number % ? = 0",
+                     (key, value, ids, every))
 
 
 def add_steps(database, where, count):

@@ -70,7 +70,8 @@ def check_beside(quiet, attacked, slack=1):
 
 def test_C1_lists_of_one_row_beside_a_long_queue(make_server, model_directory, text_file):
     server = make_server("--max_jobs_per_principal", 0, "--max_queued_jobs", 1000)
-    job = large_state.template(server, model_directory, text_file)
+    large_state.prepare(server, model_directory, text_file)
+    job = large_state.template(server)
     database = large_state.open_database(server)
     large_state.add_queue(database, job, 998)
     database.close()
