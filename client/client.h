@@ -27,10 +27,9 @@ namespace nibble::client {
 
 struct ClientOptions {
   Security security;
-  // Of a call that answers at once. Loads, operations, streams and generation have none of their own: they end when
-  // they end.
+  // Of a call that answers at once, such as one that begins an operation (a load, a plan, an import).
   absl::Duration deadline = absl::Seconds(60);
-  // Of calls that have no deadline above; infinite unless the user asks.
+  // Of the wait for an operation, of streams and of LongCall; infinite unless the user asks.
   absl::Duration long_deadline = absl::InfiniteDuration();
   // A call that ends UNAVAILABLE, and no other, is tried this often in all, with doubling waits.
   int attempts = 4;
@@ -60,7 +59,7 @@ class Client {
                                 const Request& request) {
     return CallFor(options_.deadline, method, request);
   }
-  // One that may take long (load, verify, generate, score).
+  // One that may take long (generate, chat, preview).
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> LongCall(grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
                                     const Request& request) {

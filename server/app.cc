@@ -376,6 +376,7 @@ void App::State::Collect(telemetry::Metrics& out) {
                                       .kv_blocks_used = load.used_pages,
                                       .kv_blocks = load.total_pages});
   }
+  out.SetPreemptions(manager->totals().preemptions);
   if (const auto counts = database->Counts(); counts.ok()) {
     for (const char* method : jobs::kMethods) {
       for (int i = 0; i < jobs::kNumJobStates; ++i) out.SetJobs(method, jobs::Name(static_cast<jobs::JobState>(i)), 0);

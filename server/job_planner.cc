@@ -1,5 +1,6 @@
 #include "server/job_planner.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_join.h"
@@ -47,12 +48,19 @@ absl::StatusOr<plan::JobInputs> JobPlanner::InputsOf(const jobs::JobSpec& spec, 
     const auto size = state_.files.Size(base::JoinPath(base_model.directory, name));
     if (size.ok()) inputs.companion_bytes += static_cast<std::int64_t>(*size);
   }
+  NIBBLE_ASSIGN_OR_RETURN(rpc::TextFacts facts, texts_.Facts(spec.base_model));
+  inputs.config = std::move(facts.config);
+  inputs.text.digest = std::move(facts.digest);
+  NIBBLE_RETURN_IF_ERROR(AddData(spec, inputs));
+  return inputs;
+}
+
+absl::StatusOr<plan::JobInputs> JobPlanner::InputsWithRows(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
+  NIBBLE_ASSIGN_OR_RETURN(plan::JobInputs inputs, InputsOf(spec, cancel));
   NIBBLE_ASSIGN_OR_RETURN(const auto text, texts_.Get(spec.base_model));
-  inputs.config = text->config;
   inputs.text = text->assets;
   inputs.load = [this](const auto& source, const auto& cancelled) { return tokens_.GetLengths(source, cancelled); };
   inputs.memory = memory_;
-  NIBBLE_RETURN_IF_ERROR(AddData(spec, inputs));
   return inputs;
 }
 
@@ -98,7 +106,7 @@ absl::Status JobPlanner::Check(const jobs::JobSpec& spec) const {
 
 absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
   NIBBLE_RETURN_IF_ERROR(jobs::Validate(spec));
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, cancel));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsWithRows(spec, cancel));
   rpc::PlannedJob planned;
   NIBBLE_ASSIGN_OR_RETURN(planned.spec, Resolved(spec, inputs));
   NIBBLE_ASSIGN_OR_RETURN(planned.plan, PlanOf(planned.spec, inputs));
@@ -108,7 +116,7 @@ absl::StatusOr<rpc::PlannedJob> JobPlanner::Plan(const jobs::JobSpec& spec, cons
 }
 
 absl::StatusOr<jobs::PlannedMemory> JobPlanner::Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const {
-  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsOf(spec, cancel));
+  NIBBLE_ASSIGN_OR_RETURN(const plan::JobInputs inputs, InputsWithRows(spec, cancel));
   NIBBLE_ASSIGN_OR_RETURN(const plan::JobPlan plan, PlanOf(spec, inputs));
   std::vector<std::string> pools;
   for (const plan::MemoryItem& item : plan.memory) pools.push_back(base::StrCat(item.pool, " ", item.bytes));

@@ -33,11 +33,11 @@ class JobPlanner {
 
   // Errors: those of a job that is refused; Unimplemented without a trainer.
   absl::StatusOr<rpc::PlannedJob> Plan(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  // What Plan refuses without reading rows; milliseconds.
+  // What Plan refuses without reading rows or a tokenizer; milliseconds.
   absl::Status Check(const jobs::JobSpec& spec) const;
   // Of a resolved spec. Checks the job as well.
   absl::StatusOr<jobs::PlannedMemory> Memory(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
-  // Of a resolved spec. What can be refused without reading rows; milliseconds.
+  // Of a resolved spec. What can be refused without reading rows or a tokenizer; milliseconds.
   absl::Status CheckWithoutRows(const jobs::JobSpec& spec) const;
   // Of a resolved spec: the token files that its trainer reads. Reads no tokenizer; a millisecond.
   absl::StatusOr<std::vector<std::string>> TokenFiles(const jobs::JobSpec& spec) const;
@@ -47,7 +47,9 @@ class JobPlanner {
   static absl::StatusOr<jobs::JobSpec> Resolved(const jobs::JobSpec& spec, const plan::JobInputs& inputs);
   // The data sets that the spec names.
   absl::Status AddData(const jobs::JobSpec& spec, plan::JobInputs& inputs) const;
+  // Without a tokenizer, which takes up to seconds to load, for checks that read no rows.
   absl::StatusOr<plan::JobInputs> InputsOf(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
+  absl::StatusOr<plan::JobInputs> InputsWithRows(const jobs::JobSpec& spec, const base::CancelToken& cancel) const;
   absl::StatusOr<plan::JobPlan> PlanOf(const jobs::JobSpec& spec, const plan::JobInputs& inputs) const;
 
   const Limits& limits_;

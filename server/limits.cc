@@ -27,7 +27,7 @@ constexpr std::int64_t kProcessBytes = 96 << 20;
 // Of one token file that is being made: the text, its tokens with their places, and what tokenizers and templates take meanwhile. 119 to
 // 162 MiB were measured with 1 to 8 threads, and a token for each byte. Large rows take theirs of what models and trainers share.
 constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokeniseBytes);
-// Calls encode one large text at a time, and a small one on each worker.
+// Calls encode one large text at a time, at once where it cannot be cut into pieces, and a small one on each worker.
 std::int64_t EncoderBytes(const Limits& limits) {
   const auto small = static_cast<std::int64_t>(text::kLargeTextBytes);
   return text::kEncoderBytesPerByte * (limits.max_prompt_bytes + limits.workers * small);
@@ -67,9 +67,8 @@ void AddLimitFlags(CLI::App& cli, Limits& l) {
   cli.add_option("--max_connection_idle_s", l.max_connection_idle_s, "Without a call")->check(seconds);
   cli.add_option("--workers", l.workers, "Threads for calls that wait for the disk or a load")->check(CLI::Range(1, 64));
   cli.add_option("--default_deadline_s", l.default_deadline_s,
-                 "Longest wait for a worker of a unary call whose client gave no deadline; what has begun is not cut off, and "
-                 "PlanJob, LoadModel, VerifyModel and PublishCheckpoint wait as long as it takes, Generate, Chat and Score as "
-                 "--generate_deadline_s allows")
+                 "Longest wait for a worker of a unary call whose client gave no deadline; what has begun is not cut off. Generate, Chat and "
+                 "Score have --generate_deadline_s instead")
       ->check(seconds);
   cli.add_option("--generate_deadline_s", l.generate_deadline_s,
                  "Of Generate, Chat and Score, streams too, whose client gave no deadline, from their arrival to their end; 0: none")

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/base/error.h"
+#include "server/base/free_space.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/sha256.h"
@@ -267,10 +268,7 @@ class Writer {
   // What users keep goes before tokens, which can be made again.
   absl::Status CheckRoom() {
     if (options_.min_free_bytes == 0) return absl::OkStatus();
-    NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files_.FreeBytes(source_.tokens_directory));
-    if (free >= options_.min_free_bytes) return absl::OkStatus();
-    return base::WithReason(absl::ResourceExhaustedError(StrCat("the disk has ", free, " bytes free, wanted ", options_.min_free_bytes)),
-                            "DISK_FULL");
+    return base::CheckSpace(files_, source_.tokens_directory, options_.min_free_bytes);
   }
 
   base::FileSystem& files_;

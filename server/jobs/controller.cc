@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/free_space.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 #include "server/jobs/journal.h"
-#include "server/store/disk_space.h"
 #include "server/store/job_space.h"
 
 namespace nibble::jobs {
@@ -73,7 +73,7 @@ absl::Status JobController::CheckCapacity(const std::string& owner, const std::s
                               "TENANT_QUOTA", {{"max", std::to_string(options_.max_open_per_owner)}, {"retry_ms", retry_ms}});
     }
   }
-  return store::CheckSpace(state_.files, state_.layout.root(), state_.min_free_bytes);
+  return base::CheckSpace(state_.files, state_.layout.root(), state_.min_free_bytes);
 }
 
 absl::StatusOr<PlannedMemory> JobController::PlanMemory(const JobSpec& spec, const base::CancelToken& cancel) {

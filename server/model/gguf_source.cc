@@ -96,13 +96,25 @@ class GgufSource : public WeightSource {
   absl::StatusOr<std::string> Read(const TensorSpec& spec, DType dtype) const override {
     const GgufTensor& tensor = file_->tensors().find(GgufName(spec.name))->second;
     std::vector<float> values = DequantizeGguf(tensor.type, tensor.bytes, NumElements(tensor.shape).value_or(0));
-    if (!family_->gguf_permuted) return FromFloats(values, dtype);
-    if (spec.name.find(".q_proj.") != std::string::npos) UndoPermutation(values, config_.num_heads, config_.head_dim);
-    if (spec.name.find(".k_proj.") != std::string::npos) UndoPermutation(values, config_.num_kv_heads, config_.head_dim);
+    if (const std::int64_t heads = PermutedHeads(spec); heads > 0) UndoPermutation(values, heads, config_.head_dim);
     return FromFloats(values, dtype);
   }
 
+  std::int64_t ReadBytes(const TensorSpec& spec, DType dtype) const override {
+    constexpr std::int64_t kFloatBytes = sizeof(float);
+    // Floats, beside those in the other order and then beside the answer, which is no wider.
+    const std::int64_t width = kFloatBytes + (PermutedHeads(spec) > 0 ? kFloatBytes : kernels::SizeOf(dtype));
+    return NumElements(spec.shape).value_or(0) * width;
+  }
+
  private:
+  // Heads whose rows are permuted in the file; 0 for a tensor without such rows.
+  std::int64_t PermutedHeads(const TensorSpec& spec) const {
+    if (!family_->gguf_permuted) return 0;
+    if (spec.name.find(".q_proj.") != std::string::npos) return config_.num_heads;
+    return spec.name.find(".k_proj.") != std::string::npos ? config_.num_kv_heads : 0;
+  }
+
   // Metadata as the config.json that a Hugging Face directory would hold: one parser checks both.
   absl::Status ReadConfig() {
     NIBBLE_ASSIGN_OR_RETURN(const auto architecture, file_->String("general.architecture"));

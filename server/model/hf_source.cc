@@ -90,9 +90,7 @@ class HfSource : public WeightSource {
   absl::StatusOr<std::string> Read(const TensorSpec& spec, DType dtype) const override {
     const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
     const std::int64_t count = NumElements(tensor.shape).value_or(0);
-    const bool is_scaled = spec.role == TensorRole::kBias && bitnet_.has_value() &&
-                           bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
-    if (!is_scaled) return ConvertFloats(tensor.bytes, *tensor.dtype, dtype, count);
+    if (!IsScaled(spec)) return ConvertFloats(tensor.bytes, *tensor.dtype, dtype, count);
     // By weight_scale alone, whatever the magnitude of float codes: AutoBitLinear multiplies what it made with both.
     NIBBLE_ASSIGN_OR_RETURN(std::vector<float> bias, ToFloats(tensor.bytes, *tensor.dtype, count));
     NIBBLE_ASSIGN_OR_RETURN(const float scale, ReadScale(HfScaleOfBias(spec.name)));
@@ -100,7 +98,21 @@ class HfSource : public WeightSource {
     return FromFloats(bias, dtype);
   }
 
+  std::int64_t ReadBytes(const TensorSpec& spec, DType dtype) const override {
+    constexpr std::int64_t kFloatBytes = sizeof(float);
+    const SafetensorsTensor& tensor = stored_.tensors.at(spec.name);
+    const std::int64_t count = NumElements(spec.shape).value_or(0);
+    // Codes, beside the floats that they are made of.
+    if (is_ternary_ && spec.role == TensorRole::kLinear) return tensor.dtype == DType::kU8 ? count : count * (1 + kFloatBytes);
+    const bool as_stored = tensor.dtype == dtype && !IsScaled(spec);
+    return count * (kernels::SizeOf(dtype) + (as_stored ? 0 : kFloatBytes));  // one type becomes another by way of f32
+  }
+
  private:
+  bool IsScaled(const TensorSpec& spec) const {
+    return spec.role == TensorRole::kBias && bitnet_.has_value() && bitnet_->linear_class == HfLinearClass::kAutoBitLinearOffline;
+  }
+
   absl::StatusOr<float> ReadScale(const std::string& name) const {
     const SafetensorsTensor& tensor = stored_.tensors.at(name);
     NIBBLE_ASSIGN_OR_RETURN(const std::vector<float> scale, ToFloats(tensor.bytes, *tensor.dtype, 1));

@@ -1,5 +1,6 @@
 #include "server/model/import.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/formats/ternary.h"
@@ -84,10 +85,26 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
   return absl::OkStatus();
 }
 
+// The most memory that the import holds at once: tensors are read, checked and written one by one, beside the files that the source
+// holds until its end.
+std::int64_t HeldBytes(const WeightSource& source, const std::vector<TensorSpec>& specs, const std::map<std::string, DType>& types) {
+  std::int64_t largest = 0;
+  for (const TensorSpec& spec : specs) {
+    largest = std::max(largest, source.ReadBytes(spec, types.at(spec.name)));
+    if (!source.is_ternary() || spec.role != TensorRole::kLinear) continue;
+    // PutTernary: the codes, beside their rows.
+    largest = std::max(largest, NumElements(spec.shape).value_or(0) + spec.shape[0] * kernels::TernaryRowBytes(spec.shape[1]));
+  }
+  std::int64_t held = largest;
+  for (const auto& [name, bytes] : source.files()) held += static_cast<std::int64_t>(bytes.size());
+  return held;
+}
+
 }  // namespace
 
 absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::string& source, const std::string& target,
-                                         DType dtype, std::uint64_t max_tokenizer_bytes) {
+                                         DType dtype, std::uint64_t max_tokenizer_bytes,
+                                         const std::function<absl::Status(std::int64_t bytes)>& admit) {
   if (dtype != DType::kF32 && dtype != DType::kBF16) {
     return base::FieldError("dtype", StrCat(kernels::Name(dtype), ", wanted f32 or bf16"));
   }
@@ -107,8 +124,9 @@ absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::str
     types[tensor.name] = tensor.dtypes.size() == 1 ? tensor.dtypes[0] : dtype;
     plan.push_back({tensor.name, types[tensor.name], tensor.shape});
   }
-  NIBBLE_ASSIGN_OR_RETURN(const auto writer, ArtifactWriter::Create(files, target, std::move(plan)));
   std::vector<TensorSpec> specs = RequiredTensors(report.config);
+  if (admit) NIBBLE_RETURN_IF_ERROR(admit(HeldBytes(*weights, specs, types)));
+  NIBBLE_ASSIGN_OR_RETURN(const auto writer, ArtifactWriter::Create(files, target, std::move(plan)));
   SortForWriter(writer->tensors(), specs);
   for (const TensorSpec& spec : specs) {
     report.num_parameters += NumElements(spec.shape).value_or(0);

@@ -1,6 +1,7 @@
 // Other programs' models made into artifacts: a Hugging Face directory, or a GGUF file.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,10 @@ struct ImportReport {
 // max_tokenizer_bytes is refused before it is parsed.
 // Errors: NotFound (a file that must be there), InvalidArgument (config, shapes, values that are not finite; named), DataLoss
 // (truncated or contradictory files), Unimplemented (what is not supported, by name), AlreadyExists (target), ResourceExhausted
-// (UPLOAD_TOO_LARGE: tokenizer.json).
+// (UPLOAD_TOO_LARGE: tokenizer.json), those of `admit`: it is called once, before the first tensor is read, with the most bytes
+// of memory that are held from there on, beside the pages of mapped files.
 absl::StatusOr<ImportReport> ImportModel(base::FileSystem& files, const std::string& source, const std::string& target,
-                                         kernels::DType dtype, std::uint64_t max_tokenizer_bytes = kMaxTokenizerBytes);
+                                         kernels::DType dtype, std::uint64_t max_tokenizer_bytes = kMaxTokenizerBytes,
+                                         const std::function<absl::Status(std::int64_t bytes)>& admit = {});
 
 }  // namespace nibble::model

@@ -36,24 +36,29 @@ absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::str
   return ParsePeftConfig(*json);
 }
 
-absl::StatusOr<std::vector<float>> Widened(const TensorPlan& wanted, const SafetensorsTensor& got) {
+absl::Status CheckTensor(const TensorPlan& wanted, const SafetensorsTensor& got) {
   if (got.shape != wanted.shape) return WrongShape(wanted.name, ShapeText(got.shape), ShapeText(wanted.shape));
   if (got.dtype != DType::kF32 && got.dtype != DType::kF16 && got.dtype != DType::kBF16) {
     return base::WithReason(absl::UnimplementedError(StrCat(kAdapterWeightsFile, ": tensor \"", wanted.name, "\" is ", got.dtype_name,
                                                             " (supported: F32, F16, BF16)")),
                             "UNSUPPORTED_ADAPTER");
   }
-  NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, ToFloats(got.bytes, *got.dtype, NumElements(got.shape).value_or(0)));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> Widened(const SafetensorsTensor& tensor) {
+  NIBBLE_ASSIGN_OR_RETURN(std::vector<float> values, ToFloats(tensor.bytes, *tensor.dtype, NumElements(tensor.shape).value_or(0)));
   for (std::size_t i = 0; i < values.size(); ++i) {
     if (std::isfinite(values[i])) continue;
-    return absl::InvalidArgumentError(StrCat(kAdapterWeightsFile, ": tensor \"", wanted.name, "\" is not finite at element ", i));
+    return absl::InvalidArgumentError(StrCat(kAdapterWeightsFile, ": tensor \"", tensor.name, "\" is not finite at element ", i));
   }
   return values;
 }
 
 }  // namespace
 
-absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory, const ModelConfig& model) {
+absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory, const ModelConfig& model,
+                                            const std::function<absl::Status(std::int64_t bytes)>& admit) {
   PeftAdapter adapter;
   NIBBLE_ASSIGN_OR_RETURN(adapter.config, ReadConfig(files, directory));
   const std::string path = base::JoinPath(directory, kAdapterWeightsFile);
@@ -66,15 +71,23 @@ absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::
         "UNSUPPORTED_ADAPTER");
   }
   NIBBLE_ASSIGN_OR_RETURN(SafetensorsFiles stored, OpenSafetensors(path));
+  std::vector<SafetensorsTensor> tensors;  // in the order of AdapterTensors
+  std::int64_t num_values = 0;
   for (const TensorPlan& wanted : AdapterTensors(model, adapter.config)) {
     const auto found = stored.tensors.find(wanted.name);
     if (found == stored.tensors.end()) return WrongShape(wanted.name, "not there", ShapeText(wanted.shape));
-    NIBBLE_ASSIGN_OR_RETURN(adapter.values.emplace_back(), Widened(wanted, found->second));
+    NIBBLE_RETURN_IF_ERROR(CheckTensor(wanted, found->second));
+    num_values += NumElements(wanted.shape).value_or(0);
+    tensors.push_back(std::move(found->second));
     stored.tensors.erase(found);
   }
   if (!stored.tensors.empty()) {
     const SafetensorsTensor& other = stored.tensors.begin()->second;
     return WrongShape(other.name, ShapeText(other.shape), "no such tensor");
+  }
+  if (admit) NIBBLE_RETURN_IF_ERROR(admit(num_values * static_cast<std::int64_t>(sizeof(float))));
+  for (const SafetensorsTensor& tensor : tensors) {
+    NIBBLE_ASSIGN_OR_RETURN(adapter.values.emplace_back(), Widened(tensor));
   }
   return adapter;
 }

@@ -1,5 +1,7 @@
 // A directory as PEFT's save_pretrained and our own export write it, checked against the model that it belongs to.
 #pragma once
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,7 +21,9 @@ struct PeftAdapter {
 // that config and model ask for. Other files of the directory are not read: the tokenizer is the base's.
 // Errors: NotFound (a file that must be there), those of ParsePeftConfig and of OpenSafetensors, FailedPrecondition
 // (ADAPTER_SHAPE: a tensor that is missing, of another shape or of no target module; metadata tensor, got, wanted),
-// InvalidArgument (values that are not finite), Unimplemented (UNSUPPORTED_ADAPTER: pickled weights, another type).
-absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory, const ModelConfig& model);
+// InvalidArgument (values that are not finite), Unimplemented (UNSUPPORTED_ADAPTER: pickled weights, another type), those of
+// `admit`: it is called once, before any value is read, with the bytes that the values take in f32.
+absl::StatusOr<PeftAdapter> ReadPeftAdapter(base::FileSystem& files, const std::string& directory, const ModelConfig& model,
+                                            const std::function<absl::Status(std::int64_t bytes)>& admit = {});
 
 }  // namespace nibble::model

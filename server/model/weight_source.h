@@ -1,5 +1,6 @@
 // What import reads from, whatever the file format. Included by server/model/*.cc only.
 #pragma once
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -33,6 +34,8 @@ class WeightSource {
   virtual absl::StatusOr<TernaryValues> ReadTernary(const TensorSpec& spec) const {
     return absl::InternalError(spec.name + " is not ternary");
   }
+  // The most memory that one of the two holds at once for this tensor, its answer included. Pages of mapped files do not count.
+  virtual std::int64_t ReadBytes(const TensorSpec& spec, kernels::DType dtype) const = 0;
 
  protected:
   explicit WeightSource(const char* kind) : kind_(kind) {}

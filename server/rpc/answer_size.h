@@ -1,4 +1,4 @@
-// How many bytes an answer with logprobs can have, known before the first step.
+// How many bytes an answer can have, known before the first step.
 #pragma once
 #include <cstddef>
 #include <cstdint>

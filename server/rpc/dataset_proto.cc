@@ -116,7 +116,7 @@ namespace {
 
 constexpr std::int64_t kMaxPreviewRows = 100;
 constexpr std::int64_t kMaxBytesOfToken = 16;      // of nearly all tokens, for an estimate
-constexpr std::size_t kMaxPreviewText = 1u << 20;  // of a text that is shown in several rows: encoding takes 100 times its bytes
+constexpr std::size_t kMaxPreviewText = 1u << 20;  // of a text that is shown in several rows (text::kEncoderBytesPerByte)
 constexpr std::size_t kMaxBytesOfCounts = 128;     // of all numbers of an answer
 constexpr std::size_t kMaxBytesOfFrame = 11;       // of a row: its tag and its length
 

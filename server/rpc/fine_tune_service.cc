@@ -71,8 +71,8 @@ absl::StatusOr<jobs::JobQuery> QueryOf(const Call& call, const v1::ListJobsReque
 absl::StatusOr<jobs::JobSpec> FineTuneService::SpecOf(const v1::JobSpec& request) {
   NIBBLE_ASSIGN_OR_RETURN(jobs::JobSpec spec, FromProto(request));
   if (!request.data().has_max_seq_len()) {
-    if (const auto text = texts_.Get(spec.base_model); text.ok()) {
-      spec.data.max_seq_len = std::min(spec.data.max_seq_len, (*text)->config.context_limit());
+    if (const auto facts = texts_.Facts(spec.base_model); facts.ok()) {
+      spec.data.max_seq_len = std::min(spec.data.max_seq_len, facts->config.context_limit());
     }
   }
   return spec;
@@ -114,7 +114,7 @@ grpc::ServerUnaryReactor* FineTuneService::PlanJob(grpc::CallbackServerContext* 
     const auto check = [&]() -> absl::Status {
       NIBBLE_ASSIGN_OR_RETURN(spec, SpecOf(request->spec()));
       NIBBLE_RETURN_IF_ERROR(planner_.check(spec));
-      NIBBLE_ASSIGN_OR_RETURN(slot, edge_.plans.Take(FairnessKey(call.principal())));
+      NIBBLE_ASSIGN_OR_RETURN(slot, edge_.plans.Take(FairnessKey(call.principal()), operations_.RetryAfter(OperationLane::kPlans)));
       return absl::OkStatus();
     };
     const OperationStart start = StartOf(call, OperationLane::kPlans, *request, request->spec().base_model());

@@ -124,13 +124,6 @@ absl::Status TakeStopping(const v1::Stopping& stopping, std::int64_t default_max
   return absl::OkStatus();
 }
 
-// Asked before a text is encoded as a whole, which cannot be cancelled.
-absl::Status CheckEncode(std::string_view text, const model::TextAssets& assets, const text::PromptLimits& limits) {
-  NIBBLE_RETURN_IF_ERROR(text::CheckPromptLength(*assets.tokenizer, text, limits));
-  if (limits.cancelled && limits.cancelled()) return absl::CancelledError("cancelled before the prompt was encoded");
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::vector<std::int32_t>> IdsOf(const v1::TokenIds& ids, const text::PromptLimits& limits) {
   if (ids.ids_size() > limits.max_tokens) {
     return base::WithReason(
@@ -206,20 +199,14 @@ absl::StatusOr<std::string> Render(const v1::ChatInput& chat, const model::TextA
 absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens, const model::TextAssets& assets,
                                                      text::PromptLimits limits) {
   limits.field = "text";
-  NIBBLE_RETURN_IF_ERROR(CheckEncode(text, assets, limits));
   // As training encodes a row: a special token that the text begins with is not added a second time.
-  NIBBLE_ASSIGN_OR_RETURN(const text::EncodedText encoded, assets.tokenizer->EncodeWithSpans(text, add_special_tokens));
-  std::vector<std::int32_t> ids;
-  ids.reserve(encoded.tokens.size());
-  for (const text::TokenSpan& span : encoded.tokens) ids.push_back(span.id);
-  return ids;
+  return text::EncodePrompt(*assets.tokenizer, text, add_special_tokens, limits);
 }
 
 absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered, const model::TextAssets& assets,
                                                      text::PromptLimits limits) {
   limits.field = "chat";
-  NIBBLE_RETURN_IF_ERROR(CheckEncode(rendered, assets, limits));
-  return assets.tokenizer->Encode(rendered, /*add_special_tokens=*/false);
+  return text::EncodePrompt(*assets.tokenizer, rendered, /*add_special_tokens=*/false, limits);
 }
 
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, std::string rendered,

@@ -61,8 +61,8 @@ absl::StatusOr<std::string> Rendered(const Request& request, const model::TextAs
   return Render(request.chat(), text, max_bytes);
 }
 
-// The token ids of a text, with the special tokens that training adds to a row. A text that exceeds `limits` is refused before it is
-// encoded; limits.field is ignored.
+// The token ids of a text, with the special tokens that training adds to a row; bounded by `limits` as text::EncodePrompt says.
+// limits.field is ignored.
 absl::StatusOr<std::vector<std::int32_t>> EncodeText(const std::string& text, bool add_special_tokens, const model::TextAssets& assets,
                                                      text::PromptLimits limits);
 // Likewise of a rendered chat: the template spells out the special tokens itself.
@@ -70,7 +70,7 @@ absl::StatusOr<std::vector<std::int32_t>> EncodeChat(const std::string& rendered
                                                      text::PromptLimits limits);
 
 // The prompt's token ids. `rendered`: the result of Rendered. `text` receives the prompt as text, for echo. A prompt that exceeds `limits`
-// is refused before it is encoded, decoded or copied; limits.field is ignored.
+// is refused before the whole of it is encoded, or any of it decoded; limits.field is ignored.
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::GenerateRequest& request, std::string rendered,
                                                    const model::TextAssets& assets, const text::PromptLimits& limits, std::string* text);
 absl::StatusOr<std::vector<std::int32_t>> PromptOf(const v1::ScoreRequest& request, std::string rendered, const model::TextAssets& assets,

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::size_t kMaxRequestIdBytes = 128;
 constexpr int kMaxAborted = 1000;
-constexpr std::size_t kTokenIdBytes = 5;    // of a packed int32, at most
+constexpr std::size_t kTokenFrame = 6;      // of a token beside its text: a packed int32, and a blank that some decoders put before it
 constexpr std::size_t kOutputFrame = 2048;  // of an answer beside ids, text and logprobs: its start, a finish, a Usage
 
 AnswerBounds BoundsOf(const Call& call) {
@@ -55,25 +55,29 @@ absl::StatusOr<std::shared_ptr<Asked>> Check(Edge& edge, RequestIds& ids, const 
   return asked;
 }
 
-// Whether an answer with logprobs fits the messages that it is sent in; how many prompt tokens a step may score so that it does.
-// `instead`: of a unary answer, the method that streams it; nullptr: it is streamed.
+// Whether a unary answer fits one message, or the logprobs of a stream fit several; how many prompt tokens a step may score so that they
+// do. `instead`: of a unary answer, the method that streams it; nullptr: it is streamed.
 absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const char* instead, std::size_t echo_bytes,
                        GenerateOptions& options, std::size_t prompt_tokens) {
-  if (!options.logprobs && !options.prompt_logprobs) return absl::OkStatus();
+  const bool has_logprobs = options.logprobs || options.prompt_logprobs;
+  if (instead == nullptr && !has_logprobs) return absl::OkStatus();
+  const auto room = std::max<std::int64_t>(0, resident.engine->max_context() - static_cast<std::int64_t>(prompt_tokens));
+  const auto most = static_cast<std::size_t>(std::min(options.request.stopping.max_tokens, room));
+  const auto bytes_of_outputs = [&](std::size_t made) {
+    return static_cast<std::size_t>(options.request.n) * (most * made + echo_bytes + kOutputFrame);
+  };
+  // The table of bytes of a large vocabulary takes up to a second. Most answers fit whatever is in it.
+  if (!has_logprobs && bytes_of_outputs(kTokenFrame + 3 * text::TokenBytes::kMaxBytes) <= edge.max_send_bytes) return absl::OkStatus();
   // Computes the table of bytes here rather than on the engine's thread.
   const text::TokenBytes& tokens = resident.text.tokenizer->token_bytes();
   const std::size_t of_prompt = options.prompt_logprobs ? LogprobBytes(tokens, options.num_prompt_logprobs, /*digest=*/false) : 0;
-  // With each token its id and its text, of which every byte may become U+FFFD.
-  const std::size_t made = (options.logprobs ? LogprobBytes(tokens, options.num_logprobs, /*digest=*/false) : 0) + kTokenIdBytes +
-                           3 * tokens.BytesOfLongest(1);
+  const std::size_t made =
+      (options.logprobs ? LogprobBytes(tokens, options.num_logprobs, /*digest=*/false) : 0) + kTokenFrame + tokens.longest_text_bytes();
   if (instead == nullptr) {
     NIBBLE_ASSIGN_OR_RETURN(options.request.score_chunk, TokensOfAPiece(std::max(of_prompt, made), edge.max_send_bytes));
     return absl::OkStatus();
   }
-  const auto room = std::max<std::int64_t>(0, resident.engine->max_context() - static_cast<std::int64_t>(prompt_tokens));
-  const auto most = static_cast<std::size_t>(std::min(options.request.stopping.max_tokens, room));
-  const auto outputs = static_cast<std::size_t>(options.request.n);
-  return CheckUnaryAnswer(prompt_tokens * of_prompt + outputs * (most * made + echo_bytes + kOutputFrame), edge.max_send_bytes, instead);
+  return CheckUnaryAnswer(prompt_tokens * of_prompt + bytes_of_outputs(made), edge.max_send_bytes, instead);
 }
 
 // Encodes the prompt and hands it to the model's engine; `make_sink` gets the context of the answer. What is not OK is still to be

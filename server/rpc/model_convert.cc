@@ -17,6 +17,7 @@
 #include "server/data/example.h"
 #include "server/model/replay.h"
 #include "server/plan/record_tokens.h"
+#include "server/rpc/begin_operation.h"
 #include "server/rpc/dataset_proto.h"
 #include "server/rpc/model_files.h"
 #include "server/rpc/model_library.h"
@@ -35,12 +36,6 @@ using base::StrCat;
 namespace {
 
 constexpr std::int64_t kEvalSeqLen = 512;
-
-google::protobuf::Any Pack(const google::protobuf::Message& message) {
-  google::protobuf::Any any;
-  any.PackFrom(message);
-  return any;
-}
 
 std::string Text(const base::Json& object, const char* key) { return base::GetString(object, key, "", "").value_or(""); }
 
@@ -371,7 +366,7 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Export(const v1::ExportModel
   base::MutexLock lock(mutex_);
   std::erase_if(exports_, [](const auto& one) { return one.second.expired(); });
   exports_[response.artifact_id()] = exported;
-  return Pack(response);
+  return Packed(response);
 }
 
 ModelLibrary::ExportedFiles::~ExportedFiles() {

@@ -79,7 +79,7 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModelRequest& request, const RequestOwner& owner,
                                                               OperationScope& scope) {
-  std::shared_ptr<UploadContent> upload;
+  UploadTable::Taken upload;
   std::unique_ptr<BeneathPath> beneath;
   std::string source;
   // First: where the name is taken, the disk is full or the base is damaged, the upload stays for another try.
@@ -95,20 +95,13 @@ absl::StatusOr<google::protobuf::Any> ModelLibrary::Import(const v1::ImportModel
     source = beneath->path();
   } else {
     NIBBLE_ASSIGN_OR_RETURN(upload, uploads_.TakeFinished(owner, request.upload_id()));
-    source = static_cast<const UploadedModel&>(*upload).directory();
+    source = static_cast<const UploadedModel&>(*upload.content).directory();
   }
-  if (request.has_base_model()) {
-    NIBBLE_RETURN_IF_ERROR(ImportAdapter(request, source, pending->directory(), scope));
-  } else {
-    const auto has = [&](const char* name) { return state_.files.Exists(base::JoinPath(source, name)); };
-    if (has(model::kAdapterConfigFile) && !has("config.json")) {
-      return FieldError("base_model", "is not set, wanted the model that the adapter belongs to");
-    }
-    const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
-    OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
-    const auto report = model::ImportModel(files, source, pending->directory(), dtype, options_.max_tokenizer_bytes);
-    if (!report.ok()) return base::About(OfTheFiles(report.status()), request.name());
-  }
+  const absl::Status imported = request.has_base_model() ? ImportAdapter(request, source, pending->directory(), scope)
+                                                         : ImportWeights(request, source, pending->directory(), scope);
+  // There may be more memory later: the upload stays for another try.
+  if (upload.entry != nullptr && base::Reason(imported) == "OUT_OF_DEVICE_MEMORY") uploads_.PutBack(upload);
+  NIBBLE_RETURN_IF_ERROR(imported);
   scope.Progress("write", 0, 1);
   NIBBLE_RETURN_IF_ERROR(MarkMadeBy(state_.files, pending->directory(), scope.identity()));
   NIBBLE_RETURN_IF_ERROR(pending->Commit(scope.stopped()).status());
@@ -148,17 +141,39 @@ absl::StatusOr<std::optional<google::protobuf::Any>> ModelLibrary::Recover(const
   return std::optional<google::protobuf::Any>(std::move(response));
 }
 
+absl::Status ModelLibrary::ImportWeights(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
+                                         OperationScope& scope) {
+  const auto has = [&](const char* name) { return state_.files.Exists(base::JoinPath(source, name)); };
+  if (has(model::kAdapterConfigFile) && !has("config.json")) {
+    return FieldError("base_model", "is not set, wanted the model that the adapter belongs to");
+  }
+  const kernels::DType dtype = request.dtype() == v1::MODEL_FORMAT_F32 ? kernels::DType::kF32 : kernels::DType::kBF16;
+  OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);
+  // A turn, as of conversions, which never run beside imports anyway (OperationLane::kModels): without it an import would be refused
+  // memory that a verification or a publication is about to give back.
+  WorkAdmission::Turn turn;
+  const auto admit = [&](std::int64_t bytes) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(turn, AwaitTurn(StrCat("import of model ", request.name()), {.buffers = bytes}, scope));
+    scope.Progress("read", 0, 1);  // again, where it waited
+    return absl::OkStatus();
+  };
+  const auto report = model::ImportModel(files, source, target, dtype, options_.max_tokenizer_bytes, admit);
+  return base::About(OfTheFiles(report.status()), request.name());
+}
+
 absl::Status ModelLibrary::ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
                                          OperationScope& scope) {
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel stored, state_.models->Get(request.base_model()));
   NIBBLE_ASSIGN_OR_RETURN(const auto base_model, model::Artifact::Open(stored.directory));
-  auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config());
+  WorkAdmission::Turn turn;
+  const auto admit = [&](std::int64_t bytes) -> absl::Status {
+    NIBBLE_ASSIGN_OR_RETURN(turn, AwaitTurn(StrCat("import of an adapter on model ", request.base_model()),
+                                            AdapterMemory(*base_model, bytes), scope));
+    return absl::OkStatus();
+  };
+  auto adapter = model::ReadPeftAdapter(state_.files, source, base_model->config(), admit);
   if (!adapter.ok()) return base::About(OfTheFiles(adapter.status()), request.base_model());
   adapter->config.base_model_name_or_path = request.base_model();
-  std::int64_t adapter_bytes = 0;
-  for (const auto& values : adapter->values) adapter_bytes += static_cast<std::int64_t>(values.size() * sizeof(float));
-  NIBBLE_ASSIGN_OR_RETURN(const auto turn, AwaitTurn(StrCat("import of an adapter on model ", request.base_model()),
-                                                     AdapterMemory(*base_model, adapter_bytes), scope));
   if (base_model->info().format != model::Format::kNf4) scope.Progress("quantize", 0, 1);
   const base::Json provenance = {{"imported_from", "peft"}, {"base_model", request.base_model()}};
   OperationFiles files(state_.files, scope, options_.upload_limits.min_free_bytes);

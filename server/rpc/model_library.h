@@ -105,6 +105,9 @@ class ModelLibrary {
   bool IsPublished(const v1::PublishCheckpointRequest& request, const CheckpointSource& source) const;
   // The turn of an operation, whose progress says that it waits. `what`: as of WorkAdmission::Await.
   absl::StatusOr<WorkAdmission::Turn> AwaitTurn(const std::string& what, const WorkMemory& need, OperationScope& scope);
+  // Of what is at `source`. Both wait as Verify does, before they read tensors.
+  absl::Status ImportWeights(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
+                             OperationScope& scope);
   absl::Status ImportAdapter(const v1::ImportModelRequest& request, const std::string& source, const std::string& target,
                              OperationScope& scope);
   absl::Status AddLosses(const v1::ConvertModelRequest& request, const std::string& dataset, const std::string& source,

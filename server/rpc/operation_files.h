@@ -4,9 +4,9 @@
 #include <string>
 #include <string_view>
 
+#include "server/base/free_space.h"
 #include "server/base/hooked_files.h"
 #include "server/rpc/operations.h"
-#include "server/store/disk_space.h"
 
 namespace nibble::rpc {
 
@@ -30,7 +30,7 @@ class OperationWrites {
     unasked_ += bytes.size();
     if (unasked_ >= kAskEvery) {
       unasked_ = 0;
-      if (absl::Status room = store::CheckSpace(files_, path, min_free_bytes_); !room.ok()) return room;
+      if (absl::Status room = base::CheckSpace(files_, path, min_free_bytes_); !room.ok()) return room;
     }
     return write(bytes);
   }

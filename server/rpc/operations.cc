@@ -300,6 +300,24 @@ absl::Duration OperationTable::UntilNextEnd(OperationLane lane) const {
   return std::clamp(one.mean_run - (now - began), kShortestRetry, kLongestRetry);
 }
 
+absl::Duration OperationTable::RetryAfter(OperationLane lane) const {
+  base::MutexLock lock(mutex_);
+  return UntilNextEnd(lane);
+}
+
+std::deque<OperationTable::Entry>::iterator OperationTable::NextOf(std::size_t index) {
+  Lane& lane = lanes_[index];
+  const auto num_running = [&lane](const Entry& entry) {
+    return std::count_if(lane.running.begin(), lane.running.end(),
+                         [&entry](const Entry& running) { return running->record.owner == entry->record.owner; });
+  };
+  const auto next = std::min_element(lane.queue.begin(), lane.queue.end(), [&](const Entry& a, const Entry& b) {
+    return num_running(a) < num_running(b);
+  });
+  if (next == lane.queue.end() || (*next)->record.owner.name == kNobody) return next;
+  return num_running(*next) < std::max(1, kWidths[index] - 1) ? next : lane.queue.end();
+}
+
 void OperationTable::RunLane(std::size_t index) {
   while (true) {
     Entry entry;
@@ -309,12 +327,13 @@ void OperationTable::RunLane(std::size_t index) {
     {
       base::MutexLock lock(mutex_);
       Lane& lane = lanes_[index];
-      if (lane.queue.empty()) {
+      const auto next = NextOf(index);
+      if (next == lane.queue.end()) {
         --lane.num_busy;
         return;
       }
-      entry = std::move(lane.queue.front());
-      lane.queue.pop_front();
+      entry = std::move(*next);
+      lane.queue.erase(next);
       lane.running.push_back(entry);
       entry->state = OperationState::kRunning;
       entry->began = began;

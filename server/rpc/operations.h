@@ -92,6 +92,8 @@ class OperationTable {
   // wish back; 0: it was called already.
   absl::StatusOr<std::uint64_t> OnEnd(const std::string& name, Done done, const OperationViewer& viewer = {});
   void ForgetOnEnd(const std::string& name, std::uint64_t handle);
+  // Estimate of the time until an operation of the lane ends.
+  absl::Duration RetryAfter(OperationLane lane) const;
   // Wishes of OnEnd that are neither met nor taken back.
   std::size_t num_waiting() const;
 
@@ -117,6 +119,9 @@ class OperationTable {
   void End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result);  // of a state kRunning or kEnding
   void Enqueue(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunLane(std::size_t lane);
+  // The operation that a free worker of the lane takes: the oldest of an owner who has the fewest that run. The end where there is none:
+  // one principal does not have all workers of a lane, unless it has but one.
+  std::deque<Entry>::iterator NextOf(std::size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(const std::string& name) const;
   void Forget(const Entry& entry, Garbage& garbage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

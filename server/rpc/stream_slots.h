@@ -1,9 +1,11 @@
 #pragma once
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "server/base/error.h"
 #include "server/base/mutex.h"
 #include "server/base/strings.h"
@@ -22,12 +24,12 @@ class StreamSlots {
     max_ = max;
     max_each_ = max_each;
   }
-  // A place, given back when the last copy is dropped. `principal`: FairnessKey(). ResourceExhausted (STREAMS_FULL, or the
-  // reason that was given; metadata "flag" and "max").
-  absl::StatusOr<std::shared_ptr<const void>> Take(const std::string& principal = "") {
+  // A place, given back when the last copy is dropped. `principal`: FairnessKey(). `retry`: estimate of the time until another is given
+  // back. ResourceExhausted (STREAMS_FULL, or the reason that was given; metadata "flag", "max" and, with an estimate, "retry_ms").
+  absl::StatusOr<std::shared_ptr<const void>> Take(const std::string& principal = "", std::optional<absl::Duration> retry = {}) {
     base::MutexLock lock(state_->mutex);
-    if (state_->open >= max_) return Full(flag_, max_);
-    if (!principal.empty() && max_each_ > 0 && state_->of[principal] >= max_each_) return Full(flag_each_, max_each_);
+    if (state_->open >= max_) return Full(flag_, max_, retry);
+    if (!principal.empty() && max_each_ > 0 && state_->of[principal] >= max_each_) return Full(flag_each_, max_each_, retry);
     ++state_->open;
     ++state_->of[principal];
     return std::shared_ptr<const void>(state_.get(), [state = state_, principal](const void*) {
@@ -47,9 +49,11 @@ class StreamSlots {
     int open ABSL_GUARDED_BY(mutex) = 0;
     std::map<std::string, int> of ABSL_GUARDED_BY(mutex);  // by principal
   };
-  absl::Status Full(const char* flag, int max) const {
+  absl::Status Full(const char* flag, int max, std::optional<absl::Duration> retry) const {
+    std::map<std::string, std::string> metadata = {{"flag", flag}, {"max", std::to_string(max)}};
+    if (retry.has_value()) metadata["retry_ms"] = std::to_string(absl::ToInt64Milliseconds(*retry));
     return base::WithReason(absl::ResourceExhaustedError(base::StrCat("as many such calls are open as ", flag, " (", max, ") allows")),
-                            reason_, {{"flag", flag}, {"max", std::to_string(max)}});
+                            reason_, metadata);
   }
 
   const std::shared_ptr<State> state_;

@@ -37,11 +37,10 @@ text::PromptLimits LimitsOf(const AnswerBounds& bounds) {
   return {.max_bytes = bounds.max_text_bytes, .cancelled = bounds.cancelled};
 }
 
-// For a text whose tokens are sent with their ids: no more tokens than fit the answer. A text of fewer bytes needs no count in pieces.
-text::PromptLimits LimitsOfTokens(std::size_t text_bytes, const AnswerBounds& bounds) {
+// For a text whose tokens are sent with their ids: no more tokens than fit the answer.
+text::PromptLimits LimitsOfTokens(const AnswerBounds& bounds) {
   text::PromptLimits limits = LimitsOf(bounds);
-  const std::size_t most = bounds.max_bytes / (1 + kLeastStringBytes);
-  if (text_bytes > most) limits.max_tokens = static_cast<std::int64_t>(most);
+  limits.max_tokens = static_cast<std::int64_t>(bounds.max_bytes / (1 + kLeastStringBytes));
   return limits;
 }
 
@@ -49,7 +48,7 @@ absl::StatusOr<std::vector<std::int32_t>> TokensOf(const v1::TokenizeRequest& re
                                                    const AnswerBounds& bounds) {
   if (request.input_case() == v1::TokenizeRequest::INPUT_NOT_SET) return base::FieldError("input", "is not set, wanted text or chat");
   const std::string& text = request.has_text() ? request.text() : rendered;
-  const text::PromptLimits limits = LimitsOfTokens(text.size(), bounds);
+  const text::PromptLimits limits = LimitsOfTokens(bounds);
   auto ids = request.has_text() ? EncodeText(text, !request.has_add_special_tokens() || request.add_special_tokens(), model.assets, limits)
                                 : EncodeChat(text, model.assets, limits);
   // No model limits these tokens: more of them are too many for the answer.

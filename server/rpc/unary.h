@@ -75,7 +75,7 @@ grpc::ServerUnaryReactor* Unary(Edge& edge, grpc::CallbackServerContext* context
 // it gave none, after `patience`.
 template <typename Start>
 grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context, const char* method,
-                                     Start start, absl::Duration patience = absl::InfiniteDuration()) {
+                                     Start start, absl::Duration patience) {
   auto* call = new UnaryCall(edge, context, method);
   if (!call->call().admitted().ok()) {
     call->Done(call->call().admitted());
@@ -96,10 +96,10 @@ grpc::ServerUnaryReactor* UnaryAsync(Edge& edge, WorkerPool& workers, grpc::Call
   return call;
 }
 
-// Body returns absl::Status and may take minutes on workers of its own, for whom a call waits as long as its client does.
+// Body returns absl::Status and may take long, on workers of its own.
 template <typename Body>
 grpc::ServerUnaryReactor* UnaryOnSlowWorker(Edge& edge, WorkerPool& workers, grpc::CallbackServerContext* context,
-                                            const char* method, Body body, absl::Duration patience = absl::InfiniteDuration()) {
+                                            const char* method, Body body, absl::Duration patience) {
   return UnaryAsync(edge, workers, context, method,
                     [body = std::move(body)](UnaryCall* call) mutable { call->Done(body(call->call())); }, patience);
 }

@@ -11,6 +11,7 @@
 #include "server/base/mutex.h"
 #include "server/base/strings.h"
 #include "server/rpc/call.h"
+#include "server/rpc/request_owner.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -75,7 +76,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
   }
   // Nothing is locked here: gRPC may call it from within StartRead.
   void OnReadDone(bool ok) override {
-    call_.edge().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); });
+    call_.edge().workers.Run([self = this->shared_from_this(), ok] { self->Process(ok); }, FairnessKey(call_.principal()));
   }
   void Process(bool ok) {
     {
@@ -111,7 +112,7 @@ class UploadReactor : public grpc::ServerReadReactor<Request>, public std::enabl
       turn_ = Turn::kTimer;
     }
     // What was written is removed on a worker, as everywhere.
-    call_.edge().workers.Run([self = this->shared_from_this()] { self->EndStopped(); });
+    call_.edge().workers.Run([self = this->shared_from_this()] { self->EndStopped(); }, FairnessKey(call_.principal()));
   }
   void EndStopped() {
     absl::Status why;

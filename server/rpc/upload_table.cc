@@ -286,12 +286,19 @@ absl::Status UploadTable::CheckFinished(const RequestOwner& owner, const std::st
   return FindFinished(owner, id) != nullptr ? absl::OkStatus() : NoUpload(id);
 }
 
-absl::StatusOr<std::shared_ptr<UploadContent>> UploadTable::TakeFinished(const RequestOwner& owner, const std::string& id) {
+absl::StatusOr<UploadTable::Taken> UploadTable::TakeFinished(const RequestOwner& owner, const std::string& id) {
   base::MutexLock lock(mutex_);
   const Entry* const finished = FindFinished(owner, id);
   if (finished == nullptr) return NoUpload(id);
   const std::shared_ptr<Entry> entry = Erase(*finished);
-  return std::shared_ptr<UploadContent>(entry, entry->content.get());
+  return Taken{entry, std::shared_ptr<UploadContent>(entry, entry->content.get())};
+}
+
+void UploadTable::PutBack(const Taken& taken) {
+  base::MutexLock lock(mutex_);
+  if (!entries_.emplace(Key(taken.entry->owner, taken.entry->info.id), taken.entry).second) return;
+  taken.entry->gone = false;
+  Park(*taken.entry, UploadState::kFinished);
 }
 
 void UploadTable::DropOld() {

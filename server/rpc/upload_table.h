@@ -107,7 +107,13 @@ class UploadTable {
 
   // Of a finished model. The bytes count until the content has gone. NotFound (UPLOAD).
   absl::Status CheckFinished(const RequestOwner& owner, const std::string& id) const;
-  absl::StatusOr<std::shared_ptr<UploadContent>> TakeFinished(const RequestOwner& owner, const std::string& id);
+  struct Taken {
+    std::shared_ptr<Entry> entry;
+    std::shared_ptr<UploadContent> content;
+  };
+  absl::StatusOr<Taken> TakeFinished(const RequestOwner& owner, const std::string& id);
+  // It waits for its use anew, unless another upload has its id by now.
+  void PutBack(const Taken& taken);
   void DropOld();
 
  private:

@@ -1,4 +1,5 @@
-// Admits work that holds copies of models beside those that are served: verifications, conversions, publications of checkpoints.
+// Admits work that holds copies of models beside those that are served: verifications, imports, conversions,
+// publications of checkpoints.
 #pragma once
 #include <cstdint>
 #include <functional>

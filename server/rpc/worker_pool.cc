@@ -1,10 +1,11 @@
 #include "server/rpc/worker_pool.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace nibble::rpc {
 
-WorkerPool::WorkerPool(int num_threads, std::size_t max_waiting) : max_waiting_(max_waiting) {
+WorkerPool::WorkerPool(int num_threads, std::size_t max_waiting) : num_threads_(num_threads), max_waiting_(max_waiting) {
   for (int i = 0; i < num_threads; ++i) threads_.emplace_back([this] { Work(); });
 }
 
@@ -28,9 +29,9 @@ bool WorkerPool::TryRun(Task task, const std::string& principal) {
   return true;
 }
 
-void WorkerPool::Run(Task task) {
+void WorkerPool::Run(Task task, const std::string& principal) {
   base::MutexLock lock(mutex_);
-  Add(std::move(task), "");
+  Add(std::move(task), principal);
 }
 
 std::size_t WorkerPool::num_waiting(const std::string& principal) const {
@@ -47,17 +48,24 @@ void WorkerPool::Add(Task task, const std::string& principal) {
   wake_.NotifyOne();
 }
 
-WorkerPool::Task WorkerPool::TakeNext() {
-  std::string turn = std::move(turns_.front());
-  turns_.pop_front();
-  const auto own = waiting_.find(turn);
+std::deque<std::string>::iterator WorkerPool::NextTurn() {
+  return std::find_if(turns_.begin(), turns_.end(), [this](const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto running = running_.find(principal);
+    return running == running_.end() || running->second < max_running_each();
+  });
+}
+
+WorkerPool::Task WorkerPool::Take(std::string principal) {
+  const auto own = waiting_.find(principal);
   Task task = std::move(own->second.front());
   own->second.pop_front();
   --num_waiting_;
+  ++num_running_;
+  if (!principal.empty()) ++running_[principal];
   if (own->second.empty()) {
     waiting_.erase(own);
   } else {
-    turns_.push_back(std::move(turn));
+    turns_.push_back(std::move(principal));
   }
   return task;
 }
@@ -69,19 +77,27 @@ void WorkerPool::AwaitIdle() {
 
 void WorkerPool::Work() {
   while (true) {
+    std::string principal;
     {
       Task task;  // goes, with what it holds, before it counts as done
       {
         base::MutexLock lock(mutex_);
-        wake_.Wait(lock, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || num_waiting_ > 0; });
-        if (num_waiting_ == 0) return;
-        task = TakeNext();
-        ++num_running_;
+        auto turn = turns_.end();
+        wake_.Wait(lock, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          turn = NextTurn();
+          return turn != turns_.end() || (stop_ && num_waiting_ == 0);
+        });
+        if (turn == turns_.end()) return;
+        principal = std::move(*turn);
+        turns_.erase(turn);
+        task = Take(principal);
       }
       task();
     }
     base::MutexLock lock(mutex_);
+    if (const auto running = running_.find(principal); running != running_.end() && --running->second == 0) running_.erase(running);
     if (--num_running_ == 0 && num_waiting_ == 0) idle_.NotifyAll();
+    if (num_waiting_ > 0) wake_.NotifyOne();  // for one that had all its threads
   }
 }
 

@@ -17,8 +17,8 @@
 
 namespace nibble::rpc {
 
-// The threads where handlers do what may wait: gRPC's own never do. Tasks of one principal run in the order in which they came;
-// principals take turns. Thread-safe.
+// The threads where handlers do what may wait: gRPC's own never do. Tasks of one principal begin in the order in which they came;
+// principals take turns, and none has all threads: a task may take long. Thread-safe.
 class WorkerPool {
  public:
   using Task = std::function<void()>;
@@ -32,9 +32,11 @@ class WorkerPool {
   // New work. False when max_waiting tasks wait already, or max_waiting_each() of `principal`: FairnessKey(), "" for one without a bound.
   bool TryRun(Task task, const std::string& principal = "");
   // The next piece of work that was admitted before: always taken.
-  void Run(Task task);
+  void Run(Task task, const std::string& principal = "");
   std::size_t max_waiting_each() const { return std::max<std::size_t>(1, max_waiting_ / 2); }
   std::size_t num_waiting(const std::string& principal) const;
+  // Threads that one principal may have.
+  int max_running_each() const { return std::max(1, num_threads_ - 1); }
   // Comes back when nothing is queued and nothing runs.
   void AwaitIdle();
 
@@ -45,8 +47,11 @@ class WorkerPool {
  private:
   void Work();
   void Add(Task task, const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Task TakeNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first turn of a principal that has not all its threads, or the end.
+  std::deque<std::string>::iterator NextTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Task Take(std::string principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const int num_threads_;
   const std::size_t max_waiting_;
   mutable base::Mutex mutex_;
   base::Condition wake_;
@@ -55,6 +60,7 @@ class WorkerPool {
   std::size_t num_waiting_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   int num_running_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int> running_ ABSL_GUARDED_BY(mutex_);  // by principal, without ""; none is 0
   base::Condition idle_;
   std::atomic<std::int64_t> last_wait_ns_{0};
   std::vector<std::thread> threads_;

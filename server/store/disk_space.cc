@@ -14,7 +14,6 @@
 #include <filesystem>
 #include <optional>
 
-#include "server/base/error.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
 
@@ -69,15 +68,6 @@ absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path) {
     return absl::InternalError(base::StrCat("statvfs ", path, ": ", std::strerror(errno)));
   }
   return static_cast<std::uint64_t>(info.f_blocks) * info.f_frsize;
-}
-
-absl::Status CheckSpace(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes) {
-  NIBBLE_ASSIGN_OR_RETURN(const std::uint64_t free, files.FreeBytes(path));
-  if (free >= min_free_bytes) return absl::OkStatus();
-  return base::WithReason(
-      absl::ResourceExhaustedError(base::StrCat("only ", free, " bytes are free on the server's disk, wanted ", min_free_bytes,
-                                                ": delete models, datasets or jobs")),
-      "DISK_FULL", {{"free_bytes", std::to_string(free)}, {"wanted_bytes", std::to_string(min_free_bytes)}});
 }
 
 absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes) {

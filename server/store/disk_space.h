@@ -15,9 +15,6 @@ std::uint64_t DefaultWatermark(std::uint64_t total_bytes);
 // Of the file system that holds `path`.
 absl::StatusOr<std::uint64_t> TotalBytes(const std::string& path);
 
-// ResourceExhausted (DISK_FULL) when less than `min_free_bytes` is free where `path` lies.
-absl::Status CheckSpace(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
-
 // What may be written where `path` lies until no more than `min_free_bytes` is free; 0 where less is.
 absl::StatusOr<std::uint64_t> SpareBytes(base::FileSystem& files, const std::string& path, std::uint64_t min_free_bytes);
 

@@ -3,11 +3,11 @@
 #include <utility>
 
 #include "server/base/error.h"
+#include "server/base/free_space.h"
 #include "server/base/ids.h"
 #include "server/base/log.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/store/disk_space.h"
 
 namespace nibble::store {
 
@@ -154,7 +154,7 @@ ModelStore::Pending::Pending(ModelStore& store, std::string name, std::string ow
 ModelStore::Pending::~Pending() { store_.names_->Unreserve(name_, owner_); }
 
 absl::StatusOr<std::unique_ptr<ModelStore::Pending>> ModelStore::Begin(std::string_view name, const JobTenant& viewer) {
-  NIBBLE_RETURN_IF_ERROR(CheckSpace(files_, layout_.root(), min_free_bytes_));
+  NIBBLE_RETURN_IF_ERROR(base::CheckSpace(files_, layout_.root(), min_free_bytes_));
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", name));
   const std::string owner = base::NewId("import");
   {

@@ -2,18 +2,16 @@
 
 #include "absl/strings/ascii.h"
 #include "server/base/error.h"
+#include "server/base/free_space.h"
 #include "server/base/ids.h"
 #include "server/base/status_macros.h"
 #include "server/base/strings.h"
-#include "server/store/disk_space.h"
 
 namespace nibble::store {
 
 using base::StrCat;
 
 namespace {
-
-constexpr std::uint64_t kAskDiskEvery = 16u << 20;
 
 absl::Status TooLarge(std::string_view what, std::uint64_t max) {
   return base::WithReason(absl::ResourceExhaustedError(StrCat(what, " is larger than ", max, " bytes")),
@@ -46,7 +44,6 @@ absl::Status Upload::BeginFile(std::string_view name) {
   file_name_ = name;
   sha256_ = base::Sha256();
   file_bytes_ = 0;
-  unchecked_bytes_ = kAskDiskEvery;
   ++num_files_;
   return absl::OkStatus();
 }
@@ -56,11 +53,8 @@ absl::Status Upload::Append(std::string_view chunk) {
   // Subtractions that cannot wrap: both sums are at most their limits.
   if (chunk.size() > limits_.max_file_bytes - file_bytes_) return TooLarge(file_name_, limits_.max_file_bytes);
   if (chunk.size() > limits_.max_total_bytes - total_bytes_) return TooLarge("the upload", limits_.max_total_bytes);
-  unchecked_bytes_ += chunk.size();
-  if (unchecked_bytes_ >= kAskDiskEvery) {
-    NIBBLE_RETURN_IF_ERROR(CheckSpace(files_, directory_, limits_.min_free_bytes + chunk.size()));
-    unchecked_bytes_ = 0;
-  }
+  // Each time: other uploads write too, and asking takes a microsecond.
+  NIBBLE_RETURN_IF_ERROR(base::CheckSpace(files_, directory_, limits_.min_free_bytes + chunk.size()));
   NIBBLE_RETURN_IF_ERROR(file_->Append(chunk));
   sha256_.Update(chunk);
   file_bytes_ += chunk.size();

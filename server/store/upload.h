@@ -48,7 +48,6 @@ class Upload {
   std::string file_name_;
   std::uint64_t file_bytes_ = 0;
   std::uint64_t total_bytes_ = 0;
-  std::uint64_t unchecked_bytes_ = 0;  // written since the disk was last asked
   std::int64_t num_files_ = 0;
 };
 

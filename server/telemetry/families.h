@@ -108,6 +108,8 @@ struct Metrics::Families {
   NIBBLE_FAMILY(Gauge, kv_blocks, Level, "nibble_kv_cache_blocks", "Blocks of the paged KV cache");
   NIBBLE_FAMILY(Gauge, waiting, Level, "nibble_requests_waiting", "Requests that wait for a slot");
   NIBBLE_FAMILY(Gauge, running, Level, "nibble_requests_running", "Requests in the batch");
+  NIBBLE_FAMILY(Counter, preemptions, Count, "nibble_preemptions_total",
+                "Requests that gave back their KV cache to older ones and were computed again: --kv_cache_tokens is small for the load");
   NIBBLE_FAMILY(Counter, generate_requests, Count, "nibble_generate_requests_total", "Generate, Chat and Score requests ended, by result");
   NIBBLE_FAMILY(Histogram, ttft, Spread, "nibble_generate_time_to_first_token_seconds", "From arrival to the first token");
   NIBBLE_FAMILY(Histogram, tpot, Spread, "nibble_generate_time_per_output_token_seconds", "Decode time a token after the first");

@@ -200,6 +200,12 @@ void Metrics::SetScheduler(std::string_view model, const SchedulerState& state) 
   time_before = now;
 }
 
+void Metrics::SetPreemptions(std::uint64_t count) {
+  base::MutexLock lock(families_->raise_mutex);
+  Counter& counter = families_->preemptions.Add({});
+  counter.Increment(std::max(0.0, static_cast<double>(count) - counter.Value()));
+}
+
 void Metrics::TokensGenerated(std::string_view model, std::size_t tokens) {
   if (tokens > 0) families_->generated_tokens.Add({{"model", ModelLabel(model)}}).Increment(static_cast<double>(tokens));
 }

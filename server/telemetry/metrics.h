@@ -81,6 +81,8 @@ class Metrics {
 
   // Serving.
   void SetScheduler(std::string_view model, const SchedulerState& state);
+  // Of all models since the start; never less than before.
+  void SetPreemptions(std::uint64_t count);
   void TokensGenerated(std::string_view model, std::size_t tokens);
   void GenerateEnded(std::string_view model, std::string_view result, const GenerateSample& sample);
   void ModelLoaded(std::string_view model, double seconds);

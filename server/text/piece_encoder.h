@@ -1,4 +1,4 @@
-// Encodes a large text with the memory of a piece of it: an encoder takes some 200 times the bytes that it encodes at once.
+// Encodes a large text with the memory of a piece of it: an encoder takes up to kEncoderBytesPerByte of memory a byte.
 #pragma once
 #include <cstddef>
 #include <cstdint>

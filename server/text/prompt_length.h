@@ -1,17 +1,19 @@
-// Refuses a text that cannot be a prompt before the whole of it is encoded: an encoder takes about 200 times the bytes of its text.
+// Encodes a text as a prompt. One that cannot be a prompt is refused before the whole of it is encoded: an encoder takes up to
+// kEncoderBytesPerByte (piece_encoder.h) times the bytes of its text.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string_view>
+#include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/base/cancelled.h"
 #include "server/text/tokenizer.h"
 
 namespace nibble::text {
 
-// Smaller texts are encoded at once. Larger ones are encoded one at a time, after CheckPromptLength.
+// Smaller texts are encoded at once, on any thread. Callers encode larger ones one at a time.
 inline constexpr std::size_t kLargeTextBytes = 64 << 10;
 
 struct PromptLimits {
@@ -21,11 +23,13 @@ struct PromptLimits {
   base::Cancelled cancelled = {};  // asked between pieces
 };
 
-// OK where the text has to be encoded as a whole to know whether it fits; never an error for one that does, unless its tokenizer drops
-// most of what it reads. In this order: the bytes against max_bytes, and against max_tokens of the longest token; then the tokens of
-// its pieces, until they are clearly too many. At most one piece is held at a time.
+// The token ids of Tokenizer::EncodeWithSpans. In this order: the bytes are checked against max_bytes, and against max_tokens of the
+// longest token; then a large text is encoded in pieces until their tokens exceed max_tokens. A small text is encoded at once. So is a
+// large one that EncodeInPieces does not cut, unless the tokens of parts of it, cut anywhere, clearly exceed max_tokens.
+// What is encoded at once cannot be cancelled, and may have more than max_tokens: the caller checks.
 // Errors: InvalidArgument (PROMPT_TOO_LONG; of bytes metadata "bytes" and "max_bytes", of tokens "tokens", those that were counted, and
-// "max"), Cancelled, those of Tokenizer::Encode.
-absl::Status CheckPromptLength(const Tokenizer& tokenizer, std::string_view text, const PromptLimits& limits);
+// "max"), Cancelled, those of Tokenizer::EncodeWithSpans.
+absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text, bool add_special_tokens,
+                                                       const PromptLimits& limits);
 
 }  // namespace nibble::text

@@ -25,12 +25,15 @@ class TokenBytes {
   // count: at most kMaxLongest.
   std::size_t BytesOfLongest(std::size_t count) const;
   static constexpr std::size_t kMaxLongest = 32;
+  // Upper bound of the bytes that one token adds to a text, where a byte that is not UTF-8 becomes U+FFFD.
+  std::size_t longest_text_bytes() const { return longest_text_bytes_; }
 
  private:
   std::vector<std::int32_t> ids_;
   std::vector<std::uint32_t> ends_;     // of ids_, in blob_
   std::string blob_;
   std::vector<std::size_t> longest_;    // descending
+  std::size_t longest_text_bytes_ = 0;
 };
 
 }  // namespace nibble::text

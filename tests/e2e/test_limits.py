@@ -1,5 +1,6 @@
 """The limits of nibbled are flags: those of calls and models are set low and met (those of jobs: tests/server/jobs/admission_test.cc)."""
 import contextlib
+import json
 import os
 import pathlib
 import signal
@@ -12,12 +13,13 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 import small_model
-from conftest import TRAIN, trainers, wait_until
+from conftest import PAGE, TRAIN, Server, trainers, wait_until
 from http2 import GOAWAY, HEADERS, MAX_CONCURRENT_STREAMS, PING, SETTINGS, Connection, call_headers, frame
 from test_message_limits import code_of, field
 from test_kill import create, wait_for_step
 from test_reliability import prepare
-from wire import Api, message
+from test_security import new_token
+from wire import Api, message, wait_for
 
 CREATE = ["jobs", "create", "--method", "qlora", "--base", "small", "--dataset", "page", *TRAIN]
 
@@ -94,12 +96,16 @@ def test_answer_larger_than_may_be_sent(make_server, model_directory):
     assert server.json("models", "list")["models"], "it serves on"
 
 
-def stage_of(error):
-    """How far the call was that its deadline ended: metadata `stage` of its ErrorInfo."""
+def info_of(error):
     details = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
     info = error_details_pb2.ErrorInfo()
     assert any(detail.Unpack(info) for detail in details.details)
-    return info.metadata["stage"]
+    return info
+
+
+def stage_of(error):
+    """How far the call was that its deadline ended: metadata `stage` of its ErrorInfo."""
+    return info_of(error).metadata["stage"]
 
 
 def test_generate_whose_client_gave_no_deadline_has_the_servers(make_server, model_directory):
@@ -226,10 +232,7 @@ DOWNLOAD = "/nibble.v1.ModelService/DownloadArtifact"
 
 
 def reason_of(error):
-    details = status_pb2.Status.FromString(dict(error.trailing_metadata())["grpc-status-details-bin"])
-    info = error_details_pb2.ErrorInfo()
-    assert any(detail.Unpack(info) for detail in details.details)
-    return info.reason
+    return info_of(error).reason
 
 
 def exported(server, tmp_path):
@@ -284,3 +287,65 @@ def test_c12_download_that_is_not_read_loses_its_place(make_server, tmp_path):
                 pass
         assert slow.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and reason_of(slow.value) == "SLOW_CONSUMER"
         assert sum(len(message) for message in channel.unary_stream(DOWNLOAD)(request)) > 3_000_000, "one that is read is whole"
+
+
+@pytest.fixture
+def two_principals(tmp_path):
+    """A server on which one principal may have one plan, one watch and one download, and the calls of two such principals."""
+    tokens = {name: new_token(tmp_path, name, role) for name, role in (("first", "train"), ("second", "train"), ("admin", "admin"))}
+    bounds = [argument for kind in ("plans", "watches", "downloads") for argument in (f"--max_{kind}_per_principal", 1)]
+    server = Server(tmp_path / "state", "--token_file", tmp_path / "tokens", *bounds)
+    server.client_flags = ["--token-file", tokens["admin"]]
+    server.start()
+    apis = [Api(server.grpc, tokens[name].read_text().strip()) for name in ("first", "second")]
+    yield server, *apis
+    for api in apis:
+        api.close()
+    server.stop()
+
+
+def check_refused(call, reason, flag):
+    with pytest.raises(grpc.RpcError) as refused:
+        call()
+    assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    info = info_of(refused.value)
+    assert (info.reason, info.metadata["flag"], info.metadata["max"]) == (reason, flag, "1")
+
+
+def test_C4_plans_of_one_principal_have_a_bound(two_principals, model_directory, text_file, tmp_path):
+    server, first, second = two_principals
+    large = tmp_path / "large.jsonl"
+    large.write_text((json.dumps({"text": PAGE * 16}) + "\n") * 10_000)  # some 30 MiB: seconds of planning
+    prepare(server, model_directory, text_file).run("datasets", "upload", large, "--name", "large")
+
+    def plan(api, dataset):
+        request = message("PlanJobRequest")
+        spec = request.spec
+        spec.base_model, spec.train_dataset, spec.qlora.r, spec.data.max_seq_len, spec.run.max_steps = "small", dataset, 4, 64, 2
+        return api.call("FineTuneService", "PlanJob", request)
+
+    running = plan(first, "large")
+    check_refused(lambda: plan(first, "page"), "QUEUE_FULL", "--max_plans_per_principal")
+    wait_for(second, plan(second, "page"))
+    assert not first.call("google.longrunning.Operations", "GetOperation", name=running.name).done, "it took the place all the time"
+    first.call("google.longrunning.Operations", "CancelOperation", name=running.name)
+    first.call("google.longrunning.Operations", "WaitOperation", name=running.name)
+    wait_for(first, plan(first, "page"))
+
+
+def test_C4_watches_and_downloads_of_one_principal_have_a_bound(two_principals, tmp_path):
+    server, first, second = two_principals
+    watch = first.stream("ServerService", "WatchLoad")
+    next(watch)
+    for service, method in (("ServerService", "WatchLoad"), ("FineTuneService", "WatchJob")):
+        check_refused(lambda: next(first.stream(service, method)), "STREAMS_FULL", "--max_watches_per_principal")
+    next(second.stream("ServerService", "WatchLoad"))
+
+    request = exported(server, tmp_path)
+    with grpc.insecure_channel(server.grpc, options=[("grpc.http2.bdp_probe", 0)]) as channel:
+        download = channel.unary_stream(DOWNLOAD)
+        unread = download(request, metadata=first.metadata)
+        next(unread)
+        check_refused(lambda: next(download(request, metadata=first.metadata)), "STREAMS_FULL", "--max_downloads_per_principal")
+        assert sum(len(message) for message in download(request, metadata=second.metadata)) > 3_000_000
+        assert sum(len(message) for message in unread) > 3_000_000, "the refusals ended nothing"

@@ -72,7 +72,7 @@ def test_C2_long_prompts_cost_little_and_hold_up_nobody(served):
         with pytest.raises(grpc.RpcError) as refused:
             api.call("InferenceService", method, model="small", text=eval(LONG))
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT and reason_of(refused.value) == "PROMPT_TOO_LONG"
-    # gRPC's buffers of four messages of 4 MB, and a piece of 16 KiB in the encoder.
+    # gRPC's buffers of four messages of 4 MB, and a piece of 32 KiB in the encoder.
     check_attack(server, api, SEND_LONG_PROMPTS, 256 * MIB)
 
 

@@ -257,7 +257,7 @@ TEST(LimitsMemoryTest, MemoryOfNibbledItselfIsReserved) {
   EXPECT_EQ(OwnMemoryBytes(limits), own + 100);
 }
 
-// C2 (docs/faults.md): a text is encoded in one piece, and that memory is in no budget.
+// C2 (docs/faults.md): a text that cannot be cut is encoded in one piece, and that memory is in no budget.
 TEST(LimitsMemoryTest, MemoryThatEncodesTheLargestTextIsReserved) {
   Limits limits;
   const std::int64_t own = OwnMemoryBytes(limits);

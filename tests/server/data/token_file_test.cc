@@ -295,7 +295,10 @@ TEST_F(TokenFileTest, DiskWithoutRoomLeavesLengthsAloneWhereNoTokensAreNeeded) {
 TEST_F(TokenFileTest, DiskWithoutRoomLeavesTheTokensInMemory) {
   const TokenSource source = Source(Format::kText, 20);
   const WriteTokensOptions options = {.pool = pool_, .min_free_bytes = std::numeric_limits<std::uint64_t>::max()};
-  EXPECT_EQ(base::Reason(WriteTokenFile(base::RealFileSystem(), source, options)), "DISK_FULL");
+  const absl::Status refused = WriteTokenFile(base::RealFileSystem(), source, options);
+  EXPECT_EQ(base::Reason(refused), "DISK_FULL");
+  EXPECT_EQ(base::ReasonMetadata(refused)["wanted_bytes"], std::to_string(options.min_free_bytes));
+  EXPECT_GT(std::stoull(base::ReasonMetadata(refused)["free_bytes"]), 0u);
   const auto loaded = LoadTokens(base::RealFileSystem(), source, options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   ExpectSame(*loaded, *InMemory(source));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <limits>
@@ -89,6 +90,8 @@ class HashingTest : public ControllerFixture {
   void TearDown() override {
     disk_.Release();  // A test that failed must not keep the worker.
     Kill();           // The worker reads by way of hooked_.
+    EXPECT_LT(longest_round_, std::chrono::seconds(1)) << "ten times the bound";
+    RecordProperty("longest_round_us", static_cast<int>(longest_round_ / std::chrono::microseconds(1)));
   }
 
   // For what another thread does meanwhile, and the scheduler then takes in.
@@ -96,9 +99,14 @@ class HashingTest : public ControllerFixture {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (!is_so()) {
       ASSERT_LT(std::chrono::steady_clock::now(), until);
-      controller_->Round();
+      Round();
       std::this_thread::yield();
     }
+  }
+  void Round() {
+    const auto began = std::chrono::steady_clock::now();
+    controller_->Round();
+    longest_round_ = std::max<std::chrono::nanoseconds>(longest_round_, std::chrono::steady_clock::now() - began);
   }
   std::string Start(const std::string& output) {
     const std::string id = Submit(Spec(output));
@@ -127,7 +135,7 @@ class HashingTest : public ControllerFixture {
     EXPECT_EQ(State(id), kQueued);
     clock_.Advance(absl::Seconds(10));
     disk_.Hold("/step-00000002/manifest.json");
-    controller_->Round();
+    Round();
     disk_.AwaitHeld();
     EXPECT_EQ(State(id), kQueued);
     return id;
@@ -135,15 +143,15 @@ class HashingTest : public ControllerFixture {
   // Another job lives through all of it while the disk is slow.
   void AnotherJobGoesItsWay() {
     const std::string other = Submit(Spec("other"));
-    controller_->Round();
+    Round();
     EXPECT_EQ(State(other), kPreparing);
     Ready(Trainer(other));
-    controller_->Round();
+    Round();
     Step(Trainer(other), 1);
-    controller_->Round();
+    Round();
     EXPECT_EQ(controller_->Get(other)->progress["step"], 1);
     ASSERT_TRUE(controller_->Cancel(other).ok());
-    controller_->Round();
+    Round();
     EXPECT_THAT(Trainer(other).signals, ElementsAre(Runner::Signal::kTerminate));
     machine_.Exit(Trainer(other), kExitTempFail);
     RoundsUntil([&] { return State(other) == kCancelled; });
@@ -151,6 +159,7 @@ class HashingTest : public ControllerFixture {
   }
 
   SlowDisk disk_;
+  std::chrono::nanoseconds longest_round_{0};
   base::HookedFiles<Hook> hooked_{base::RealFileSystem(), disk_};
 };
 
@@ -158,7 +167,7 @@ TEST_F(HashingTest, SchedulerGoesOnWhileAnOutputIsVerified) {
   const std::string id = StartAndVerify();
   for (int i = 0; i < 3; ++i) {
     clock_.Advance(absl::Minutes(5));
-    controller_->Round();
+    Round();
     EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration()) << "/livez asks this";
   }
   EXPECT_EQ(State(id), kRunning);
@@ -197,10 +206,10 @@ TEST_F(HashingTest, SchedulerGoesOnWhileUnfinishedWorkIsRemoved) {
   ASSERT_TRUE(base::RealFileSystem().CreateDirectories(unfinished).ok());
   machine_.Kill(Trainer(id));
   disk_.Hold(unfinished);
-  controller_->Round();
+  Round();
   disk_.AwaitHeld();
   clock_.Advance(absl::Minutes(5));
-  controller_->Round();
+  Round();
   EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
   EXPECT_EQ(State(id), kRunning) << "its end is not recorded before";
   disk_.Release();
@@ -249,7 +258,7 @@ TEST_F(HashingTest, OutputIsReadOnceHoweverOftenItsEndIsRecorded) {
 TEST_F(HashingTest, SchedulerGoesOnWhileACheckpointIsRead) {
   const std::string id = StartAndResume();
   clock_.Advance(absl::Minutes(5));
-  controller_->Round();
+  Round();
   EXPECT_EQ(controller_->SinceTick(), absl::ZeroDuration());
   AnotherJobGoesItsWay();
   EXPECT_EQ(State(id), kQueued);
@@ -265,7 +274,7 @@ TEST_F(HashingTest, JobWhoseCheckpointIsReadLeavesTheQueueAtOnce) {
   EXPECT_EQ(State(id), kPaused);
   // Its place is free.
   const std::string first = Submit(Spec("first")), second = Submit(Spec("second"));
-  controller_->Round();
+  Round();
   EXPECT_EQ(State(first), kPreparing);
   EXPECT_EQ(State(second), kPreparing);
   ASSERT_TRUE(controller_->Cancel(id).ok());
@@ -279,7 +288,7 @@ TEST_F(HashingTest, JobThatIsPausedAndResumedMeanwhileStartsOnce) {
   const std::string id = StartAndResume();
   ASSERT_TRUE(controller_->Pause(id).ok());
   ASSERT_TRUE(controller_->Resume(id).ok());
-  controller_->Round();
+  Round();
   disk_.Release();
   controller_->Tick();
   EXPECT_EQ(State(id), kPreparing);

@@ -2,13 +2,16 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
+#include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"
+#include "server/model/tensor_table.h"
 #include "server/text/tokenizer.h"
 #include "tests/server/model/files.h"
 
@@ -328,6 +331,43 @@ TEST_F(ImportTest, ADiskThatFailsAtAnyStepLeavesNothing) {
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("model"))) << fail_at;
   }
   EXPECT_GT(fail_at, 40);  // 20 tensors, 6 small files of four steps each
+}
+
+// docs/faults.md, C5. As many bytes for each element of the largest tensor, beside the files that come with the weights.
+TEST_F(ImportTest, C5AsksForItsMemoryBeforeItWritesAnything) {
+  const auto check = [&](const std::string& source, DType dtype, std::int64_t element_bytes) {
+    SCOPED_TRACE(source + " as " + kernels::Name(dtype));
+    std::vector<std::int64_t> asked;
+    const auto admit = [&](std::int64_t bytes) {
+      asked.push_back(bytes);
+      EXPECT_FALSE(std::filesystem::exists(directory_.Path("model")));
+      return absl::OkStatus();
+    };
+    const auto report = ImportModel(base::RealFileSystem(), source, directory_.Path("model"), dtype, kMaxTokenizerBytes, admit);
+    ASSERT_TRUE(report.ok()) << report.status();
+    std::int64_t elements = 0, file_bytes = 0;
+    for (const TensorSpec& spec : RequiredTensors(report->config)) elements = std::max(elements, NumElements(spec.shape).value_or(0));
+    for (const char* name : kCompanionFiles) {
+      const auto size = base::RealFileSystem().Size(directory_.Path(std::string("model/") + name));
+      file_bytes += static_cast<std::int64_t>(size.value_or(0));
+    }
+    EXPECT_THAT(asked, ::testing::ElementsAre(elements * element_bytes + file_bytes));
+    std::filesystem::remove_all(directory_.Path("model"));
+  };
+  check(Golden("hf_tied_bf16"), DType::kBF16, 2);
+  check(Golden("hf_tied_bf16"), DType::kF32, 4 + 4);  // floats, and their bytes
+  check(Golden("hf_sharded_f32"), DType::kF32, 4);
+  check(Golden("hf_sharded_f32"), DType::kBF16, 4 + 2);
+  check(Golden("tiny.gguf"), DType::kF32, 4 + 4);
+  check(Golden("tiny.gguf"), DType::kBF16, 4 + 2);
+}
+
+TEST_F(ImportTest, C5WithoutItsMemoryItLeavesNothing) {
+  const auto refuse = [](std::int64_t) { return absl::ResourceExhaustedError("no memory"); };
+  const auto report =
+      ImportModel(base::RealFileSystem(), Golden("hf_tied_bf16"), directory_.Path("model"), DType::kBF16, kMaxTokenizerBytes, refuse);
+  EXPECT_EQ(report.status(), absl::ResourceExhaustedError("no memory"));
+  EXPECT_FALSE(std::filesystem::exists(directory_.Path("model")));
 }
 
 TEST_F(ImportTest, TheRealModelFromItsGgufFile) {

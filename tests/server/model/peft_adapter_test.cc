@@ -98,6 +98,31 @@ TEST_F(PeftAdapterTest, ValuesThatAreNotFiniteAreRefused) {
   }
 }
 
+// docs/faults.md, C5. What the file lacks is told without asking; what needs its values comes after.
+TEST_F(PeftAdapterTest, C5AsksForTheMemoryOfItsValuesBeforeItReadsThem) {
+  std::int64_t bytes = 0;
+  for (const auto& value : values_) bytes += static_cast<std::int64_t>(value.size() * sizeof(float));
+  for (TensorPlan& tensor : plan_) tensor.dtype = DType::kBF16;  // half as many in the file
+  values_[1][3] = std::numeric_limits<float>::infinity();
+  Write();
+  std::vector<std::int64_t> asked;
+  absl::Status answer = absl::ResourceExhaustedError("no memory");
+  const auto read = [&] {
+    return ReadPeftAdapter(base::RealFileSystem(), directory_.Path("peft"), model_, [&](std::int64_t need) {
+      asked.push_back(need);
+      return answer;
+    }).status();
+  };
+  EXPECT_EQ(read(), answer);
+  answer = absl::OkStatus();
+  EXPECT_TRUE(absl::IsInvalidArgument(read()));
+  EXPECT_THAT(asked, ::testing::ElementsAre(bytes, bytes));
+  plan_.pop_back();
+  Write();
+  EXPECT_EQ(base::Reason(read()), "ADAPTER_SHAPE");
+  EXPECT_EQ(asked.size(), 2u);
+}
+
 TEST_F(PeftAdapterTest, OtherTypesAreRefusedByName) {
   Write();
   std::string bytes = ReadBytes(Path(kAdapterWeightsFile));

@@ -537,13 +537,13 @@ class SmallMemoryTest : public ErrorDetailsTest {
   AppOptions Options() override {
     AppOptions options = ErrorDetailsTest::Options();
     options.train_memory_bytes = 1000;
-    options.serve_memory_bytes = 2000;
+    options.serve_memory_bytes = 12'000;  // the import of the model fits
     return options;
   }
   void Refused(const grpc::Status& status, const std::string& have) {
     const auto details = Check(status, grpc::StatusCode::RESOURCE_EXHAUSTED, "OUT_OF_DEVICE_MEMORY");
     EXPECT_EQ(Metadata(details, "have"), have);
-    EXPECT_GT(std::stoll(Metadata(details, "need")), 2000);
+    EXPECT_GT(std::stoll(Metadata(details, "need")), 12'000);
     EXPECT_THAT(Metadata(details, "plan"), HasSubstr("weights "));
     EXPECT_EQ(Find<google::rpc::QuotaFailure>(details)->violations(0).subject(), "OUT_OF_DEVICE_MEMORY");
   }
@@ -555,16 +555,17 @@ TEST_F(SmallMemoryTest, ResourceExhaustedOutOfDeviceMemoryOfAJobAndOfAModel) {
   v1::LoadModelRequest load;
   load.set_name("tiny");
   v1::LoadModelResponse loaded;
-  Refused(Call(models_, &v1::ModelService::Stub::LoadModel, load, &loaded), "2000");
-  Refused(Generate(Prompt("tiny", "a", 1)), "2000");
+  Refused(Call(models_, &v1::ModelService::Stub::LoadModel, load, &loaded), "12000");
+  Refused(Generate(Prompt("tiny", "a", 1)), "12000");
 }
 
-// Who asks has a name: it may have one job.
+// Who asks has a name: it may have one job, and one plan.
 class QuotaTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {
     AppOptions options = ErrorDetailsTest::Options();
     options.max_jobs_per_principal = 1;
+    options.max_plans_per_principal = 1;
     if (!with_tokens_) return options;
     options.security.token_file = directory_ + "/tokens";
     std::ofstream(options.security.token_file) << TokenLine("ann", "train") << TokenLine("bob", "train");
@@ -580,6 +581,30 @@ class QuotaTest : public ErrorDetailsTest {
   }
   bool with_tokens_ = false;
 };
+
+// The second plan is refused while the first reads its data.
+TEST_F(QuotaTest, ResourceExhaustedQueueFullOfPlansHasOurEstimate) {
+  std::string rows;
+  while (rows.size() < 900'000) rows += "{\"text\": \"a b c d e f g h a b c d e f g h a b c d e f g h\"}\n";
+  Upload("texts", rows);
+  app_.reset();
+  with_tokens_ = true;
+  StartApp();
+  v1::PlanJobRequest request;
+  *request.mutable_spec() = TinyJob().spec();
+  const auto plan = [&] {
+    return testing_support::Ask(channel_, {.method = "nibble.v1.FineTuneService/PlanJob",
+                                           .request = request.SerializeAsString(),
+                                           .metadata = {{"authorization", "Bearer token-ann"}}})
+        .status;
+  };
+  const grpc::Status first = plan();
+  ASSERT_TRUE(first.ok()) << first.error_message();
+  const auto details = Check(plan(), grpc::StatusCode::RESOURCE_EXHAUSTED, "QUEUE_FULL");
+  EXPECT_EQ(Metadata(details, "flag"), "--max_plans_per_principal");
+  EXPECT_EQ(Metadata(details, "max"), "1");
+  EXPECT_EQ(Metadata(details, "retry_ms"), "1000") << "no plan has ended that could tell how long it takes";
+}
 
 TEST_F(QuotaTest, ResourceExhaustedTenantQuota) {
   UploadTexts();
@@ -855,8 +880,8 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
   v1::PreviewDatasetRequest preview;
   preview.set_dataset("texts");
   preview.set_model("tiny");
-  const auto damaged = [&](const grpc::Status& status) {
-    EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT"), "model"), "tiny");
+  const auto damaged = [&](const grpc::Status& status, bool of_job = false) {
+    EXPECT_EQ(Metadata(Check(status, grpc::StatusCode::DATA_LOSS, "ARTIFACT_CORRUPT", of_job), "model"), "tiny");
   };
   v1::TokenizeResponse ids;
   const std::string directory = directory_ + "/state/models/tiny/";
@@ -881,7 +906,11 @@ TEST_F(ErrorDetailsTest, DataLossOfAModelWhoseTextCannotBeRead) {
     damaged(Call(inference_, &v1::InferenceService::Stub::Detokenize, detokenize, &text));
     damaged(Call(inference_, &v1::InferenceService::Stub::RenderTemplate, render, &rendered));
     damaged(Call(datasets_, &v1::DatasetService::Stub::PreviewDataset, preview, &rows));
-    damaged(Create(TinyJob(), &job));
+    if (file.ends_with("config.json")) {
+      damaged(Create(TinyJob(), &job));
+    } else {
+      damaged(ErrorOfPlan(TinyJob()), /*of_job=*/true);  // what tokenises its rows is read by its planning
+    }
     model::WriteBytes(directory + file, whole);
   }
   // Put back it answers, and goes on with what it has read.

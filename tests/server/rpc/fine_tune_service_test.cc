@@ -11,6 +11,7 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "server/base/hooked_files.h"
+#include "tests/server/model/files.h"
 #include "tests/server/store/faulty_files.h"
 #include "tests/server/rpc/app_fixture.h"
 #include "tests/server/rpc/tiny_job.h"
@@ -127,6 +128,29 @@ TEST_F(FineTuneServiceTest, DataWithoutATrainableTokenEndsTheJobAsFailed) {
   EXPECT_EQ(info.reason(), "NO_TRAINABLE_TOKENS");
   EXPECT_EQ(info.metadata().at("fault"), "user");
   EXPECT_EQ(info.metadata().at("field"), "train_dataset");
+}
+
+// To load a tokenizer takes up to seconds: CreateJob and PlanJob leave it to the planning. One that cannot be loaded shows it.
+TEST_F(FineTuneServiceTest, AJobIsCreatedAndAPlanBegunWithoutReadingATokenizer) {
+  app_.reset();
+  const std::string path = directory_ + "/state/models/tiny/tokenizer.json";
+  model::WriteBytes(path, std::string(model::ReadBytes(path).size(), ' '));
+  StartApp();
+  v1::CreateJobRequest request = TinyJob();
+  request.mutable_spec()->mutable_data()->clear_max_seq_len();
+  v1::Job job;
+  const grpc::Status created = Call(jobs_, &v1::FineTuneService::Stub::CreateJob, request, &job);
+  ASSERT_TRUE(created.ok()) << created.error_message();
+  EXPECT_EQ(job.spec().data().max_seq_len(), 256) << "the model's context";
+  v1::PlanJobRequest plan;
+  *plan.mutable_spec() = request.spec();
+  google::longrunning::Operation operation;
+  const grpc::Status begun = Call(jobs_, &v1::FineTuneService::Stub::PlanJob, plan, &operation);
+  ASSERT_TRUE(begun.ok()) << begun.error_message();
+  EXPECT_EQ(ReasonOf(Wait(operation).error()), "ARTIFACT_CORRUPT");
+  AwaitPlan(&job);
+  EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);
+  EXPECT_EQ(ReasonOf(job.error()), "ARTIFACT_CORRUPT");
 }
 
 TEST_F(FineTuneServiceTest, MethodsAndFieldsThatAreNotBuiltAreNamed) {

@@ -508,6 +508,45 @@ TEST_F(SmallMessagesTest, PromptLogprobsComeBetweenTheStartAndTheDeltasInPieces)
   EXPECT_EQ(scored, 200);
 }
 
+class TinyMessagesTest : public InferenceServiceTest {
+ protected:
+  AppOptions Options() override {
+    AppOptions options = InferenceServiceTest::Options();
+    options.max_send_bytes = 4 << 10;
+    return options;
+  }
+};
+
+// An answer without logprobs was computed whole, and gRPC dropped it.
+TEST_F(TinyMessagesTest, EveryUnaryAnswerThatMayNotFitIsRefusedBeforeAnyStep) {
+  auto echo = Prompt("tiny", std::string(240, 'a'), 4);
+  echo.mutable_sampling()->set_n(8);
+  echo.mutable_output()->set_echo(true);
+  auto tokens = Prompt("tiny", "a", 200);
+  tokens.mutable_sampling()->set_n(2);
+  for (const v1::GenerateRequest& request : {echo, tokens}) {
+    v1::GenerateResponse response;
+    const auto refused = Generate(request, &response);
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << refused.error_message();
+    EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
+    EXPECT_THAT(refused.error_message(), HasSubstr("use GenerateStream"));
+  }
+  EXPECT_EQ(Load().requests_total(), 0);
+  v1::GenerateStreamRequest stream;
+  *stream.mutable_request() = echo;
+  grpc::ClientContext context;
+  auto reader = inference_->GenerateStream(&context, stream);
+  std::size_t bytes = 0;
+  for (v1::GenerateReply reply; reader->Read(&reply);) bytes += reply.ByteSizeLong();
+  const auto streamed = reader->Finish();
+  EXPECT_TRUE(streamed.ok()) << streamed.error_message();
+  EXPECT_GT(bytes, 8u * 240) << "each output has its echo";
+  echo.mutable_sampling()->set_n(1);
+  v1::GenerateResponse response;
+  const auto status = Generate(echo, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
 // That of the server, which is over before anything can have been answered. The rest of the way: tests/e2e/test_limits.py.
 class ServerDeadlineTest : public InferenceServiceTest {
  protected:

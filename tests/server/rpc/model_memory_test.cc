@@ -3,8 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <limits>
 
+#include "server/base/sha256.h"
 #include "server/model/artifact.h"
+#include "tests/server/model/files.h"
 #include "tests/server/model/peft_files.h"
 #include "tests/server/rpc/app_fixture.h"
 
@@ -63,6 +67,56 @@ class ModelMemoryTest : public AppTest {
     }
     return refusal;
   }
+  longrunning::Operation ImportFrom(const v1::ImportModelRequest& request) {
+    longrunning::Operation operation;
+    const grpc::Status status = Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return Wait(operation);
+  }
+  // An adapter of the model "base", at `directory_`/adapter, to be imported as "tuned".
+  v1::ImportModelRequest WriteAdapter(float value) {
+    const auto base_model = model::Artifact::Open(directory_ + "/state/models/base");
+    EXPECT_TRUE(base_model.ok()) << base_model.status();
+    model::AdapterConfig config;
+    config.rank = 4;
+    config.alpha = 16;
+    config.targets = {model::LinearKind::kQ};
+    const auto plan = model::AdapterTensors((*base_model)->config(), config);
+    auto values = model::AdapterValues(plan);
+    values[0][0] = value;
+    model::WritePeftFiles(directory_ + "/adapter", model::ToPeftConfig(config), plan, values);
+    import_root_ = directory_;
+    v1::ImportModelRequest request;
+    request.set_server_path("adapter");
+    request.set_name("tuned");
+    request.set_base_model("base");
+    return request;
+  }
+  // The id of an upload of a model's directory.
+  std::string UploadModel(const std::string& directory) {
+    grpc::ClientContext context;
+    v1::UploadModelResponse response;
+    const auto writer = models_->UploadModel(&context, &response);
+    v1::UploadModelRequest message;
+    message.mutable_header()->set_name("uploaded");
+    writer->Write(message);
+    std::string all;
+    for (const auto& file : std::filesystem::directory_iterator(directory)) {
+      const std::string bytes = model::ReadBytes(file.path().string());
+      message.mutable_file()->set_path(file.path().filename().string());
+      message.mutable_file()->set_size_bytes(static_cast<std::int64_t>(bytes.size()));
+      writer->Write(message);
+      message.set_chunk(bytes);
+      writer->Write(message);
+      all += bytes;
+    }
+    message.mutable_finish()->set_sha256(base::Sha256Hex(all));
+    writer->Write(message);
+    writer->WritesDone();
+    const grpc::Status status = writer->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return response.upload_id();
+  }
   grpc::Status Load(const std::string& name) {
     v1::LoadModelRequest request;
     request.set_name(name);
@@ -117,31 +171,45 @@ TEST_F(ModelMemoryTest, C5AConversionTakesItsMemoryOfWhatModelsMayHave) {
 // A base that is not nf4 becomes it.
 TEST_F(ModelMemoryTest, C5AnImportOfAnAdapterTakesItsMemoryOfWhatModelsMayHave) {
   Import("base");
-  const auto base_model = model::Artifact::Open(directory_ + "/state/models/base");
-  ASSERT_TRUE(base_model.ok()) << base_model.status();
-  model::AdapterConfig config;
-  config.rank = 4;
-  config.alpha = 16;
-  config.targets = {model::LinearKind::kQ};
-  const auto plan = model::AdapterTensors((*base_model)->config(), config);
-  model::WritePeftFiles(directory_ + "/adapter", model::ToPeftConfig(config), plan, model::AdapterValues(plan));
-  import_root_ = directory_;
-  const auto import = [&] {
-    v1::ImportModelRequest request;
-    request.set_server_path("adapter");
-    request.set_name("tuned");
-    request.set_base_model("base");
-    longrunning::Operation operation;
-    const grpc::Status status = Call(models_, &v1::ModelService::Stub::ImportModel, request, &operation);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return Wait(operation);
-  };
+  const v1::ImportModelRequest adapter = WriteAdapter(1);
   Restart(2000);
-  const Refusal refusal = RefusalOf(import().error());
+  const Refusal refusal = RefusalOf(ImportFrom(adapter).error());
   EXPECT_EQ(refusal.have, 2000);
   Restart(refusal.need);
-  const auto made = import();
+  const auto made = ImportFrom(adapter);
   EXPECT_TRUE(made.has_response()) << made.error().message();
+}
+
+TEST_F(ModelMemoryTest, C5AnAdapterIsNotReadBeforeItHasItsMemory) {
+  Import("base");
+  const v1::ImportModelRequest adapter = WriteAdapter(std::numeric_limits<float>::infinity());
+  Restart(2000);
+  RefusalOf(ImportFrom(adapter).error());
+  Restart(0);
+  EXPECT_EQ(ReasonOf(ImportFrom(adapter).error()), "MODEL_FORMAT") << "its value is not finite";
+}
+
+TEST_F(ModelMemoryTest, C5AnImportTakesItsMemoryOfWhatModelsMayHave) {
+  Restart(2000);
+  v1::ImportModelRequest request;
+  request.set_server_path("hf_tied_bf16");
+  request.set_name("base");
+  const Refusal refusal = RefusalOf(ImportFrom(request).error());
+  EXPECT_EQ(refusal.have, 2000);
+  Restart(refusal.need);
+  const auto made = ImportFrom(request);
+  EXPECT_TRUE(made.has_response()) << made.error().message();
+  request.set_name("second");
+  EXPECT_TRUE(ImportFrom(request).has_response()) << "the memory is back";
+}
+
+TEST_F(ModelMemoryTest, C5AnUploadStaysWhereThereIsNoMemoryForItsImport) {
+  Restart(2000);
+  v1::ImportModelRequest request;
+  request.set_upload_id(UploadModel(model::Golden("hf_tied_bf16")));
+  request.set_name("base");
+  RefusalOf(ImportFrom(request).error());
+  RefusalOf(ImportFrom(request).error());
 }
 
 }  // namespace

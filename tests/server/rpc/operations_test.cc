@@ -267,6 +267,23 @@ TEST_F(OperationsTest, C4OnePrincipalHasABoundOnOperationsThatHaveNotEnded) {
   EXPECT_TRUE(start("ann", "").ok());
 }
 
+// Plans have two workers: one principal's, however long they take, leave one to the others.
+TEST_F(OperationsTest, C4OnePrincipalDoesNotHaveAllWorkersOfALane) {
+  const auto start = [&](const std::string& name, OperationTable::Body body) {
+    const auto operation = table_->Start({.lane = OperationLane::kPlans, .model = "m", .owner = {.tenant = "", .name = name}}, std::move(body));
+    EXPECT_TRUE(operation.ok()) << operation.status();
+    return operation.ok() ? operation->name() : "";
+  };
+  const auto at_once = [](OperationScope&) -> absl::StatusOr<google::protobuf::Any> { return google::protobuf::Any(); };
+  std::vector<std::string> held;
+  for (int i = 0; i < 3; ++i) held.push_back(start("ann", gate_.Body()));
+  EXPECT_TRUE(Wait(start("bob", at_once)).done());
+  EXPECT_TRUE(Wait(start(kNobody, at_once)).done());
+  EXPECT_FALSE(Get(held.back()).done());
+  gate_.Open();
+  for (const std::string& name : held) EXPECT_TRUE(Wait(name).done());
+}
+
 TEST_F(OperationsTest, AWaitAnswersWithWhatThereIsAtItsTimeoutAndBeforeItsDeadline) {
   longrunning::WaitOperationRequest request;
   request.set_name(Start(gate_));

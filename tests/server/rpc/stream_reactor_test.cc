@@ -336,6 +336,23 @@ TEST(WorkerPoolTest, PrincipalsTakeTurns) {
   EXPECT_EQ(order, "ab-aba");
 }
 
+// A task may take long, and no cancel may reach it.
+TEST(WorkerPoolTest, OnePrincipalDoesNotHaveAllThreads) {
+  std::promise<void> go, done;
+  const std::shared_future<void> going = go.get_future().share();
+  std::atomic<int> begun{0};
+  WorkerPool workers(3, 16);
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_TRUE(workers.TryRun([&begun, going] { ++begun; going.wait(); }, "a"));
+  }
+  EXPECT_TRUE(workers.TryRun([&done] { done.set_value(); }, "b"));
+  done.get_future().wait();
+  EXPECT_LE(begun, workers.max_running_each());
+  go.set_value();
+  workers.AwaitIdle();
+  EXPECT_EQ(begun, 5);
+}
+
 TEST(WorkerPoolTest, HalfOfTheQueueIsLeftToOthers) {
   std::promise<void> queued;
   std::atomic<int> done{0};

@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "server/base/error.h"
 #include "server/model/text_assets.h"
 #include "server/rpc/inference_input.h"
@@ -110,7 +113,7 @@ TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHasIsNotEncodedAsAWhole) {
   const AnswerBounds narrow{.cancelled = [&asked] { return ++asked < 0; }, .max_bytes = 10'000};
   tokenize_.set_text(large);
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, "", model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
-  EXPECT_LE(asked, 2) << "pieces of 16 KiB";
+  EXPECT_LE(asked, 2) << "parts of 32 KiB";
   asked = 0;
   tokenize_.mutable_chat();
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, large, model_, narrow, &tokens)), "MESSAGE_TOO_LARGE");
@@ -118,6 +121,22 @@ TEST_F(TokensTest, TextOfMoreTokensThanAnAnswerHasIsNotEncodedAsAWhole) {
   EXPECT_EQ(tokens.token_ids_size(), 0);
   const AnswerBounds bytes{.cancelled = {}, .max_bytes = 10'000, .max_text_bytes = 1000};
   EXPECT_EQ(base::Reason(Tokenize(tokenize_, large, model_, bytes, &tokens)), "PROMPT_TOO_LONG");
+}
+
+// A text that fits was encoded as a whole, which no cancel ended.
+TEST_F(TokensTest, LargeTextIsEncodedInPiecesBetweenWhichACancelIsHeard) {
+  std::string large;
+  while (large.size() < 400'000) large += "the keeper of the light walks. ";
+  int asked = 0;
+  AnswerBounds bounds{.cancelled = [&asked] { return ++asked == 5; }, .max_bytes = 16 << 20};
+  v1::RenderTemplateResponse rendered;
+  EXPECT_TRUE(absl::IsCancelled(RenderTemplate(large, model_, bounds, &rendered)));
+  EXPECT_EQ(asked, 5);
+  bounds.cancelled = [&asked] { return ++asked < 0; };
+  ASSERT_TRUE(RenderTemplate(large, model_, bounds, &rendered).ok());
+  const auto whole = model_.assets.tokenizer->Encode(large, /*add_special_tokens=*/false);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_TRUE(std::equal(whole->begin(), whole->end(), rendered.token_ids().begin(), rendered.token_ids().end()));
 }
 
 // A cancel is heard before the text is encoded as a whole, which is one piece of work.

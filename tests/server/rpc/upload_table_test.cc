@@ -241,5 +241,36 @@ TEST_F(UploadTableTest, C10AFinishedUploadAnswersAgain) {
   EXPECT_TRUE(table_.TakeFinished({"", "ann"}, "a").ok());
 }
 
+// docs/faults.md, C5.
+TEST_F(UploadTableTest, C5AnUploadThatWasPutBackIsUsedLaterOrExpires) {
+  const auto finish = [&](std::int64_t bytes) {
+    const Stream stream = Begin(StartOf("a"), bytes);
+    base::MutexLock lock(stream->using_content());
+    stream->Finish();
+  };
+  const auto take_and_put_back = [&] {
+    const auto taken = table_.TakeFinished({"", "ann"}, "a");
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    clock_.Advance(absl::Minutes(9));
+    table_.PutBack(*taken);
+  };
+  finish(60);
+  take_and_put_back();
+  take_and_put_back();
+  EXPECT_EQ(Get("a").state, UploadState::kFinished);
+  EXPECT_EQ(Get("a").expires, clock_.Now() + absl::Minutes(10));
+  {
+    const auto taken = table_.TakeFinished({"", "ann"}, "a");
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    finish(40);
+    table_.PutBack(*taken);
+    EXPECT_EQ(Get("a").bytes, 40) << "a later upload of that id stands";
+  }
+  clock_.Advance(absl::Minutes(10));
+  table_.DropOld();
+  EXPECT_FALSE(Has("a"));
+  EXPECT_TRUE(alive_.empty());
+}
+
 }  // namespace
 }  // namespace nibble::rpc

@@ -8,11 +8,14 @@
 #include <thread>
 
 #include "server/base/error.h"
+#include "server/base/free_space.h"
+#include "server/base/hooked_files.h"
 #include "server/base/ids.h"
 #include "server/base/sha256.h"
 #include "server/store/checkpoints.h"
 #include "server/store/disk_space.h"
 #include "server/store/state_directory.h"
+#include "tests/server/store/faulty_files.h"
 #include "tests/support/temp_directory.h"
 
 namespace nibble::store {
@@ -23,6 +26,19 @@ using nibble::testing::TempDirectory;
 
 base::FileSystem& Files() { return base::RealFileSystem(); }
 void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+struct NoHook : AppendsAsAsked {
+  template <typename Work>
+  auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
+    return work();
+  }
+};
+// The real one, but for the room that others leave.
+struct SharedDisk : base::HookedFiles<NoHook> {
+  SharedDisk() : HookedFiles(base::RealFileSystem()) {}
+  absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return free; }
+  std::uint64_t free = 100;
+};
 
 class StoresTest : public ::testing::Test {
  protected:
@@ -469,6 +485,19 @@ TEST_F(StoresTest, DiskBelowTheWatermarkRefusesUploads) {
   EXPECT_EQ(base::Reason((*upload)->Append("x")), "DISK_FULL");
 }
 
+// As when others write meanwhile.
+TEST_F(StoresTest, DiskThatFillsUpWhileAnUploadWritesEndsItAtTheWatermark) {  // R9
+  SharedDisk disk;
+  UploadLimits limits;
+  limits.min_free_bytes = 50;
+  auto upload = Upload::Begin(disk, state_->layout, limits);
+  ASSERT_TRUE(upload.ok());
+  ASSERT_TRUE((*upload)->BeginFile("a").ok());
+  ASSERT_TRUE((*upload)->Append("x").ok());
+  disk.free = 50;
+  EXPECT_EQ(base::Reason((*upload)->Append("x")), "DISK_FULL");
+}
+
 TEST_F(StoresTest, DiskBelowTheWatermarkRefusesNewModelsAndKeepsTheOldOnesServed) {  // R9
   auto models = ModelStore::Open(Files(), state_->layout, std::uint64_t{1} << 60);
   ASSERT_TRUE(models.ok());
@@ -485,8 +514,8 @@ TEST(DiskSpaceTest, WatermarkIsFivePercentAndAtLeastOneGibibyte) {  // R9
   EXPECT_EQ(DefaultWatermark(100 * kGiB), 5 * kGiB);
   EXPECT_GT(*TotalBytes("/"), *Files().FreeBytes("/"));
   EXPECT_FALSE(TotalBytes("/nothing/there").ok());
-  EXPECT_TRUE(CheckSpace(Files(), "/", 1).ok());
-  EXPECT_FALSE(CheckSpace(Files(), "/", std::uint64_t{1} << 60).ok());
+  EXPECT_TRUE(base::CheckSpace(Files(), "/", 1).ok());
+  EXPECT_FALSE(base::CheckSpace(Files(), "/", std::uint64_t{1} << 60).ok());
 }
 
 class CheckpointsTest : public ::testing::Test {

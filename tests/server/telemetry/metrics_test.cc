@@ -83,6 +83,14 @@ TEST(MetricsTest, TokensAreCountedByModelAndTheSchedulerIsALevel) {
   EXPECT_EQ(samples.at("nibble_generated_tokens_total{model=\"m\"}"), 4);
 }
 
+TEST(MetricsTest, PreemptionsNeverFall) {
+  Metrics metrics({}, {});
+  metrics.SetPreemptions(0);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_preemptions_total"), 0);
+  for (const std::uint64_t count : {3u, 2u, 5u}) metrics.SetPreemptions(count);
+  EXPECT_EQ(Samples(metrics.Scrape()).at("nibble_preemptions_total"), 5);
+}
+
 TEST(MetricsTest, ModelNamesBeyondTheLimitShareOneSeries) {
   Metrics metrics({}, {});
   for (std::size_t i = 0; i < Metrics::kMaxModelLabels + 5; ++i) metrics.ModelLoaded(base::StrCat("m", i), 1);

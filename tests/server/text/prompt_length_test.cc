@@ -1,6 +1,7 @@
 #include "server/text/prompt_length.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -32,7 +33,7 @@ std::vector<std::unique_ptr<Tokenizer>> Tokenizers() {
   return all;
 }
 
-// Texts of five pieces of each kind: prose in several scripts from the golden files, and runs without a blank.
+// Texts of three pieces of each kind: prose in several scripts from the golden files, and runs without a blank.
 std::vector<std::string> LargeTexts() {
   std::string prose;
   const auto golden = ReadGolden("tiny_ids.json");
@@ -44,6 +45,56 @@ std::vector<std::string> LargeTexts() {
   return texts;
 }
 
+std::unique_ptr<Tokenizer> Unigram() {
+  base::Json json = base::Json::parse(ReadFileOrDie(NIBBLE_SOURCE_DIR "/tests/golden/text/hf_llama.json"));
+  json["model"] = base::Json::parse(R"({"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+                                        "vocab": [["<unk>", 0], ["a", -1], ["the", -2], [" ", -2]]})");
+  json["added_tokens"] = base::Json::array();
+  json["post_processor"] = nullptr;
+  auto tokenizer = Tokenizer::FromJson(base::Dump(json));
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
+}
+
+// Whether it is cut into pieces, encoded as a whole, or of a tokenizer whose texts are never cut.
+TEST(PromptLengthTest, TokensAreThoseOfTheWholeText) {
+  auto tokenizers = Tokenizers();
+  tokenizers.push_back(Unigram());
+  std::vector<std::string> texts = LargeTexts();
+  texts.insert(texts.end(), {"", "the keeper", "<s>" + texts.front() + "</s>"});
+  for (const auto& tokenizer : tokenizers) {
+    ASSERT_NE(tokenizer, nullptr);
+    for (const std::string& text : texts) {
+      for (const bool add_special_tokens : {false, true}) {
+        const auto whole = tokenizer->EncodeWithSpans(text, add_special_tokens);
+        ASSERT_TRUE(whole.ok()) << whole.status();
+        // An unknown token of the unigram model stands for more bytes than its longest token: with as few tokens it is refused.
+        const std::size_t most = tokenizer->is_local() ? whole->tokens.size() : text.size() - 1;
+        const PromptLimits limits = {.max_tokens = static_cast<std::int64_t>(most)};
+        const auto ids = EncodePrompt(*tokenizer, text, add_special_tokens, limits);
+        ASSERT_TRUE(ids.ok()) << ids.status();
+        ASSERT_EQ(ids->size(), whole->tokens.size()) << text.substr(0, 20);
+        for (std::size_t i = 0; i < ids->size(); ++i) ASSERT_EQ((*ids)[i], whole->tokens[i].id) << text.substr(0, 20) << " " << i;
+      }
+    }
+  }
+}
+
+TEST(PromptLengthTest, TextThatIsCutIsRefusedForOneTokenTooMany) {
+  const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
+  const std::string text = Repeated("the keeper ", 200'000);
+  const auto whole = tokenizer->Encode(text, /*add_special_tokens=*/false);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const auto tokens = static_cast<std::int64_t>(whole->size());
+  int pieces = 0;
+  const PromptLimits limits = {.max_tokens = tokens - 1, .cancelled = [&] { return ++pieces < 0; }};
+  const absl::Status refused = EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, limits).status();
+  EXPECT_EQ(base::Reason(refused), "PROMPT_TOO_LONG") << refused;
+  EXPECT_EQ(base::ReasonMetadata(refused)["tokens"], std::to_string(tokens));
+  EXPECT_EQ(base::ReasonMetadata(refused)["max"], std::to_string(tokens - 1));
+  EXPECT_LE(pieces, 8) << "of 32 KiB: the text is encoded once";
+}
+
 // C2 (docs/faults.md). The pieces only decide that a text is refused: one that fits as a whole never is.
 TEST(PromptLengthTest, TextThatFitsAsAWholeIsNeverRefused) {
   for (const auto& tokenizer : Tokenizers()) {
@@ -52,7 +103,7 @@ TEST(PromptLengthTest, TextThatFitsAsAWholeIsNeverRefused) {
       const auto whole = tokenizer->Encode(text, /*add_special_tokens=*/false);
       ASSERT_TRUE(whole.ok()) << whole.status();
       const auto tokens = static_cast<std::int64_t>(whole->size());
-      EXPECT_TRUE(CheckPromptLength(*tokenizer, text, {.max_tokens = tokens}).ok()) << text.substr(0, 20);
+      EXPECT_TRUE(EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, {.max_tokens = tokens}).ok()) << text.substr(0, 20);
     }
   }
 }
@@ -65,10 +116,10 @@ TEST(PromptLengthTest, TextOfFourTimesTheTokensIsRefusedAfterItsFirstPieces) {
       ASSERT_TRUE(whole.ok()) << whole.status();
       const auto limit = static_cast<std::int64_t>(whole->size()) / 4;
       int pieces = 0;
-      const absl::Status refused =
-          CheckPromptLength(*tokenizer, text, {.max_tokens = limit, .cancelled = [&] { return ++pieces < 0; }});
+      const PromptLimits limits = {.max_tokens = limit, .cancelled = [&] { return ++pieces < 0; }};
+      const absl::Status refused = EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, limits).status();
       EXPECT_EQ(base::Reason(refused), "PROMPT_TOO_LONG") << refused;
-      EXPECT_LE(pieces, 2) << "of five";
+      EXPECT_LE(pieces, 2) << "of three";
     }
   }
 }
@@ -80,7 +131,7 @@ TEST(PromptLengthTest, MoreBytesThanTheLongestTokensHaveAreRefusedUnread) {
   int pieces = 0;
   PromptLimits limits = {.field = "chat", .max_tokens = 200'000 / longest, .cancelled = [&] { return ++pieces < 0; }};
   const std::string text(200'000 + 2 * static_cast<std::size_t>(longest), 'a');
-  const absl::Status refused = CheckPromptLength(*tokenizer, text, limits);
+  const absl::Status refused = EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, limits).status();
   EXPECT_TRUE(absl::IsInvalidArgument(refused));
   EXPECT_EQ(base::Reason(refused), "PROMPT_TOO_LONG");
   EXPECT_EQ(base::ReasonMetadata(refused)["bytes"], std::to_string(text.size()));
@@ -91,8 +142,8 @@ TEST(PromptLengthTest, MoreBytesThanTheLongestTokensHaveAreRefusedUnread) {
 TEST(PromptLengthTest, BytesOfATextAreBounded) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   const PromptLimits limits = {.max_bytes = 100};
-  EXPECT_TRUE(CheckPromptLength(*tokenizer, std::string(100, 'a'), limits).ok());
-  const absl::Status refused = CheckPromptLength(*tokenizer, std::string(101, 'a'), limits);
+  EXPECT_TRUE(EncodePrompt(*tokenizer, std::string(100, 'a'), /*add_special_tokens=*/false, limits).ok());
+  const absl::Status refused = EncodePrompt(*tokenizer, std::string(101, 'a'), /*add_special_tokens=*/false, limits).status();
   EXPECT_EQ(base::Reason(refused), "PROMPT_TOO_LONG");
   EXPECT_EQ(base::ReasonMetadata(refused)["max_bytes"], "100");
   EXPECT_THAT(std::string(refused.message()), HasSubstr("--max_prompt_bytes"));
@@ -102,7 +153,8 @@ TEST(PromptLengthTest, CancelEndsItBetweenPieces) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   int pieces = 0;
   const PromptLimits limits = {.max_tokens = 1'000'000, .cancelled = [&] { return ++pieces == 3; }};
-  EXPECT_TRUE(absl::IsCancelled(CheckPromptLength(*tokenizer, Repeated("the keeper ", 500'000), limits)));
+  const std::string text = Repeated("the keeper ", 500'000);
+  EXPECT_TRUE(absl::IsCancelled(EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, limits).status()));
   EXPECT_EQ(pieces, 3);
 }
 
@@ -110,7 +162,9 @@ TEST(PromptLengthTest, PiecesAreCutBetweenCharacters) {
   const auto tokenizer = Load(TinyGguf("byte_level", "smollm"));
   for (const std::size_t shift : {0u, 1u, 2u, 3u}) {
     const std::string text = std::string(shift, 'a') + Repeated("\U0001f600", 100'000);
-    EXPECT_TRUE(CheckPromptLength(*tokenizer, text, {.max_tokens = 10'000'000}).ok());
+    const PromptLimits limits = {.max_tokens = 90'000};  // fewer than there are bytes, so that parts are encoded first
+    const auto ids = EncodePrompt(*tokenizer, text, /*add_special_tokens=*/false, limits);
+    EXPECT_TRUE(ids.ok()) << ids.status();
   }
 }
 
