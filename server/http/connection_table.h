@@ -47,6 +47,7 @@ class ConnectionTable {
     void Renew();
     // The request is whole, and its answer is being made, until Renew().
     void AwaitAnswer();
+    bool awaits_answer() const { return table_ != nullptr && entry_->awaits_answer; }
 
    private:
     friend class ConnectionTable;
@@ -64,8 +65,8 @@ class ConnectionTable {
   std::size_t size() const { return entries_.size(); }
   // Adds a connection from `peer`, above the maximum too: CloseOne() goes before it.
   Place Add(Connection& connection, const boost::asio::ip::address& peer);
-  // Closes, of the peer with the most connections, the one whose exchange has lasted longest. One that awaits its answer is passed over
-  // while no more than half of the connections do: it is not slow. False where there is none.
+  // Closes, of the peer with the most connections, the one whose exchange has lasted longest. As long as no more than half of the
+  // connections await their answers, closes none of those: the server is slow then, not the client. False: the table is empty.
   bool CloseOne();
   // When the exchange of the connection that CloseOne() would close began. The table has one at least.
   std::chrono::steady_clock::time_point ExchangeToCloseBegan() const { return Victim()->since; }

@@ -50,7 +50,6 @@ void HttpSession::End() {
   Error ignored;
   socket_.close(ignored);
   deadline_.cancel();
-  awaits_answer_ = false;
   place_.Release();
 }
 
@@ -62,7 +61,7 @@ void HttpSession::SetDeadline(absl::Duration patience) {
   });
 }
 
-void HttpSession::OnDeadline() { awaits_answer_ ? Refuse(503, "the answer takes too long") : Close(); }
+void HttpSession::OnDeadline() { place_.awaits_answer() ? Refuse(503, "the answer takes too long") : Close(); }
 
 void HttpSession::AwaitRequest() {
   place_.Renew();
@@ -104,14 +103,13 @@ void HttpSession::Route() {
   if (request.method() != beast::http::verb::get) return Refuse(405, "only GET is allowed", keep_alive);
   if (has_body) return Refuse(413, "a GET has no body");
 
-  awaits_answer_ = true;
   place_.AwaitAnswer();
   SetDeadline(limits_.render);
   route_(target.substr(0, target.find('?')), [weak = weak_from_this(), executor = socket_.get_executor(), keep_alive,
                                               number = ++num_requests_](HttpAnswer answer) {
     asio::dispatch(executor, [weak, keep_alive, number, answer = std::move(answer)] {
       const auto self = weak.lock();
-      if (self != nullptr && self->awaits_answer_ && self->num_requests_ == number) self->Send(answer, keep_alive);
+      if (self != nullptr && self->place_.awaits_answer() && self->num_requests_ == number) self->Send(answer, keep_alive);
     });
   });
 }
@@ -121,7 +119,6 @@ void HttpSession::Refuse(unsigned status, const char* why, bool keep_alive) {
 }
 
 void HttpSession::Send(HttpAnswer answer, bool keep_alive) {
-  awaits_answer_ = false;
   place_.Renew();
   body_ = std::move(answer.body);
   response_ = {};

@@ -62,7 +62,6 @@ class HttpSession : public Connection, public std::enable_shared_from_this<HttpS
   std::optional<boost::beast::http::request_parser<boost::beast::http::empty_body>> parser_;  // of the present request
   std::shared_ptr<const std::string> body_;                                                     // of the present answer
   boost::beast::http::response<boost::beast::http::span_body<const char>> response_;
-  bool awaits_answer_ = false;  // of the route
   int num_requests_ = 0;        // tells a late answer from that of the present request
   std::size_t lingered_ = 0;    // bytes read after the last answer
 };

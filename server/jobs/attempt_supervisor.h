@@ -101,7 +101,7 @@ class AttemptSupervisor {
   // Of the attempts before: a trainer prunes its own. On the disk worker: looks at every checkpoint, and removes some.
   void PruneOlder(const std::string& job_id, std::int64_t attempt, std::int64_t keep_last) const;
 
-  // What ended is kept until the database has it. False: a disk worker has something of it.
+  // Records the end of an attempt. False: a disk worker still removes or hashes its files; call it again.
   absl::StatusOr<bool> Settle(Ended& ended);
   absl::Status DrainJournal(Live& live);
   std::shared_ptr<Deferred<absl::Status>> StartCollecting(const Live& live) const;

@@ -130,6 +130,8 @@ class JobController {
   absl::StatusOr<JobRecord> Record(const JobRecord& job, const std::string& request_id, const std::string& body_digest);
   absl::Status HoldInputs(const JobRecord& job);
   absl::Status DeleteExpired(const std::string& id);
+  // Removes the files of a deleted job, gigabytes perhaps, on a disk worker. The next server removes what this one leaves of them.
+  void StartRemoving(const std::string& id);
   void Release(const JobRecord& job);
 
   store::StateDirectory& state_;

@@ -114,13 +114,16 @@ absl::StatusOr<JobRecord> JobController::Checkpoint(const std::string& id, const
 absl::Status JobController::DeleteExpired(const std::string& id) {
   NIBBLE_RETURN_IF_ERROR(database_.Delete(id, {}));
   hub_.Notify(id);
-  // Gigabytes perhaps. What a server that ends leaves of them the next one removes.
-  removals_.Start<absl::Status>([this, directory = state_.layout.job(id)](const store::Cancelled&) {
-    absl::Status removed = state_.files.RemoveAll(directory);
-    if (!removed.ok()) base::LogWarning("files of a deleted job are not removed", {{"why", std::string(removed.message())}});
+  StartRemoving(id);
+  return absl::OkStatus();
+}
+
+void JobController::StartRemoving(const std::string& id) {
+  removals_.Start<absl::Status>([this, id](const store::Cancelled&) {
+    absl::Status removed = state_.files.RemoveAll(state_.layout.job(id));
+    if (!removed.ok()) base::LogWarning("files of a deleted job are not removed", {{"job", id}, {"why", std::string(removed.message())}});
     return removed;
   });
-  return absl::OkStatus();
 }
 
 absl::Status JobController::Delete(const std::string& id, const IfEtag& etag) {

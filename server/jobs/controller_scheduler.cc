@@ -100,11 +100,8 @@ void JobController::CollectDeleted() {
   if (!names.ok() || !ids.ok()) return;
   for (const std::string& id : *names) {
     if (ids->contains(id)) continue;
-    removals_.Start<absl::Status>([this, id](const store::Cancelled&) {
-      absl::Status removed = state_.files.RemoveAll(state_.layout.job(id));
-      base::LogWarning("files of a job that is not there any more", {{"job", id}, {"removed", removed.ok() ? "yes" : "no"}});
-      return removed;
-    });
+    base::LogWarning("removing files of a job that does not exist any more", {{"job", id}});
+    StartRemoving(id);
   }
 }
 

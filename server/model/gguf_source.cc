@@ -102,7 +102,7 @@ class GgufSource : public WeightSource {
 
   std::int64_t ReadBytes(const TensorSpec& spec, DType dtype) const override {
     constexpr std::int64_t kFloatBytes = sizeof(float);
-    // Floats, beside those in the other order and then beside the answer, which is no wider.
+    // Read() holds the tensor in f32, and beside it either a copy for UndoPermutation or the answer, which is no wider than that copy.
     const std::int64_t width = kFloatBytes + (PermutedHeads(spec) > 0 ? kFloatBytes : kernels::SizeOf(dtype));
     return NumElements(spec.shape).value_or(0) * width;
   }

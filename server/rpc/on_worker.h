@@ -1,4 +1,4 @@
-// Calls that wait for a worker, and the refusals of those for which there is no room.
+// Runs calls on workers, and refuses calls when too many wait.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -15,7 +15,8 @@
 
 namespace nibble::rpc {
 
-// That as many calls wait as may, of which each waits about so long. What they are told is between 100 ms and a minute.
+// Error returned when the queue of calls is full. `wait`: how long a call waits now; the client is asked to retry after it, limited to
+// between 100 ms and a minute.
 inline absl::Status TooManyWait(absl::Duration wait) {
   const absl::Duration retry = std::clamp(wait, absl::Milliseconds(100), absl::Minutes(1));
   return base::WithReason(absl::ResourceExhaustedError("too many calls wait already"), "QUEUE_FULL",
@@ -29,14 +30,14 @@ inline absl::Status TooManyOfPrincipal(const char* what, std::size_t max, absl::
                           "QUEUE_FULL", metadata);
 }
 
-// For these workers, which have not taken a task of `principal`. The estimate is what the call that began last had waited: by Little's law
+// Error returned when `workers` refused a task of `principal`. The estimate is what the call that began last had waited: by Little's law
 // (waiting = rate * wait) the length of the queue over the rate at which it is served.
 inline absl::Status TooManyWait(const WorkerPool& workers, const std::string& principal) {
   if (principal.empty() || workers.num_waiting(principal) < workers.max_waiting_each()) return TooManyWait(workers.last_wait());
   return TooManyOfPrincipal("calls waiting", workers.max_waiting_each(), workers.last_wait());
 }
 
-// Runs `work` on one of `workers`, or ends the stream: there is no room.
+// Runs `work` on one of `workers`. When their queue is full, ends the stream with QUEUE_FULL.
 template <typename Stream>
 void RunOnWorker(WorkerPool& workers, Stream& stream, std::function<void()> work) {
   const std::string principal = FairnessKey(stream.call().principal());

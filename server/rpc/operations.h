@@ -119,8 +119,8 @@ class OperationTable {
   void End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result);  // of a state kRunning or kEnding
   void Enqueue(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunLane(std::size_t lane);
-  // The operation that a free worker of the lane takes: the oldest of an owner who has the fewest that run. The end where there is none:
-  // one principal does not have all workers of a lane, unless it has but one.
+  // The next operation for a free worker of the lane: the oldest of the owner with the fewest running operations. Returns the end of the
+  // queue when the queue is empty, or when its owners already run as many as they may: all workers of the lane but one, at least one.
   std::deque<Entry>::iterator NextOf(std::size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(const std::string& name) const;

@@ -97,7 +97,7 @@ void WorkerPool::Work() {
     base::MutexLock lock(mutex_);
     if (const auto running = running_.find(principal); running != running_.end() && --running->second == 0) running_.erase(running);
     if (--num_running_ == 0 && num_waiting_ == 0) idle_.NotifyAll();
-    if (num_waiting_ > 0) wake_.NotifyOne();  // for one that had all its threads
+    if (num_waiting_ > 0) wake_.NotifyOne();  // a thread that found no principal below its bound
   }
 }
 

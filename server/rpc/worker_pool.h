@@ -29,7 +29,8 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  // New work. False when max_waiting tasks wait already, or max_waiting_each() of `principal`: FairnessKey(), "" for one without a bound.
+  // Adds new work of `principal` (FairnessKey(); "": no bound of its own). False when max_waiting tasks wait already, or max_waiting_each()
+  // of this principal's.
   bool TryRun(Task task, const std::string& principal = "");
   // The next piece of work that was admitted before: always taken.
   void Run(Task task, const std::string& principal = "");
@@ -47,7 +48,7 @@ class WorkerPool {
  private:
   void Work();
   void Add(Task task, const std::string& principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The first turn of a principal that has not all its threads, or the end.
+  // The first turn of a principal that runs fewer than max_running_each() tasks, or the end.
   std::deque<std::string>::iterator NextTurn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Task Take(std::string principal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -26,7 +26,8 @@ struct PromptLimits {
 // The token ids of Tokenizer::EncodeWithSpans. In this order: the bytes are checked against max_bytes, and against max_tokens of the
 // longest token; then a large text is encoded in pieces until their tokens exceed max_tokens. A small text is encoded at once. So is a
 // large one that EncodeInPieces does not cut, unless the tokens of parts of it, cut anywhere, clearly exceed max_tokens.
-// What is encoded at once cannot be cancelled, and may have more than max_tokens: the caller checks.
+// A text that is encoded at once cannot be cancelled. Its tokens are not counted here, so the caller must check that they are no more than
+// max_tokens.
 // Errors: InvalidArgument (PROMPT_TOO_LONG; of bytes metadata "bytes" and "max_bytes", of tokens "tokens", those that were counted, and
 // "max"), Cancelled, those of Tokenizer::EncodeWithSpans.
 absl::StatusOr<std::vector<std::int32_t>> EncodePrompt(const Tokenizer& tokenizer, std::string_view text, bool add_special_tokens,

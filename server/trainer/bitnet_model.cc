@@ -140,13 +140,7 @@ class TorchBitNetModel : public BitNetModel {
                                                 : Make(model::kHeadName, {config.vocab_size, config.hidden_size});
     state_.context.scratch = torch::empty({largest}, BackwardType(options.bf16_backward, stream));
     base_ = nullptr;  // only read while it was made
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      // Gradients live in one place for the whole run, so that spans to them stay good.
-      Tensor& tensor = tensors_[i];
-      tensor.mutable_grad() = torch::zeros_like(tensor);
-      parameters_[i].value = {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
-      parameters_[i].grad = {tensor.grad().data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
-    }
+    HoldGradients(tensors_, parameters_);
   }
 
   std::vector<Parameter>& parameters() override { return parameters_; }
@@ -182,10 +176,7 @@ class TorchBitNetModel : public BitNetModel {
   const model::DecoderWeights& ServingWeights() const override { return serving_; }
 
   void ReleaseGradients() override {
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      tensors_[i].mutable_grad().reset();
-      parameters_[i].grad = {};
-    }
+    trainer::ReleaseGradients(tensors_, parameters_);
     state_.context.scratch.reset();
   }
 

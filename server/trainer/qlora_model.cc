@@ -150,13 +150,7 @@ class TorchQLoraModel : public QLoraModel {
       ThrowIfCancelled(options.cancelled);
       AddLayer(layer, options);
     }
-    for (Parameter& parameter : parameters_) {
-      // Gradients live in one place for the whole run, so that spans to them stay good.
-      Tensor& tensor = tensors_[static_cast<std::size_t>(&parameter - parameters_.data())];
-      tensor.mutable_grad() = torch::zeros_like(tensor);
-      parameter.value = {tensor.data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
-      parameter.grad = {tensor.grad().data_ptr<float>(), static_cast<std::size_t>(tensor.numel())};
-    }
+    HoldGradients(tensors_, parameters_);
   }
 
   std::vector<Parameter>& parameters() override { return parameters_; }
@@ -202,10 +196,7 @@ class TorchQLoraModel : public QLoraModel {
     head_ = {};
     served_.clear();
     serving_ = {};
-    for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      tensors_[i].mutable_grad().reset();
-      parameters_[i].grad = {};
-    }
+    ReleaseGradients(tensors_, parameters_);
     base_.reset();
   }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/formats/dense.h"
@@ -15,6 +16,7 @@
 #include "kernels/thread_pool.h"
 #include "server/base/cancelled.h"
 #include "server/base/error.h"
+#include "server/trainer/training_model.h"
 
 namespace nibble::trainer {
 
@@ -25,6 +27,10 @@ torch::Tensor TensorOf(const kernels::ConstMatrix& matrix);
 torch::ScalarType ToTorch(kernels::DType dtype);
 // w [N, K], f32 or bf16, as matmul_dense reads it. `panels` must outlive the result; made where it is undefined.
 kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& panels);
+// Gives each of `tensors`, f32, a gradient of zeros, and the parameter of the same number spans of both. They stay good until
+// ReleaseGradients: a backward pass adds to the gradient in its place.
+void HoldGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters);
+void ReleaseGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters);
 
 // Errors of kernels cross torch as exceptions; the models turn them into a Status again.
 inline void ThrowIfError(const absl::Status& status) {

@@ -129,6 +129,23 @@ kernels::PackedDenseWeight PackDense(const torch::Tensor& w, torch::Tensor& pane
   return {panels.data_ptr(), dtype, rows, cols};
 }
 
+void HoldGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    torch::Tensor& tensor = tensors[i];
+    tensor.mutable_grad() = torch::zeros_like(tensor);
+    const auto size = static_cast<std::size_t>(tensor.numel());
+    parameters[i].value = {tensor.data_ptr<float>(), size};
+    parameters[i].grad = {tensor.grad().data_ptr<float>(), size};
+  }
+}
+
+void ReleaseGradients(std::vector<torch::Tensor>& tensors, std::vector<Parameter>& parameters) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    tensors[i].mutable_grad().reset();
+    parameters[i].grad = {};
+  }
+}
+
 torch::Tensor TensorOf(const kernels::ConstMatrix& matrix) {
   return torch::from_blob(const_cast<void*>(matrix.data), {matrix.rows, matrix.cols}, {matrix.stride, 1},
                           torch::TensorOptions().dtype(ToTorch(matrix.dtype)));

@@ -10,7 +10,6 @@
 
 #include "server/base/error.h"
 #include "server/base/files.h"
-#include "server/base/hooked_files.h"
 #include "server/jobs/database_backup.h"
 #include "server/jobs/database_schema.h"
 #include "server/jobs/job_query.h"
@@ -21,19 +20,6 @@ namespace nibble::jobs {
 namespace {
 
 using nibble::testing::TempDirectory;
-
-// Calls everything as it is.
-struct NoHook : store::AppendsAsAsked {
-  template <typename Work>
-  auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
-    return work();
-  }
-};
-// A disk on which 1000 bytes are free.
-struct NoRoom : base::HookedFiles<NoHook> {
-  using HookedFiles::HookedFiles;
-  absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return 1000; }
-};
 
 class DatabaseTest : public ::testing::Test {
  protected:
@@ -587,7 +573,7 @@ TEST_F(DatabaseTest, UpgradeBacksUpTheDatabaseAndKeepsTheNewestTwoBackups) {
 }
 
 TEST_F(DatabaseTest, BackupThatDoesNotFitIsRefusedAndNothingChanges) {
-  NoRoom files(base::RealFileSystem());
+  store::DiskWithRoom files(1000);
   soci::session session(soci::sqlite3, "db=\"" + path_ + "\"");
   const absl::Status refused = BackUp(session, path_, 5, files);
   EXPECT_EQ(base::Reason(refused), "DISK_FULL");

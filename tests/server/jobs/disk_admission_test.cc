@@ -24,16 +24,8 @@ using enum JobState;
 
 constexpr std::int64_t kMiB = std::int64_t{1} << 20;
 
-// Calls everything as it is.
-struct NoHook : store::AppendsAsAsked {
-  template <typename Work>
-  auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
-    return work();
-  }
-};
-
 // A disk whose free bytes the test sets, less what lies in one directory.
-class SmallDisk : public base::HookedFiles<NoHook> {
+class SmallDisk : public base::HookedFiles<store::NoHook> {
  public:
   SmallDisk() : HookedFiles(base::RealFileSystem()) {}
   void set_free(std::int64_t bytes) { free_ = bytes; }

@@ -98,7 +98,7 @@ TEST_F(PeftAdapterTest, ValuesThatAreNotFiniteAreRefused) {
   }
 }
 
-// docs/faults.md, C5. What the file lacks is told without asking; what needs its values comes after.
+// docs/faults.md, C5. A file with missing tensors is refused before `admit` is called; one with a value that is not finite, after.
 TEST_F(PeftAdapterTest, C5AsksForTheMemoryOfItsValuesBeforeItReadsThem) {
   std::int64_t bytes = 0;
   for (const auto& value : values_) bytes += static_cast<std::int64_t>(value.size() * sizeof(float));

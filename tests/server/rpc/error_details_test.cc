@@ -559,7 +559,7 @@ TEST_F(SmallMemoryTest, ResourceExhaustedOutOfDeviceMemoryOfAJobAndOfAModel) {
   Refused(Generate(Prompt("tiny", "a", 1)), "12000");
 }
 
-// Who asks has a name: it may have one job, and one plan.
+// A server with tokens, where each principal may have one job and one plan.
 class QuotaTest : public ErrorDetailsTest {
  protected:
   AppOptions Options() override {

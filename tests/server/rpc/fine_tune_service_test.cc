@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "google/rpc/error_details.pb.h"
-#include "server/base/hooked_files.h"
 #include "tests/server/model/files.h"
 #include "tests/server/store/faulty_files.h"
 #include "tests/server/rpc/app_fixture.h"
@@ -230,29 +229,17 @@ TEST_F(FineTuneServiceTest, PlanWarnsOfAJobThatTheDiskHasNoRoomFor) {  // T10
   EXPECT_EQ(plan.disk_available_bytes(), 0);
 }
 
-// Calls everything as it is.
-struct NoHook : store::AppendsAsAsked {
-  template <typename Work>
-  auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
-    return work();
-  }
-};
-// A disk of which the server leaves 1 MiB to jobs.
-struct FullDisk : base::HookedFiles<NoHook> {
-  FullDisk() : HookedFiles(base::RealFileSystem()) {}
-  absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return kKeepFree + kSpare; }
-  static constexpr std::int64_t kKeepFree = 64 << 20, kSpare = 1 << 20;
-};
-
+// The server leaves 1 MiB of the disk to jobs.
 class FullDiskPlanTest : public FineTuneServiceTest {
  protected:
   AppOptions Options() override {
     AppOptions options = FineTuneServiceTest::Options();
     options.files = &disk_;
-    options.min_free_bytes = FullDisk::kKeepFree;
+    options.min_free_bytes = kKeepFree;
     return options;
   }
-  FullDisk disk_;
+  static constexpr std::int64_t kKeepFree = 64 << 20, kSpare = 1 << 20;
+  store::DiskWithRoom disk_{kKeepFree + kSpare};
 };
 
 TEST_F(FullDiskPlanTest, PlanAndCreateCountCachedBasesAlike) {  // T11
@@ -265,7 +252,7 @@ TEST_F(FullDiskPlanTest, PlanAndCreateCountCachedBasesAlike) {  // T11
     return std::any_of(plan.warnings().begin(), plan.warnings().end(), [](const v1::Warning& one) { return one.reason() == "DISK"; });
   };
   EXPECT_TRUE(warned());
-  EXPECT_EQ(plan.disk_available_bytes(), FullDisk::kSpare);
+  EXPECT_EQ(plan.disk_available_bytes(), kSpare);
   v1::Job job;
   ASSERT_TRUE(Create(TinyJob(), &job).ok());
   EXPECT_EQ(job.state(), v1::JOB_STATE_FAILED);

@@ -454,23 +454,29 @@ TEST_F(InferenceServiceTest, ScoreStreamJoinedIsScore) {
   EXPECT_EQ(FieldOf(ReadScore(inference_.get(), bad, 2 << 20, &joined, &pieces)), "top_n");
 }
 
-class SmallMessagesTest : public InferenceServiceTest {
+template <int kMaxSendBytes>
+class MessagesTest : public InferenceServiceTest {
  protected:
   AppOptions Options() override {
     AppOptions options = InferenceServiceTest::Options();
-    options.max_send_bytes = 16 << 10;
+    options.max_send_bytes = kMaxSendBytes;
     return options;
   }
+  // Before any step; the message names the method that streams.
+  void ExpectTooLarge(const grpc::Status& refused, const std::string& method) {
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << refused.error_message();
+    EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
+    EXPECT_THAT(refused.error_message(), HasSubstr("use " + method));
+    EXPECT_EQ(Load().requests_total(), 0);
+  }
 };
+using SmallMessagesTest = MessagesTest<16 << 10>;
+using TinyMessagesTest = MessagesTest<4 << 10>;
 
 TEST_F(SmallMessagesTest, ScoreIsRefusedBeforeAnyStepAndScoreStreamAnswersInPieces) {
   const auto request = LongScore(200);
   v1::ScoreResponse whole, joined;
-  const auto refused = Call(inference_, &v1::InferenceService::Stub::Score, request, &whole);
-  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
-  EXPECT_THAT(refused.error_message(), HasSubstr("use ScoreStream"));
-  EXPECT_EQ(Load().requests_total(), 0);
+  ExpectTooLarge(Call(inference_, &v1::InferenceService::Stub::Score, request, &whole), "ScoreStream");
   int pieces = 0;
   const auto status = ReadScore(inference_.get(), request, 16 << 10, &joined, &pieces);
   ASSERT_TRUE(status.ok()) << status.error_message();
@@ -484,10 +490,7 @@ TEST_F(SmallMessagesTest, PromptLogprobsComeBetweenTheStartAndTheDeltasInPieces)
   request.mutable_output()->set_prompt_logprobs(20);
   request.mutable_output()->set_echo(true);
   v1::GenerateResponse whole;
-  const auto refused = Generate(request, &whole);
-  EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
-  EXPECT_THAT(refused.error_message(), HasSubstr("use GenerateStream"));
-  EXPECT_EQ(Load().requests_total(), 0);
+  ExpectTooLarge(Generate(request, &whole), "GenerateStream");
   v1::GenerateStreamRequest stream;
   *stream.mutable_request() = request;
   grpc::ClientContext context;
@@ -508,15 +511,6 @@ TEST_F(SmallMessagesTest, PromptLogprobsComeBetweenTheStartAndTheDeltasInPieces)
   EXPECT_EQ(scored, 200);
 }
 
-class TinyMessagesTest : public InferenceServiceTest {
- protected:
-  AppOptions Options() override {
-    AppOptions options = InferenceServiceTest::Options();
-    options.max_send_bytes = 4 << 10;
-    return options;
-  }
-};
-
 // An answer without logprobs was computed whole, and gRPC dropped it.
 TEST_F(TinyMessagesTest, EveryUnaryAnswerThatMayNotFitIsRefusedBeforeAnyStep) {
   auto echo = Prompt("tiny", std::string(240, 'a'), 4);
@@ -526,12 +520,8 @@ TEST_F(TinyMessagesTest, EveryUnaryAnswerThatMayNotFitIsRefusedBeforeAnyStep) {
   tokens.mutable_sampling()->set_n(2);
   for (const v1::GenerateRequest& request : {echo, tokens}) {
     v1::GenerateResponse response;
-    const auto refused = Generate(request, &response);
-    EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << refused.error_message();
-    EXPECT_EQ(ReasonOf(refused), "MESSAGE_TOO_LARGE");
-    EXPECT_THAT(refused.error_message(), HasSubstr("use GenerateStream"));
+    ExpectTooLarge(Generate(request, &response), "GenerateStream");
   }
-  EXPECT_EQ(Load().requests_total(), 0);
   v1::GenerateStreamRequest stream;
   *stream.mutable_request() = echo;
   grpc::ClientContext context;

@@ -363,7 +363,7 @@ TEST(WorkerPoolTest, HalfOfTheQueueIsLeftToOthers) {
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(try_run("a"));
   EXPECT_FALSE(try_run("a"));
   EXPECT_EQ(workers.num_waiting("a"), workers.max_waiting_each());
-  for (int i = 0; i < 4; ++i) EXPECT_TRUE(try_run("")) << "without tokens nobody is told apart";
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(try_run("")) << "without tokens there are no principals";
   EXPECT_FALSE(try_run("b")) << "all places are taken";
   queued.set_value();
   workers.AwaitIdle();

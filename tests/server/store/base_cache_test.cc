@@ -11,7 +11,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "server/base/hooked_files.h"
 #include "server/base/ids.h"
 #include "server/store/disk_space.h"
 #include "tests/server/store/faulty_files.h"
@@ -52,21 +51,8 @@ class BaseCacheTest : public ::testing::Test {
     ASSERT_EQ(::utimensat(AT_FDCWD, (temp_ / "bases" + "/" + key).c_str(), times, 0), 0);
   }
 
-  // A disk on which the test says what is free.
-  struct Hook : AppendsAsAsked {
-    template <typename Work>
-    auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
-      return work();
-    }
-  };
-  struct Disk : base::HookedFiles<Hook> {
-    Disk() : HookedFiles(base::RealFileSystem()) {}
-    absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return free; }
-    std::uint64_t free = 0;
-  };
-
   nibble::testing::TempDirectory temp_;
-  Disk disk_;
+  DiskWithRoom disk_{0};
 };
 
 TEST_F(BaseCacheTest, EntryIsFoundAgain) {

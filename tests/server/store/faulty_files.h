@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -12,6 +13,21 @@ struct AppendsAsAsked {
   absl::Status Append(const std::string&, std::string_view bytes, Write write) {
     return write(bytes);
   }
+};
+
+// Calls everything as it is.
+struct NoHook : AppendsAsAsked {
+  template <typename Work>
+  auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
+    return work();
+  }
+};
+
+// The real disk, but for its free bytes, which the test sets.
+struct DiskWithRoom : base::HookedFiles<NoHook> {
+  explicit DiskWithRoom(std::uint64_t free_in) : HookedFiles(base::RealFileSystem()), free(free_in) {}
+  absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return free; }
+  std::uint64_t free;
 };
 
 // Operations that change the disk fail from number `fail_at` (from 1) on, as after a power cut or on a full disk. One thread.

@@ -9,7 +9,6 @@
 
 #include "server/base/error.h"
 #include "server/base/free_space.h"
-#include "server/base/hooked_files.h"
 #include "server/base/ids.h"
 #include "server/base/sha256.h"
 #include "server/store/checkpoints.h"
@@ -26,19 +25,6 @@ using nibble::testing::TempDirectory;
 
 base::FileSystem& Files() { return base::RealFileSystem(); }
 void WriteFile(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
-
-struct NoHook : AppendsAsAsked {
-  template <typename Work>
-  auto Around(std::string_view, const std::string&, Work work) -> decltype(work()) {
-    return work();
-  }
-};
-// The real one, but for the room that others leave.
-struct SharedDisk : base::HookedFiles<NoHook> {
-  SharedDisk() : HookedFiles(base::RealFileSystem()) {}
-  absl::StatusOr<std::uint64_t> FreeBytes(const std::string&) override { return free; }
-  std::uint64_t free = 100;
-};
 
 class StoresTest : public ::testing::Test {
  protected:
@@ -487,7 +473,7 @@ TEST_F(StoresTest, DiskBelowTheWatermarkRefusesUploads) {
 
 // As when others write meanwhile.
 TEST_F(StoresTest, DiskThatFillsUpWhileAnUploadWritesEndsItAtTheWatermark) {  // R9
-  SharedDisk disk;
+  DiskWithRoom disk(100);
   UploadLimits limits;
   limits.min_free_bytes = 50;
   auto upload = Upload::Begin(disk, state_->layout, limits);

@@ -31,9 +31,9 @@ enum Exceeded {
     Time,
 }
 
-/// What a call may hold at once, and the processor time that it may take. Blocks
-/// bound how deep a value can nest, and with it the stack that dropping or printing
-/// it takes.
+/// Limits of one call: bytes and blocks allocated at once, and processor time. The
+/// number of blocks bounds how deep a value can nest, and so the stack that dropping or
+/// printing it takes.
 #[derive(Clone, Copy)]
 pub struct Budget {
     pub bytes: usize,
