@@ -80,7 +80,7 @@ void CheckData(const JobSpec& spec, Checker& check) {
 
 void CheckQLora(const QLoraMethod& qlora, Checker& check) {
   check.Int("qlora.r", qlora.r, 1, 4096);
-  check.Number("qlora.alpha", qlora.alpha, qlora.alpha > 0.0, "a number above 0");
+  check.Number("qlora.alpha", qlora.alpha, qlora.alpha > 0.0 && qlora.alpha <= 1e6, "above 0, at most 1e+06");
   check.Number("qlora.dropout", qlora.dropout, qlora.dropout >= 0.0 && qlora.dropout < 1.0, "0 <= dropout < 1");
   if (qlora.target_modules.empty()) check.Add("qlora.target_modules", "is empty, wanted at least one");
   const std::vector<std::string> known = QLoraMethod().target_modules;

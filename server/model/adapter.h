@@ -15,6 +15,7 @@ namespace nibble::model {
 inline constexpr char kAdapterWeightsFile[] = "adapter_model.safetensors";
 inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
+inline constexpr double kMaxLoraAlpha = 1e6;  // far above any in use; what it multiplies stays far from f32's largest
 
 struct AdapterConfig {
   std::int64_t rank = 8;

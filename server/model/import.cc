@@ -71,15 +71,21 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
   if (!tokenizer.ok()) {
     return absl::InvalidArgumentError(StrCat("tokenizer.json: ", base::ToStd(tokenizer.status().message())));
   }
-  const auto size = static_cast<std::int64_t>((*tokenizer)->vocab_size());
-  if (size > source.config().vocab_size) {
-    return absl::InvalidArgumentError(
-        StrCat("tokenizer.json has ", size, " tokens, the model's vocabulary has ", source.config().vocab_size));
+  const std::int64_t vocab = source.config().vocab_size;
+  const std::vector<std::int32_t> ids = (*tokenizer)->ids();
+  if (static_cast<std::int64_t>(ids.size()) > vocab) {
+    return absl::InvalidArgumentError(StrCat("tokenizer.json has ", ids.size(), " tokens, the model's vocabulary has ", vocab));
   }
-  for (const text::AddedToken& token : (*tokenizer)->added_tokens()) {
-    if (token.id >= source.config().vocab_size) {
-      return absl::InvalidArgumentError(StrCat("tokenizer.json has an added token of id ", token.id,
-                                               ", the model's vocabulary has ", source.config().vocab_size));
+  if (!ids.empty() && ids.back() >= vocab) {
+    return absl::InvalidArgumentError(StrCat("tokenizer.json has a token of id ", ids.back(), ", the model's vocabulary has ", vocab));
+  }
+  // A post-processor spells out the ids that it puts around a text.
+  const auto around = (*tokenizer)->Encode("", /*add_special_tokens=*/true);
+  if (!around.ok()) return absl::InvalidArgumentError(StrCat("tokenizer.json: ", base::ToStd(around.status().message())));
+  for (const std::int32_t id : *around) {
+    if (id >= vocab) {
+      return absl::InvalidArgumentError(
+          StrCat("tokenizer.json puts token id ", id, " around a text, the model's vocabulary has ", vocab));
     }
   }
   return absl::OkStatus();

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "server/rpc/answer_size.h"
 #include "server/rpc/status.h"
 
 namespace nibble::rpc {
@@ -45,10 +46,14 @@ void AnswerSink::BeginOutputs() {
   Begin();
   if (context_.echo_text.empty() || std::exchange(echoed_, true)) return;
   for (int index = 0; index < context_.options.request.n; ++index) {
-    v1::GenerateReply echo;
-    echo.mutable_delta()->set_index(index);
-    echo.mutable_delta()->set_text(context_.echo_text);
-    Emit(echo);
+    for (std::string_view left = context_.echo_text; !left.empty();) {
+      const std::string_view piece = FirstPiece(left, context_.edge.max_send_bytes);
+      v1::GenerateReply echo;
+      echo.mutable_delta()->set_index(index);
+      echo.mutable_delta()->set_text(piece.data(), piece.size());
+      Emit(echo);
+      left.remove_prefix(piece.size());
+    }
   }
 }
 

@@ -13,7 +13,7 @@ namespace {
 // Tags and numbers of protobuf at their longest: an id or a length below 2^31 has 5 bytes, a double 8.
 constexpr std::size_t kTag = 1, kInt32 = 5, kDouble = 8, kDigest = 64;
 constexpr std::size_t kEntry = (kTag + kInt32) + (kTag + kInt32) + (kTag + kDouble) + (kTag + kInt32);  // frame, id, logprob, token
-// A piece's own tags, its first position and what surrounds it.
+// A piece's own tags, its first position or index, and what surrounds it.
 constexpr std::size_t kPieceFrame = 64;
 
 absl::Status TooLarge(const std::string& message, std::size_t need, std::size_t max_bytes) {
@@ -42,6 +42,16 @@ absl::StatusOr<std::int64_t> TokensOfAPiece(std::size_t entry, std::size_t max_b
                     most);
   }
   return static_cast<std::int64_t>((most - kPieceFrame) / entry) - 1;
+}
+
+std::string_view FirstPiece(std::string_view text, std::size_t max_bytes) {
+  constexpr std::size_t kLongestCharacter = 4;
+  const std::size_t most = std::max(std::min(kMaxPieceBytes, max_bytes), kPieceFrame + kLongestCharacter) - kPieceFrame;
+  if (text.size() <= most) return text;
+  std::size_t end = most;
+  const auto is_inside_a_character = [&] { return (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80; };
+  while (end > most - kLongestCharacter + 1 && is_inside_a_character()) --end;
+  return text.substr(0, end);
 }
 
 }  // namespace nibble::rpc

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "server/text/token_bytes.h"
@@ -21,5 +22,9 @@ absl::Status CheckUnaryAnswer(std::size_t need, std::size_t max_bytes, const cha
 // Prompt tokens that one step may score so that their entries, of at most `entry` bytes each, and the one of the first token fit one
 // message of kMaxPieceBytes and of max_bytes. At least 1. Errors: ResourceExhausted (MESSAGE_TOO_LARGE; metadata need, max): two do not.
 absl::StatusOr<std::int64_t> TokensOfAPiece(std::size_t entry, std::size_t max_bytes);
+
+// The beginning of a text in UTF-8 that one message of a stream has room for: of kMaxPieceBytes and of max_bytes, never less than a
+// character, and cut between two.
+std::string_view FirstPiece(std::string_view text, std::size_t max_bytes);
 
 }  // namespace nibble::rpc

@@ -114,7 +114,7 @@ absl::StatusOr<std::int64_t> EvalSeqLen(const model::ArtifactInfo& info, const m
 
 }  // namespace
 
-absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) {
+absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request, const std::string& tenant) {
   NIBBLE_RETURN_IF_ERROR(base::CheckName("name", request.name()));
   if (request.has_checkpoint()) return NotBuilt("ConvertModelRequest.checkpoint");
   if (request.has_calibration_dataset()) return NotBuilt("ConvertModelRequest.calibration_dataset");
@@ -143,7 +143,7 @@ absl::Status ModelLibrary::CheckConvert(const v1::ConvertModelRequest& request) 
     return FieldError("head", "wanted INT8 or BF16");
   }
   NIBBLE_ASSIGN_OR_RETURN(const store::StoredModel source, FindModel(*state_.models, metrics_, request.model()));
-  NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name()));
+  NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name(), tenant));
   NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(source.info));
   NIBBLE_RETURN_IF_ERROR(convert::CheckConversion(info, OptionsOf(request).to));
   if (request.lora() == v1::LORA_HANDLING_MERGE && info.format != model::Format::kLora) {

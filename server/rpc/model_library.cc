@@ -69,7 +69,7 @@ absl::Status ModelLibrary::CheckImport(const v1::ImportModelRequest& request, co
     NIBBLE_ASSIGN_OR_RETURN(const model::ArtifactInfo info, model::ParseArtifactInfo(base_model.info));
     NIBBLE_RETURN_IF_ERROR(base::About(convert::CheckAdapterBase(info), request.base_model()));
   }
-  NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name()));
+  NIBBLE_RETURN_IF_ERROR(state_.models->CheckFree(request.name(), owner.tenant));
   if (request.source_case() == v1::ImportModelRequest::SOURCE_NOT_SET) {
     return FieldError("source", "is not set, wanted upload_id or server_path");
   }

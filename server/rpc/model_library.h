@@ -66,7 +66,7 @@ class ModelLibrary {
 
   // Checked before the operation begins: names, fields, existence.
   absl::Status CheckImport(const v1::ImportModelRequest& request, const RequestOwner& owner);
-  absl::Status CheckConvert(const v1::ConvertModelRequest& request);
+  absl::Status CheckConvert(const v1::ConvertModelRequest& request, const std::string& tenant);
   absl::Status CheckExport(const v1::ExportModelRequest& request);
   // `owner`: whose uploads are meant.
   absl::StatusOr<google::protobuf::Any> Import(const v1::ImportModelRequest& request, const RequestOwner& owner, OperationScope& scope);

@@ -41,7 +41,7 @@ absl::Status ModelLibrary::CheckPublish(const v1::PublishCheckpointRequest& requ
   NIBBLE_ASSIGN_OR_RETURN(const CheckpointSource source, options_.find_checkpoint(request.checkpoint(), tenant));
   if (IsPublished(request, source)) return absl::OkStatus();
   NIBBLE_RETURN_IF_ERROR(Find(source.spec.base_model));
-  return state_.models->CheckFree(request.name());
+  return state_.models->CheckFree(request.name(), tenant);
 }
 
 absl::StatusOr<google::protobuf::Any> ModelLibrary::PublishCheckpoint(const v1::PublishCheckpointRequest& request,

@@ -88,7 +88,8 @@ grpc::ServerUnaryReactor* ModelService::ConvertModel(grpc::CallbackServerContext
       return made.ok() ? made : base::About(made.status(), copy.model());
     };
     return Begin(operations_, StartOf(call, OperationLane::kModels, *request, request->name()),
-                 [&] { return base::About(library_.CheckConvert(*request), request->model()); }, convert, response);
+                 [&] { return base::About(library_.CheckConvert(*request, call.principal().tenant), request->model()); }, convert,
+                 response);
   });
 }
 

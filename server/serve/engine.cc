@@ -113,9 +113,11 @@ absl::Status Engine::Check(const Request& request) const {
                                            ", wanted at least one other token: min_tokens masks them"));
     }
   }
-  const std::int64_t most = request.principal.empty() ? options_.max_running : bounds_.max_running;
+  const bool shared = !request.principal.empty() && bounds_.max_running < options_.max_running;
+  const std::int64_t most = shared ? bounds_.max_running : options_.max_running;
   if (request.n < 1 || request.n > most) {
-    return base::FieldError("sampling.n", base::StrCat("is ", request.n, ", wanted 1 to ", most));
+    return base::FieldError("sampling.n", base::StrCat("is ", request.n, ", wanted 1 to ", most,
+                                                       shared ? ", the bound --max_running_requests_per_principal" : ""));
   }
   return absl::OkStatus();
 }

@@ -97,9 +97,9 @@ absl::StatusOr<StoredModel> ModelStore::Get(std::string_view name) const {
   return Find(name);
 }
 
-absl::Status ModelStore::CheckFree(std::string_view name) const {
+absl::Status ModelStore::CheckFree(std::string_view name, const JobTenant& viewer) const {
   base::MutexLock lock(mutex_);
-  return models_.contains(name) ? names_->Taken(name) : absl::OkStatus();
+  return models_.contains(name) ? names_->Taken(name) : names_->CheckUnreserved(name, viewer);
 }
 
 absl::StatusOr<Manifest> ModelStore::Verify(std::string_view name, const Cancelled& cancelled) const {

@@ -51,16 +51,23 @@ absl::Status NameTable::CheckEtag(const std::string& etag, const std::optional<s
   return base::WithReason(absl::AbortedError(StrCat("etag: the ", kind_, "'s is ", etag)), "ETAG_MISMATCH", {{"etag", etag}});
 }
 
+absl::Status NameTable::Held(std::string_view name, const Holder& holder, const JobTenant& viewer) const {
+  const std::string who = MaySee(viewer, holder) ? holder.who : kSomeJob;
+  return base::WithReason(
+      absl::AlreadyExistsError(StrCat("the ", kind_, " name \"", name, "\" is taken by ", who, ", which is not done")), "NAME_TAKEN",
+      {{"kind", kind_}, {"name", std::string(name)}});
+}
+
 absl::Status NameTable::Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer) {
   base::MutexLock lock(mutex_);
   const auto [it, added] = owners_.emplace(name, Holder{std::string(owner), tenant});
-  if (!added && it->second.who != owner) {
-    const std::string who = MaySee(viewer, it->second) ? it->second.who : kSomeJob;
-    return base::WithReason(
-        absl::AlreadyExistsError(StrCat("the ", kind_, " name \"", name, "\" is taken by ", who, ", which is not done")),
-        "NAME_TAKEN", {{"kind", kind_}, {"name", std::string(name)}});
-  }
-  return absl::OkStatus();
+  return added || it->second.who == owner ? absl::OkStatus() : Held(name, it->second, viewer);
+}
+
+absl::Status NameTable::CheckUnreserved(std::string_view name, const JobTenant& viewer) const {
+  base::MutexLock lock(mutex_);
+  const auto it = owners_.find(name);
+  return it == owners_.end() ? absl::OkStatus() : Held(name, it->second, viewer);
 }
 
 void NameTable::Unreserve(std::string_view name, std::string_view owner) {

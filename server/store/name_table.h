@@ -35,6 +35,7 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
 
   // AlreadyExists (NAME_TAKEN) names who has it, unless that is a job that `viewer` does not see.
   absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer);
+  absl::Status CheckUnreserved(std::string_view name, const JobTenant& viewer) const;  // likewise
   void Unreserve(std::string_view name, std::string_view owner);
 
   std::shared_ptr<const Pin> AddPin(std::string_view name, std::string_view user, const JobTenant& tenant);
@@ -54,6 +55,7 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
     auto operator<=>(const Holder&) const = default;
   };
   static bool MaySee(const JobTenant& viewer, const Holder& holder);
+  absl::Status Held(std::string_view name, const Holder& holder, const JobTenant& viewer) const;
 
   const std::string kind_;
   const std::string reason_;

@@ -132,15 +132,14 @@ std::size_t Tokenizer::longest_token_bytes() const {
     for (const AddedToken& token : added_tokens()) {
       longest_token_bytes_ = std::max(longest_token_bytes_, token.content.size());
     }
-    const auto end = static_cast<std::int32_t>(vocab_size());
-    for (std::int32_t id = 0; id < end; ++id) {
+    for (const std::int32_t id : ids()) {
       longest_token_bytes_ = std::max(longest_token_bytes_, Token(id).value_or("").size());
     }
   });
   return longest_token_bytes_;
 }
 
-std::vector<std::int32_t> Tokenizer::Ids() const {
+std::vector<std::int32_t> Tokenizer::ids() const {
   FfiBytes answer;
   if (nibble_tokenizer_ids(handle_, answer.out()) != NIBBLE_TEXT_OK) return {};
   return CopyAs<std::int32_t>(answer.view());
@@ -163,7 +162,7 @@ const TokenBytes& Tokenizer::token_bytes() const {
   std::call_once(listed_, [this] {
     std::map<std::int32_t, std::string> added;
     for (AddedToken& token : added_tokens()) added[token.id] = std::move(token.content);
-    for (const std::int32_t id : Ids()) {
+    for (const std::int32_t id : ids()) {
       const auto found = added.find(id);
       token_bytes_.Add(id, found != added.end() ? found->second : BytesOf(id));
     }

@@ -82,6 +82,8 @@ class Tokenizer {
   bool IsSpecial(std::int32_t id) const;
   // How many tokens there are, added ones included.
   std::size_t vocab_size() const;
+  // Of all tokens, ascending; they may have gaps. An id above INT32_MAX is given as INT32_MAX.
+  std::vector<std::int32_t> ids() const;
   // Bytes of the longest token as tokenizer.json spells it: no token stands for more
   // bytes of a text, unless it was normalized or is the unknown token.
   std::size_t longest_token_bytes() const;
@@ -101,7 +103,6 @@ class Tokenizer {
 
   explicit Tokenizer(NibbleTokenizer* handle) : handle_(handle) {}
   std::optional<Anchor> FindAnchor() const;
-  std::vector<std::int32_t> Ids() const;  // of all tokens, ascending
   // TokenBytes, of a token that was not added.
   std::string BytesOf(std::int32_t id) const;
 

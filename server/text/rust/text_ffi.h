@@ -80,7 +80,8 @@ NibbleTextCode nibble_tokenizer_token(const NibbleTokenizer* tokenizer,
                                       int32_t id, NibbleBytes* out);
 bool nibble_tokenizer_is_special(const NibbleTokenizer* tokenizer, int32_t id);
 size_t nibble_tokenizer_vocab_size(const NibbleTokenizer* tokenizer);
-// int32 ids of all tokens, added ones included, ascending; each once.
+// int32 ids of all tokens, added ones included, ascending; each once. A larger id
+// than an int32 is given as INT32_MAX.
 NibbleTextCode nibble_tokenizer_ids(const NibbleTokenizer* tokenizer,
                                     NibbleBytes* out);
 // int32 ids of the added tokens, ascending.

@@ -49,6 +49,7 @@ TEST(JobSpecTest, EachBadFieldIsNamed) {
       {"qlora.r", [](JobSpec& s) { s.qlora.r = 0; }},
       {"qlora.r", [](JobSpec& s) { s.qlora.r = -8; }},
       {"qlora.alpha", [](JobSpec& s) { s.qlora.alpha = 0; }},
+      {"qlora.alpha", [](JobSpec& s) { s.qlora.alpha = 1e308; }},
       {"qlora.dropout", [](JobSpec& s) { s.qlora.dropout = 1.0; }},
       {"qlora.target_modules", [](JobSpec& s) { s.qlora.target_modules = {}; }},
       {"qlora.target_modules", [](JobSpec& s) { s.qlora.target_modules = {"q_proj", "w1"}; }},

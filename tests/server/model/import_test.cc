@@ -8,6 +8,7 @@
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
+#include "server/base/strings.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"
@@ -160,6 +161,29 @@ TEST_F(ImportTest, ATokenizerOfTooManyBytesIsRefusedAndLeavesNothing) {
     EXPECT_EQ(base::Reason(refused), "UPLOAD_TOO_LARGE");
     EXPECT_EQ(base::ReasonMetadata(refused)["max_bytes"], std::to_string(size - 1));
     EXPECT_FALSE(std::filesystem::exists(directory_.Path("model"))) << name;
+  }
+}
+
+// Ids may have gaps, and a post-processor names ids of its own.
+TEST_F(ImportTest, ATokenizerWhoseIdsExceedTheVocabularyIsRefused) {
+  const std::string source = Copy("hf_tied_bf16");
+  const base::Json whole = *base::ParseJson(ReadBytes(source + "/tokenizer.json"));
+  const std::int64_t size = 112;
+  for (const std::int64_t id : {size, std::int64_t{1} << 31, (std::int64_t{1} << 32) - 1}) {
+    base::Json json = whole;
+    json["model"]["vocab"]["!"] = id;
+    WriteBytes(source + "/tokenizer.json", json.dump());
+    ExpectRefused(source, absl::StatusCode::kInvalidArgument, "tokenizer.json has a token of id");
+    json = whole;
+    json["post_processor"]["single"].insert(json["post_processor"]["single"].begin(),
+                                            base::Json{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}});
+    json["post_processor"]["special_tokens"] = {{"<s>", {{"id", "<s>"}, {"ids", {id}}, {"tokens", {"<s>"}}}}};
+    WriteBytes(source + "/tokenizer.json", json.dump());
+    ExpectRefused(source, absl::StatusCode::kInvalidArgument, std::to_string(id));
+    json["post_processor"]["special_tokens"]["<s>"]["ids"] = {0};
+    WriteBytes(source + "/tokenizer.json", json.dump());
+    EXPECT_TRUE(Import(source, DType::kBF16).ok());
+    std::filesystem::remove_all(directory_.Path("model"));
   }
 }
 

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -18,8 +19,10 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "server/base/error.h"
+#include "server/rpc/answer_size.h"
 #include "server/rpc/slow_reader.h"
 #include "server/rpc/status.h"
+#include "server/text/utf8.h"
 #include "tests/server/model/small_models.h"
 #include "tests/server/rpc/status_details.h"
 
@@ -136,7 +139,7 @@ class AnswerSinkTest : public ::testing::Test {
     request.penalties.bias = {{kD, 100.0f}};
     return request;
   }
-  std::shared_ptr<Answer> Make(const serve::Request& request) {
+  std::shared_ptr<Answer> Make(const serve::Request& request, std::string echo = "") {
     if (resident_ == nullptr) Start();
     GenerateOptions options;
     options.request = request;
@@ -144,7 +147,7 @@ class AnswerSinkTest : public ::testing::Test {
                                                   .resident = resident_,
                                                   .options = options,
                                                   .request_id = "mine",
-                                                  .echo_text = "",
+                                                  .echo_text = std::move(echo),
                                                   .prompt = request.prompt,
                                                   .entry = nullptr});
   }
@@ -184,6 +187,31 @@ TEST_F(AnswerSinkTest, TheDeltasJoinedAreWhatTheirTokensDecodeTo) {
   EXPECT_TRUE(answer->replies.front().has_start());
   EXPECT_TRUE(answer->replies[answer->replies.size() - 2].has_finish());
   EXPECT_TRUE(answer->replies.back().has_usage());
+}
+
+// A client that was not told otherwise takes messages of 4 MiB.
+TEST_F(AnswerSinkTest, EchoOfALongPromptComesInPiecesCutBetweenCharacters) {
+  std::string echo = "x";
+  while (echo.size() < 2 * kMaxPieceBytes) echo += "\xF0\x9F\x98\x80";
+  serve::Request request = Ask(2);
+  request.n = 2;
+  const auto answer = Make(request, echo);
+  ASSERT_TRUE(resident_->engine->Submit(request, answer).ok());
+  answer->Wait();
+  ASSERT_TRUE(answer->status.ok()) << answer->status;
+  std::map<int, std::string> texts;
+  std::map<int, int> pieces;
+  for (const v1::GenerateReply& reply : answer->replies) {
+    EXPECT_LE(reply.ByteSizeLong(), kMaxPieceBytes);
+    if (!reply.has_delta()) continue;
+    EXPECT_TRUE(text::IsValidUtf8(reply.delta().text()));
+    texts[reply.delta().index()] += reply.delta().text();
+    if (reply.delta().token_ids().empty()) ++pieces[reply.delta().index()];
+  }
+  for (const int index : {0, 1}) {
+    EXPECT_TRUE(texts[index] == echo + "dd") << index;
+    EXPECT_EQ(pieces[index], 3) << index;
+  }
 }
 
 TEST_F(AnswerSinkTest, TextThatMayBeginAStopIsHeldBackUntilItIsNone) {

@@ -255,11 +255,17 @@ TEST_F(TenantTest, S2ARefusalNamesNoJobOfAnotherTenant) {
   v1::ImportModelRequest import;
   import.set_server_path("hf_tied_bf16");
   import.set_name("red-model");
+  v1::ConvertModelRequest convert;
+  convert.set_model("tiny");
+  convert.set_name("red-model");
+  convert.set_target(v1::MODEL_FORMAT_INT8);
   google::longrunning::Operation operation;
-  ASSERT_TRUE(Call(models_, &v1::ModelService::Stub::ImportModel, import, &operation).ok());
-  const google::longrunning::Operation done = Wait(operation);
-  EXPECT_EQ(testing_support::ReasonOf(done.error()), "NAME_TAKEN") << done.error().message();
-  EXPECT_EQ(done.SerializeAsString().find(job), std::string::npos) << done.error().message();
+  for (const grpc::Status& status : {Call(models_, &v1::ModelService::Stub::ImportModel, import, &operation),
+                                     Call(models_, &v1::ModelService::Stub::ConvertModel, convert, &operation)}) {
+    EXPECT_EQ(testing_support::ReasonOf(status), "NAME_TAKEN") << status.error_message();
+    EXPECT_EQ(status.error_message().find(job), std::string::npos) << status.error_message();
+    EXPECT_EQ(status.error_details().find(job), std::string::npos) << status.error_message();
+  }
 }
 
 TEST_F(TenantTest, S2OneNameInTwoTenantsIsTwoPrincipals) {

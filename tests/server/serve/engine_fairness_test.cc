@@ -264,7 +264,9 @@ TEST_F(FairnessTest, BoundsOfAPrincipalOnOutputsAndPages) {
   auto engine = Start({.max_running = 4, .max_context = 128, .kv_tokens = 512, .of_principal = {.max_running = 2, .kv_tokens = 192}});
   Request several = Ask(3, 2);
   several.n = 3;
-  EXPECT_TRUE(absl::IsInvalidArgument(engine->Submit(Of("a", several), std::make_shared<Sink>())));
+  const absl::Status refused = engine->Submit(Of("a", several), std::make_shared<Sink>());
+  EXPECT_TRUE(absl::IsInvalidArgument(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("is 3, wanted 1 to 2, the bound --max_running_requests_per_principal"));
   EXPECT_TRUE(Answer(*engine, several)->finish.status.ok()) << "without tokens there are no principals";
   several.n = 2;
   several.stopping.max_tokens = 100;

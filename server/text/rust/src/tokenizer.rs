@@ -331,9 +331,10 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// Those of all tokens; larger ones than an i32 as the largest i32.
     pub fn ids(&self) -> Vec<u8> {
-        let known = |id: &u32| *id <= i32::MAX as u32;
-        let mut ids: Vec<u32> = self.inner.get_vocab(true).into_values().filter(known).collect();
+        let known = |id: u32| id.min(i32::MAX as u32);
+        let mut ids: Vec<u32> = self.inner.get_vocab(true).into_values().map(known).collect();
         ids.sort_unstable();
         ids.dedup();
         ids.into_iter().flat_map(u32::to_ne_bytes).collect()
