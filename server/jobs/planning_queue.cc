@@ -60,7 +60,8 @@ std::list<PlanningQueue::Job>::iterator PlanningQueue::Next() {
     const Principal& principal = principals_.at(job.principal);
     return std::make_tuple(principal.running, principal.last);
   };
-  return std::min_element(waiting_.begin(), waiting_.end(), [&](const Job& a, const Job& b) { return rank(a) < rank(b); });
+  const auto before = [&](const Job& a, const Job& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return rank(a) < rank(b); };
+  return std::min_element(waiting_.begin(), waiting_.end(), before);
 }
 
 void PlanningQueue::Work() {

@@ -305,8 +305,7 @@ absl::Duration OperationTable::RetryAfter(OperationLane lane) const {
   return UntilNextEnd(lane);
 }
 
-std::deque<OperationTable::Entry>::iterator OperationTable::NextOf(std::size_t index) {
-  Lane& lane = lanes_[index];
+std::deque<OperationTable::Entry>::iterator OperationTable::NextOf(Lane& lane, int width) {
   const auto num_running = [&lane](const Entry& entry) {
     return std::count_if(lane.running.begin(), lane.running.end(),
                          [&entry](const Entry& running) { return running->record.owner == entry->record.owner; });
@@ -315,7 +314,7 @@ std::deque<OperationTable::Entry>::iterator OperationTable::NextOf(std::size_t i
     return num_running(a) < num_running(b);
   });
   if (next == lane.queue.end() || (*next)->record.owner.name == kNobody) return next;
-  return num_running(*next) < std::max(1, kWidths[index] - 1) ? next : lane.queue.end();
+  return num_running(*next) < std::max(1, width - 1) ? next : lane.queue.end();
 }
 
 void OperationTable::RunLane(std::size_t index) {
@@ -327,7 +326,7 @@ void OperationTable::RunLane(std::size_t index) {
     {
       base::MutexLock lock(mutex_);
       Lane& lane = lanes_[index];
-      const auto next = NextOf(index);
+      const auto next = NextOf(lane, kWidths[index]);
       if (next == lane.queue.end()) {
         --lane.num_busy;
         return;

@@ -119,9 +119,10 @@ class OperationTable {
   void End(const Entry& entry, absl::StatusOr<google::protobuf::Any> result);  // of a state kRunning or kEnding
   void Enqueue(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunLane(std::size_t lane);
-  // The next operation for a free worker of the lane: the oldest of the owner with the fewest running operations. Returns the end of the
-  // queue when the queue is empty, or when its owners already run as many as they may: all workers of the lane but one, at least one.
-  std::deque<Entry>::iterator NextOf(std::size_t lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The next operation for a free worker of a lane of `width` workers: the oldest of the owner with the fewest running operations.
+  // Returns the end of the queue when the queue is empty, or when its owners already run as many as they may: all workers of the lane
+  // but one, at least one. The caller holds mutex_.
+  static std::deque<Entry>::iterator NextOf(Lane& lane, int width);
   absl::StatusOr<Entry> Seen(const std::string& name, const OperationViewer& viewer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string PathOf(const std::string& name) const;
   void Forget(const Entry& entry, Garbage& garbage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
