@@ -1,5 +1,6 @@
 #include "server/base/json.h"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -8,6 +9,8 @@
 
 namespace nibble::base {
 namespace {
+
+constexpr std::size_t kFewKeys = 16;
 
 // Builds the value while refusing what nlohmann accepts: unbounded nesting and duplicate keys.
 class Builder : public nlohmann::json_sax<Json> {
@@ -28,7 +31,7 @@ class Builder : public nlohmann::json_sax<Json> {
   bool start_array(std::size_t) override { return Open(Json::array()); }
   bool end_array() override { return Close(); }
   bool key(string_t& k) override {
-    if (!keys_.back().insert(k).second) {
+    if (!IsNew(k)) {
       error = StrCat("duplicate key \"", k, "\"");
       return false;
     }
@@ -41,6 +44,18 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
+  // The few keys of most objects are compared one by one; an object of many has a set of them.
+  bool IsNew(const std::string& key) {
+    const auto& object = stack_.back()->get_ref<const Json::object_t&>();
+    if (object.size() < kFewKeys) {
+      return std::none_of(object.begin(), object.end(), [&key](const auto& member) { return member.first == key; });
+    }
+    std::set<std::string>& keys = keys_.back();
+    if (keys.empty()) {
+      for (const auto& member : object) keys.insert(member.first);
+    }
+    return keys.insert(key).second;
+  }
   Json* Insert(Json value) {
     if (stack_.empty()) {
       root = std::move(value);
@@ -51,9 +66,9 @@ class Builder : public nlohmann::json_sax<Json> {
       parent.push_back(std::move(value));
       return &parent.back();
     }
-    // Not operator[]: an ordered object looks the key up in linear time, and keys_ has done that already.
+    // Not operator[]: an ordered object looks the key up in linear time, and IsNew has looked already.
     auto& object = parent.get_ref<Json::object_t&>();
-    object.Container::emplace_back(key_, std::move(value));
+    object.Container::emplace_back(std::move(key_), std::move(value));
     return &object.back().second;
   }
   bool Put(Json value) {
@@ -78,7 +93,7 @@ class Builder : public nlohmann::json_sax<Json> {
   int max_depth_;
   // A pointer stays good while its own container is open: siblings are added only after it closes.
   std::vector<Json*> stack_;
-  std::vector<std::set<std::string>> keys_;
+  std::vector<std::set<std::string>> keys_;  // of each open object, where it has kFewKeys or more
   std::string key_;
 };
 

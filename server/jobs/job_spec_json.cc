@@ -1,8 +1,9 @@
+#include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <set>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "server/base/error.h"
 #include "server/base/sha256.h"
@@ -51,7 +52,7 @@ class Reader {
       Get(key, value);
       out = value;
     } else {
-      seen_.insert(std::string(key));
+      seen_.push_back(key);
     }
   }
   void Get(std::string_view key, std::vector<std::string>& out) {
@@ -77,19 +78,16 @@ class Reader {
     }
   }
   // The object under `key`, or an empty one.
-  Json Object(std::string_view key) {
+  const Json& Object(std::string_view key) {
+    static const Json& empty = *new Json(Json::object());
     const Json* v = Take(key, "an object", [](const Json& j) { return j.is_object(); });
-    return v != nullptr ? *v : Json::object();
+    return v != nullptr ? *v : empty;
   }
-  bool Has(std::string_view key) const {
-    if (!object_.is_object()) return false;
-    const auto it = object_.find(std::string(key));
-    return it != object_.end() && !it->is_null();
-  }
+  bool Has(std::string_view key) const { return Find(key) != nullptr; }
   void Finish() {
     if (!status_.ok() || !object_.is_object()) return;
     for (const auto& item : object_.items()) {
-      if (seen_.contains(item.key())) continue;
+      if (std::find(seen_.begin(), seen_.end(), item.key()) != seen_.end()) continue;
       const std::string field = prefix_ + item.key();
       for (const char* later : kLaterFields) {
         if (field == later) {
@@ -110,20 +108,26 @@ class Reader {
   void Fail(const std::string& field, const Json& got, std::string_view wanted) {
     if (status_.ok()) status_ = base::FieldError(field, StrCat("is ", base::Dump(got).substr(0, 64), ", wanted ", wanted));
   }
+  // Nullptr for none and for null.
+  const Json* Find(std::string_view key) const {
+    if (!object_.is_object()) return nullptr;
+    const auto it = object_.find(key);
+    return it != object_.end() && !it->is_null() ? &*it : nullptr;
+  }
+  // `key` must outlive the reader: a literal.
   template <typename Check>
   const Json* Take(std::string_view key, std::string_view wanted, Check check) {
-    seen_.insert(std::string(key));
-    if (!status_.ok() || !Has(key)) return nullptr;
-    const Json& value = object_.at(std::string(key));
-    if (check(value)) return &value;
-    Fail(prefix_ + std::string(key), value, wanted);
+    seen_.push_back(key);
+    const Json* value = status_.ok() ? Find(key) : nullptr;
+    if (value == nullptr || check(*value)) return value;
+    Fail(prefix_ + std::string(key), *value, wanted);
     return nullptr;
   }
 
   const Json& object_;
   const std::string prefix_;
   absl::Status& status_;
-  std::set<std::string> seen_;
+  std::vector<std::string_view> seen_;
 };
 
 template <typename T>
@@ -231,8 +235,11 @@ absl::StatusOr<JobSpec> ParseJobSpec(const Json& json) {
   top.Get("output_model", spec.output_model);
   top.Get("device", spec.device);
   top.Get("labels", spec.labels);
-  const Json data_json = top.Object("data"), qlora_json = top.Object("qlora"), bitnet_json = top.Object("bitnet_qat"),
-             optim_json = top.Object("optim"), run_json = top.Object("run");
+  const Json& data_json = top.Object("data");
+  const Json& qlora_json = top.Object("qlora");
+  const Json& bitnet_json = top.Object("bitnet_qat");
+  const Json& optim_json = top.Object("optim");
+  const Json& run_json = top.Object("run");
   top.Finish();
 
   Reader data(data_json, "data.", status);

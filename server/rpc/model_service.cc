@@ -39,7 +39,7 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
     const auto name_of = [](const store::StoredModel& one) { return one.name; };
     const auto row_of = [&](const store::StoredModel& one) -> absl::StatusOr<std::optional<v1::Model>> {
       if (one.damaged) return Damaged(one);
-      absl::StatusOr<v1::Model> model = ToProto(one, library_.manager().IsLoaded(one.name), false);
+      absl::StatusOr<v1::Model> model = rows_.Get(one, library_.manager().IsLoaded(one.name));
       // Deleted since the names were listed: the others are there.
       if (!model.ok() && absl::IsNotFound(library_.models().Get(one.name).status())) return std::nullopt;
       if (store::SaysDamaged(model.status())) return Damaged(one);

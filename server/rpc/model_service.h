@@ -3,6 +3,7 @@
 #include "server/rpc/call.h"
 #include "server/rpc/model_library.h"
 #include "server/rpc/model_loads.h"
+#include "server/rpc/model_rows.h"
 #include "server/rpc/operations.h"
 
 namespace nibble::rpc {
@@ -45,6 +46,7 @@ class ModelService : public v1::ModelService::CallbackService {
   ModelLibrary& library_;
   ModelLoads& loads_;
   OperationTable& operations_;
+  ModelRows rows_;
 };
 
 }  // namespace nibble::rpc

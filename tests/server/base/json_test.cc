@@ -1,0 +1,32 @@
+#include "server/base/json.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "server/base/strings.h"
+
+namespace nibble::base {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Objects of few and of many keys find a double in different ways.
+TEST(ParseJsonTest, DuplicateKeyIsRefusedWhereverItStands) {
+  for (int keys = 1; keys <= 40; ++keys) {
+    std::string object;
+    for (int i = 0; i < keys; ++i) object += StrCat(i == 0 ? "{" : ",", "\"k", i, "\":{\"k0\":[{\"k0\":1}]}");
+    const auto parsed = ParseJson(object + "}");
+    ASSERT_TRUE(parsed.ok()) << parsed.status();
+    ASSERT_EQ(parsed->size(), static_cast<std::size_t>(keys));
+    EXPECT_EQ(parsed->back()["k0"][0]["k0"], 1);
+    for (int i = 0; i < keys; ++i) {
+      const auto refused = ParseJson(StrCat(object, ",\"k", i, "\":1}"));
+      EXPECT_THAT(std::string(refused.status().message()), HasSubstr(StrCat("duplicate key \"k", i, "\""))) << keys;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nibble::base
