@@ -10,7 +10,7 @@
 namespace nibble::base {
 namespace {
 
-constexpr std::size_t kFewKeys = 16;
+constexpr std::size_t kFewKeys = 16;  // about where a set begins to be faster
 
 // Builds the value while refusing what nlohmann accepts: unbounded nesting and duplicate keys.
 class Builder : public nlohmann::json_sax<Json> {
@@ -44,7 +44,7 @@ class Builder : public nlohmann::json_sax<Json> {
   }
 
  private:
-  // The few keys of most objects are compared one by one; an object of many has a set of them.
+  // Linear search while an object is small; a larger object has a set of its keys.
   bool IsNew(const std::string& key) {
     const auto& object = stack_.back()->get_ref<const Json::object_t&>();
     if (object.size() < kFewKeys) {
@@ -93,7 +93,7 @@ class Builder : public nlohmann::json_sax<Json> {
   int max_depth_;
   // A pointer stays good while its own container is open: siblings are added only after it closes.
   std::vector<Json*> stack_;
-  std::vector<std::set<std::string>> keys_;  // of each open object, where it has kFewKeys or more
+  std::vector<std::set<std::string>> keys_;  // per open container; filled once an object has kFewKeys members
   std::string key_;
 };
 

@@ -108,7 +108,7 @@ class Reader {
   void Fail(const std::string& field, const Json& got, std::string_view wanted) {
     if (status_.ok()) status_ = base::FieldError(field, StrCat("is ", base::Dump(got).substr(0, 64), ", wanted ", wanted));
   }
-  // Nullptr for none and for null.
+  // Null if the key is absent or its value is null.
   const Json* Find(std::string_view key) const {
     if (!object_.is_object()) return nullptr;
     const auto it = object_.find(key);

@@ -98,9 +98,8 @@ absl::StatusOr<AdapterConfig> ParsePeftConfig(const Json& json) {
     return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"r\" is ", config.rank, ", wanted 1 to ", kMaxLoraRank));
   }
   NIBBLE_ASSIGN_OR_RETURN(config.alpha, base::GetNumber(json, "lora_alpha", kAdapterConfigFile));
-  if (!(config.alpha > 0 && config.alpha <= kMaxLoraAlpha)) {
-    return absl::InvalidArgumentError(
-        StrCat(kAdapterConfigFile, ": \"lora_alpha\" is ", config.alpha, ", wanted above 0, at most ", kMaxLoraAlpha));
+  if (!std::isfinite(config.alpha) || config.alpha <= 0) {
+    return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": \"lora_alpha\" is ", config.alpha, ", wanted above 0"));
   }
   NIBBLE_ASSIGN_OR_RETURN(config.dropout, base::GetNumber(json, "lora_dropout", kAdapterConfigFile, 0.0));
   NIBBLE_ASSIGN_OR_RETURN(config.rslora, base::GetBool(json, "use_rslora", kAdapterConfigFile, false));

@@ -15,7 +15,8 @@ namespace nibble::model {
 inline constexpr char kAdapterWeightsFile[] = "adapter_model.safetensors";
 inline constexpr char kAdapterConfigFile[] = "adapter_config.json";
 inline constexpr std::int64_t kMaxLoraRank = 4096;
-inline constexpr double kMaxLoraAlpha = 1e6;  // far above any in use; what it multiplies stays far from f32's largest
+// Of an import and, in server/jobs/job_spec.cc, of a job. Far above any in use; keeps scaled weights far below f32's maximum.
+inline constexpr double kMaxLoraAlpha = 1e6;
 
 struct AdapterConfig {
   std::int64_t rank = 8;

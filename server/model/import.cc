@@ -72,21 +72,17 @@ absl::Status CheckTokenizer(const WeightSource& source, std::uint64_t max_bytes)
     return absl::InvalidArgumentError(StrCat("tokenizer.json: ", base::ToStd(tokenizer.status().message())));
   }
   const std::int64_t vocab = source.config().vocab_size;
+  const auto wanted_below = [vocab](const std::string& what, std::int32_t id) {
+    return absl::InvalidArgumentError(
+        StrCat("tokenizer.json: ", what, " ", id, ", wanted below ", vocab, ", the size of the model's vocabulary"));
+  };
   const std::vector<std::int32_t> ids = (*tokenizer)->ids();
-  if (static_cast<std::int64_t>(ids.size()) > vocab) {
-    return absl::InvalidArgumentError(StrCat("tokenizer.json has ", ids.size(), " tokens, the model's vocabulary has ", vocab));
-  }
-  if (!ids.empty() && ids.back() >= vocab) {
-    return absl::InvalidArgumentError(StrCat("tokenizer.json has a token of id ", ids.back(), ", the model's vocabulary has ", vocab));
-  }
+  if (!ids.empty() && ids.back() >= vocab) return wanted_below("the largest token id is", ids.back());
   // A post-processor spells out the ids that it puts around a text.
   const auto around = (*tokenizer)->Encode("", /*add_special_tokens=*/true);
-  if (!around.ok()) return absl::InvalidArgumentError(StrCat("tokenizer.json: ", base::ToStd(around.status().message())));
+  if (!around.ok()) return absl::InvalidArgumentError(StrCat("tokenizer.json: an empty ", base::ToStd(around.status().message())));
   for (const std::int32_t id : *around) {
-    if (id >= vocab) {
-      return absl::InvalidArgumentError(
-          StrCat("tokenizer.json puts token id ", id, " around a text, the model's vocabulary has ", vocab));
-    }
+    if (id >= vocab) return wanted_below("the post-processor adds token id", id);
   }
   return absl::OkStatus();
 }

@@ -33,7 +33,12 @@ absl::StatusOr<AdapterConfig> ReadConfig(base::FileSystem& files, const std::str
   NIBBLE_ASSIGN_OR_RETURN(const std::string text, files.Read(path, kMaxConfigBytes));
   const auto json = base::ParseJson(text);
   if (!json.ok()) return absl::InvalidArgumentError(StrCat(kAdapterConfigFile, ": ", base::ToStd(json.status().message())));
-  return ParsePeftConfig(*json);
+  NIBBLE_ASSIGN_OR_RETURN(AdapterConfig config, ParsePeftConfig(*json));
+  if (config.alpha > kMaxLoraAlpha) {
+    return absl::InvalidArgumentError(
+        StrCat(kAdapterConfigFile, ": \"lora_alpha\" is ", config.alpha, ", wanted at most ", kMaxLoraAlpha));
+  }
+  return config;
 }
 
 absl::Status CheckTensor(const TensorPlan& wanted, const SafetensorsTensor& got) {

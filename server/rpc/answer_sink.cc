@@ -57,6 +57,11 @@ void AnswerSink::BeginOutputs() {
   }
 }
 
+std::size_t AnswerSink::num_echo_messages() const {
+  if (echoed_) return 0;
+  return static_cast<std::size_t>(num_outputs()) * MaxPieces(context_.echo_text.size(), context_.edge.max_send_bytes);
+}
+
 void AnswerSink::OnDelta(int index, std::string_view text, std::span<const serve::TokenLogprob> tokens) {
   BeginOutputs();
   context_.edge.metrics.TokensGenerated(context_.resident->name, tokens.size());

@@ -50,6 +50,8 @@ class AnswerSink : public serve::ResponseSink {
   virtual absl::Status Why(const absl::Status& status) const { return status; }
   virtual void End(const absl::Status& status) = 0;
   int num_outputs() const { return context_.options.request.n; }
+  // Upper bound of the messages of the echo that is still to come.
+  std::size_t num_echo_messages() const;
 
  private:
   void Begin();

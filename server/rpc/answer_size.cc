@@ -15,10 +15,16 @@ constexpr std::size_t kTag = 1, kInt32 = 5, kDouble = 8, kDigest = 64;
 constexpr std::size_t kEntry = (kTag + kInt32) + (kTag + kInt32) + (kTag + kDouble) + (kTag + kInt32);  // frame, id, logprob, token
 // A piece's own tags, its first position or index, and what surrounds it.
 constexpr std::size_t kPieceFrame = 64;
+constexpr std::size_t kLongestCharacter = 4;
 
-absl::Status TooLarge(const std::string& message, std::size_t need, std::size_t max_bytes) {
+// Bytes of text that one message of a stream has room for.
+std::size_t TextRoom(std::size_t max_bytes) {
+  return std::max(std::min(kMaxPieceBytes, max_bytes), kPieceFrame + kLongestCharacter) - kPieceFrame;
+}
+
+absl::Status TooLarge(const std::string& message, std::size_t need, std::size_t max) {
   return base::WithReason(absl::ResourceExhaustedError(message), "MESSAGE_TOO_LARGE",
-                          {{"need", std::to_string(need)}, {"max", std::to_string(max_bytes)}});
+                          {{"need", std::to_string(need)}, {"max", std::to_string(max)}});
 }
 
 }  // namespace
@@ -45,13 +51,25 @@ absl::StatusOr<std::int64_t> TokensOfAPiece(std::size_t entry, std::size_t max_b
 }
 
 std::string_view FirstPiece(std::string_view text, std::size_t max_bytes) {
-  constexpr std::size_t kLongestCharacter = 4;
-  const std::size_t most = std::max(std::min(kMaxPieceBytes, max_bytes), kPieceFrame + kLongestCharacter) - kPieceFrame;
-  if (text.size() <= most) return text;
-  std::size_t end = most;
+  const std::size_t room = TextRoom(max_bytes);
+  if (text.size() <= room) return text;
+  std::size_t end = room;
   const auto is_inside_a_character = [&] { return (static_cast<unsigned char>(text[end]) & 0xC0) == 0x80; };
-  while (end > most - kLongestCharacter + 1 && is_inside_a_character()) --end;
+  while (end > room - kLongestCharacter + 1 && is_inside_a_character()) --end;
   return text.substr(0, end);
+}
+
+std::size_t MaxPieces(std::size_t text_bytes, std::size_t max_bytes) {
+  const std::size_t least = TextRoom(max_bytes) - kLongestCharacter + 1;
+  return (text_bytes + least - 1) / least;
+}
+
+absl::Status CheckStreamedEcho(std::size_t echo_bytes, std::size_t max_bytes, int outputs, std::size_t max_messages) {
+  const std::size_t need = static_cast<std::size_t>(outputs) * (kMessagesOfAStep + MaxPieces(echo_bytes, max_bytes));
+  if (need < max_messages) return absl::OkStatus();  // the start needs one too
+  return TooLarge(base::StrCat("the echo of ", echo_bytes, " bytes to ", outputs, " outputs may take ", need,
+                               " messages, wanted fewer than the ", max_messages, " of --stream_buffer"),
+                  need, max_messages);
 }
 
 }  // namespace nibble::rpc

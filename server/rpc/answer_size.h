@@ -23,8 +23,18 @@ absl::Status CheckUnaryAnswer(std::size_t need, std::size_t max_bytes, const cha
 // message of kMaxPieceBytes and of max_bytes. At least 1. Errors: ResourceExhausted (MESSAGE_TOO_LARGE; metadata need, max): two do not.
 absl::StatusOr<std::int64_t> TokensOfAPiece(std::size_t entry, std::size_t max_bytes);
 
-// The beginning of a text in UTF-8 that one message of a stream has room for: of kMaxPieceBytes and of max_bytes, never less than a
-// character, and cut between two.
+// Longest prefix of UTF-8 `text` that fits one stream message of kMaxPieceBytes and of max_bytes. Ends between characters; holds at
+// least one.
 std::string_view FirstPiece(std::string_view text, std::size_t max_bytes);
+// Upper bound of the pieces of a text.
+std::size_t MaxPieces(std::size_t text_bytes, std::size_t max_bytes);
+
+// Messages that one output may add to a stream before the engine asks whether the reader keeps up: a delta, text that was held back
+// and a finish.
+inline constexpr std::size_t kMessagesOfAStep = 3;
+
+// ResourceExhausted (MESSAGE_TOO_LARGE; metadata need, max, in messages) where the echoes of all outputs, which are sent at once, do not
+// fit the messages that a stream buffers for its reader.
+absl::Status CheckStreamedEcho(std::size_t echo_bytes, std::size_t max_bytes, int outputs, std::size_t max_messages);
 
 }  // namespace nibble::rpc

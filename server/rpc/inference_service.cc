@@ -60,7 +60,10 @@ absl::StatusOr<std::shared_ptr<Asked>> Check(Edge& edge, RequestIds& ids, const 
 absl::Status CheckSize(const Edge& edge, const serve::Resident& resident, const char* instead, std::size_t echo_bytes,
                        GenerateOptions& options, std::size_t prompt_tokens) {
   const bool has_logprobs = options.logprobs || options.prompt_logprobs;
-  if (instead == nullptr && !has_logprobs) return absl::OkStatus();
+  if (instead == nullptr) {
+    NIBBLE_RETURN_IF_ERROR(CheckStreamedEcho(echo_bytes, edge.max_send_bytes, options.request.n, edge.stream_buffer));
+    if (!has_logprobs) return absl::OkStatus();
+  }
   const auto room = std::max<std::int64_t>(0, resident.engine->max_context() - static_cast<std::int64_t>(prompt_tokens));
   const auto most = static_cast<std::size_t>(std::min(options.request.stopping.max_tokens, room));
   const auto bytes_of_outputs = [&](std::size_t made) {
@@ -165,9 +168,9 @@ class StreamSink final : public AnswerSink {
       : AnswerSink(std::move(context)), stream_(std::move(stream)) {}
 
  private:
-  // Of every output a delta, what was held back and a finish may come before the engine asks again, and then the usage; or, of the
-  // prompt, a start and a piece of logprobs.
-  bool Ready() override { return stream_.Ready(3 * static_cast<std::size_t>(num_outputs())); }
+  // Of every output its echo, a delta, what was held back and a finish may come before the engine asks again, and then the usage; or, of
+  // the prompt, a start and a piece of logprobs.
+  bool Ready() override { return stream_.Ready(kMessagesOfAStep * static_cast<std::size_t>(num_outputs()) + num_echo_messages()); }
   void Emit(v1::GenerateReply& reply) override { stream_.Push(reply); }
   absl::Status Why(const absl::Status& status) const override { return stream_.Why(status); }
   void End(const absl::Status& status) override { stream_.End(status); }

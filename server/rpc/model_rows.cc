@@ -1,27 +1,64 @@
 #include "server/rpc/model_rows.h"
 
+#include <filesystem>
+#include <iterator>
+#include <set>
+#include <system_error>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "server/base/status_macros.h"
+#include "server/base/strings.h"
 #include "server/rpc/model_proto.h"
 
 namespace nibble::rpc {
 
+namespace {
+
+// Changes with the model and with the name, size or time of any of its files. Empty if the directory cannot be read.
+std::string KeyOf(const store::StoredModel& stored) {
+  std::error_code error;
+  std::set<std::string> files;
+  for (std::filesystem::directory_iterator it(stored.directory, error), end; !error && it != end; it.increment(error)) {
+    const std::uintmax_t bytes = it->file_size(error);
+    if (error) break;
+    const auto time = it->last_write_time(error).time_since_epoch().count();
+    if (error) break;
+    files.insert(base::StrCat(it->path().filename().string(), " ", bytes, " ", time, "\n"));
+  }
+  if (error || files.empty()) return "";
+  std::string key = base::StrCat(store::Etag(stored), " ", absl::ToUnixNanos(stored.created), "\n");
+  for (const std::string& file : files) key += file;
+  return key;
+}
+
+}  // namespace
+
 absl::StatusOr<v1::Model> ModelRows::Get(const store::StoredModel& stored, bool loaded) {
-  const std::string etag = store::Etag(stored);
-  {
+  std::string key = KeyOf(stored);
+  if (!key.empty()) {
     base::MutexLock lock(mutex_);
-    if (const auto it = rows_.find(stored.name); it != rows_.end() && it->second.etag == etag && it->second.created == stored.created) {
+    if (const auto it = rows_.find(stored.name); it != rows_.end() && it->second.key == key) {
       v1::Model model = it->second.model;
       model.set_loaded(loaded);
       return model;
     }
   }
   NIBBLE_ASSIGN_OR_RETURN(v1::Model model, ToProto(stored, loaded, /*detailed=*/false));
+  if (key.empty()) return model;
   base::MutexLock lock(mutex_);
   if (rows_.size() >= kMaxRows) rows_.clear();
-  rows_[stored.name] = Row{etag, stored.created, model};
+  rows_[stored.name] = Row{std::move(key), model};
   return model;
+}
+
+void ModelRows::Keep(const std::vector<store::StoredModel>& all) {
+  base::MutexLock lock(mutex_);
+  auto stored = all.begin();
+  for (auto row = rows_.begin(); row != rows_.end();) {
+    while (stored != all.end() && stored->name < row->first) ++stored;
+    row = stored != all.end() && stored->name == row->first ? std::next(row) : rows_.erase(row);
+  }
 }
 
 std::size_t ModelRows::size() const {

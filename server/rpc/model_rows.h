@@ -1,8 +1,10 @@
-// Rows of ListModels, kept: a row is read from several files, and a published model never changes.
+// Caches the rows of ListModels: a row is read from several files, and a published model never changes.
 #pragma once
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "nibble/v1/model_service.pb.h"
@@ -14,18 +16,19 @@ namespace nibble::rpc {
 // Thread-safe.
 class ModelRows {
  public:
-  // A row has 1 to 2 KiB.
+  // Of 1 to 2 KiB each. A full cache drops all rows.
   static constexpr std::size_t kMaxRows = 8192;
 
-  // The model as a list shows it, without the layers of its conversion. Errors: those of ToProto, which are not kept.
+  // Returns the model without the layers of its conversion. Reads the files again if the model is another one or if the name, size or
+  // time of a file in its directory changed. Errors, which are not cached: those of ToProto.
   absl::StatusOr<v1::Model> Get(const store::StoredModel& stored, bool loaded);
-  // Rows of models that are not there any more stay until there are kMaxRows, when all rows go.
+  // Drops the rows of models that are not among these, which are sorted by name.
+  void Keep(const std::vector<store::StoredModel>& all);
   std::size_t size() const;
 
  private:
   struct Row {
-    std::string etag;
-    absl::Time created;
+    std::string key;
     v1::Model model;
   };
   mutable base::Mutex mutex_;

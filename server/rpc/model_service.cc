@@ -36,6 +36,7 @@ grpc::ServerUnaryReactor* ModelService::ListModels(grpc::CallbackServerContext* 
                                                    const v1::ListModelsRequest* request, v1::ListModelsResponse* response) {
   return UnaryOnWorker(edge_, context, "nibble.v1.ModelService/ListModels", [=, this](const Call&) -> absl::Status {
     const auto all = library_.models().List();
+    rows_.Keep(all);
     const auto name_of = [](const store::StoredModel& one) { return one.name; };
     const auto row_of = [&](const store::StoredModel& one) -> absl::StatusOr<std::optional<v1::Model>> {
       if (one.damaged) return Damaged(one);

@@ -99,7 +99,7 @@ absl::StatusOr<StoredModel> ModelStore::Get(std::string_view name) const {
 
 absl::Status ModelStore::CheckFree(std::string_view name, const JobTenant& viewer) const {
   base::MutexLock lock(mutex_);
-  return models_.contains(name) ? names_->Taken(name) : names_->CheckUnreserved(name, viewer);
+  return models_.contains(name) ? names_->Taken(name) : names_->CheckNotOfAJob(name, viewer);
 }
 
 absl::StatusOr<Manifest> ModelStore::Verify(std::string_view name, const Cancelled& cancelled) const {

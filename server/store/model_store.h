@@ -43,7 +43,7 @@ class ModelStore {
   std::vector<StoredModel> List() const;                             // by name
   // NotFound (MODEL); of what was not as it was published when the server started, DataLoss (ARTIFACT_CORRUPT). So is all below.
   absl::StatusOr<StoredModel> Get(std::string_view name) const;
-  // AlreadyExists (NAME_TAKEN) where a model has it or something that is not done will publish one.
+  // AlreadyExists (NAME_TAKEN) if a model has the name or a job that is not done reserved it. `viewer`: of who asks (JobTenant).
   absl::Status CheckFree(std::string_view name, const JobTenant& viewer = std::nullopt) const;
   // Every hash; DataLoss names the file.
   absl::StatusOr<Manifest> Verify(std::string_view name, const Cancelled& cancelled = {}) const;

@@ -64,10 +64,10 @@ absl::Status NameTable::Reserve(std::string_view name, std::string_view owner, c
   return added || it->second.who == owner ? absl::OkStatus() : Held(name, it->second, viewer);
 }
 
-absl::Status NameTable::CheckUnreserved(std::string_view name, const JobTenant& viewer) const {
+absl::Status NameTable::CheckNotOfAJob(std::string_view name, const JobTenant& viewer) const {
   base::MutexLock lock(mutex_);
   const auto it = owners_.find(name);
-  return it == owners_.end() ? absl::OkStatus() : Held(name, it->second, viewer);
+  return it == owners_.end() || !it->second.tenant.has_value() ? absl::OkStatus() : Held(name, it->second, viewer);
 }
 
 void NameTable::Unreserve(std::string_view name, std::string_view owner) {

@@ -35,7 +35,8 @@ class NameTable : public std::enable_shared_from_this<NameTable> {
 
   // AlreadyExists (NAME_TAKEN) names who has it, unless that is a job that `viewer` does not see.
   absl::Status Reserve(std::string_view name, std::string_view owner, const JobTenant& tenant, const JobTenant& viewer);
-  absl::Status CheckUnreserved(std::string_view name, const JobTenant& viewer) const;  // likewise
+  // AlreadyExists likewise where a job has it. Operations reserve a name when they run, behind each other: theirs is not looked at.
+  absl::Status CheckNotOfAJob(std::string_view name, const JobTenant& viewer) const;
   void Unreserve(std::string_view name, std::string_view owner);
 
   std::shared_ptr<const Pin> AddPin(std::string_view name, std::string_view user, const JobTenant& tenant);

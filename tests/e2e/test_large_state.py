@@ -82,6 +82,8 @@ def test_C11_a_large_state_starts_and_answers_in_time(make_server, model_directo
 
     middle = str(JOBS // 2)
     pages = {
+        "ListJobs, the largest page": lists(page_size=1000),
+        "ListModels, the largest page": lambda: api.call("ModelService", "ListModels", page_size=1000),
         "ListJobs": lists(),
         "ListJobs in the middle": lists(page_token=middle),
         "ListJobs QUEUED": lists(filter=of(states=[1])),
@@ -93,9 +95,7 @@ def test_C11_a_large_state_starts_and_answers_in_time(make_server, model_directo
         "ListJobs of a rare label": lists(filter=of(labels={"rare": "yes"})),
         "ListJobs of two labels": lists(filter=of(labels={"team": "a", "rare": "yes"})),
         f"ListJobs of {EVALUATED} with checkpoints": lists(filter=of(labels={"evaluated": "yes"})),
-        "ListJobs, the largest page": lists(page_size=1000),
         "ListModels": lambda: api.call("ModelService", "ListModels"),
-        "ListModels, the largest page": lambda: api.call("ModelService", "ListModels", page_size=1000),
         "ListJobEvents, long log": lambda: api.call("FineTuneService", "ListJobEvents", name="final-00000001"),
         "ListJobEvents, its end": lambda: api.call("FineTuneService", "ListJobEvents", name="final-00000001",
                                                    after_sequence=EVENTS // 10 - 50),

@@ -12,8 +12,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Objects of few and of many keys find a double in different ways.
-TEST(ParseJsonTest, DuplicateKeyIsRefusedWhereverItStands) {
+// Small and large objects detect duplicate keys differently.
+TEST(ParseJsonTest, RejectsDuplicateKeyAtAnyPosition) {
   for (int keys = 1; keys <= 40; ++keys) {
     std::string object;
     for (int i = 0; i < keys; ++i) object += StrCat(i == 0 ? "{" : ",", "\"k", i, "\":{\"k0\":[{\"k0\":1}]}");

@@ -60,8 +60,8 @@ TEST(AdapterTest, WhatIsNotPlainLoraIsRefusedByName) {
     EXPECT_THAT(std::string(config.status().message()), HasSubstr(key));
   }
   const std::pair<const char*, Json> bad[] = {
-      {"r", 0}, {"r", -1}, {"r", 5000}, {"r", 2.5}, {"lora_alpha", 0}, {"lora_alpha", 1e308}, {"lora_alpha", "x"},
-      {"target_modules", Json::array()}, {"target_modules", "all-linear"}};
+      {"r", 0}, {"r", -1}, {"r", 5000}, {"r", 2.5}, {"lora_alpha", 0}, {"lora_alpha", "x"}, {"target_modules", Json::array()},
+      {"target_modules", "all-linear"}};
   for (const auto& [key, value] : bad) {
     Json json = ToPeftConfig(Sample());
     json[key] = value;

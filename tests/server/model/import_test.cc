@@ -173,7 +173,7 @@ TEST_F(ImportTest, ATokenizerWhoseIdsExceedTheVocabularyIsRefused) {
     base::Json json = whole;
     json["model"]["vocab"]["!"] = id;
     WriteBytes(source + "/tokenizer.json", json.dump());
-    ExpectRefused(source, absl::StatusCode::kInvalidArgument, "tokenizer.json has a token of id");
+    ExpectRefused(source, absl::StatusCode::kInvalidArgument, "tokenizer.json: the largest token id is");
     json = whole;
     json["post_processor"]["single"].insert(json["post_processor"]["single"].begin(),
                                             base::Json{{"SpecialToken", {{"id", "<s>"}, {"type_id", 0}}}});

@@ -88,6 +88,18 @@ TEST_F(PeftAdapterTest, ATensorThatDoesNotFitTheBaseIsNamed) {
   refused(LoraAName(2, LinearKind::kQ), "[4, 8]", "no such tensor");
 }
 
+TEST_F(PeftAdapterTest, RejectsAlphaWhoseProductsOverflow) {
+  for (const double alpha : {kMaxLoraAlpha, 1e308}) {
+    config_.alpha = alpha;
+    Write();
+    const absl::Status status = Read().status();
+    EXPECT_EQ(status.ok(), alpha == kMaxLoraAlpha) << status;
+    if (alpha > kMaxLoraAlpha) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr("\"lora_alpha\" is"));
+    }
+  }
+}
+
 TEST_F(PeftAdapterTest, ValuesThatAreNotFiniteAreRefused) {
   for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     values_[1][3] = bad;

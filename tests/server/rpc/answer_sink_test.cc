@@ -214,6 +214,22 @@ TEST_F(AnswerSinkTest, EchoOfALongPromptComesInPiecesCutBetweenCharacters) {
   }
 }
 
+TEST(AnswerSizeTest, EchoOfMoreMessagesThanAStreamBuffersIsRefused) {
+  EXPECT_TRUE(CheckStreamedEcho(0, 16, 16, 128).ok());
+  EXPECT_EQ(MaxPieces(0, 1000), 0u);
+  for (const std::size_t max_bytes : {std::size_t{1}, std::size_t{100}, std::size_t{1000}, 2 * kMaxPieceBytes}) {
+    std::string text;
+    while (text.size() < 5000) text += "x\xC3\xA4\xE2\x82\xAC\xF0\x9F\x98\x80";
+    std::size_t pieces = 0;
+    for (std::string_view left = text; !left.empty(); ++pieces) left.remove_prefix(FirstPiece(left, max_bytes).size());
+    EXPECT_LE(pieces, MaxPieces(text.size(), max_bytes)) << max_bytes;
+    const std::size_t messages = 2 * (kMessagesOfAStep + MaxPieces(text.size(), max_bytes));
+    EXPECT_TRUE(CheckStreamedEcho(text.size(), max_bytes, 2, messages + 1).ok());
+    const absl::Status refused = CheckStreamedEcho(text.size(), max_bytes, 2, messages);
+    EXPECT_EQ(base::Reason(refused), "MESSAGE_TOO_LARGE") << refused;
+  }
+}
+
 TEST_F(AnswerSinkTest, TextThatMayBeginAStopIsHeldBackUntilItIsNone) {
   serve::Request request = Ask(12);
   request.stopping.strings = {"ddx"};

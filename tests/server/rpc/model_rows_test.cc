@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "server/base/json.h"
 #include "server/base/strings.h"
@@ -26,28 +28,63 @@ class ModelRowsTest : public ::testing::Test {
   ModelRows rows_;
 };
 
-TEST_F(ModelRowsTest, RowIsReadOnceAndAgainWhereTheModelIsAnother) {
-  store::StoredModel stored = Stored("m");
+TEST_F(ModelRowsTest, CachesRowUntilModelOrFileChanges) {
+  const store::StoredModel stored = Stored("m");
   const auto first = rows_.Get(stored, /*loaded=*/false);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(first->name(), "m");
   EXPECT_EQ(first->format(), v1::MODEL_FORMAT_BF16);
   EXPECT_GT(first->parameters(), 0);
   EXPECT_FALSE(first->loaded());
-  std::filesystem::rename(models_.bf16() + "/config.json", models_.Path("config.json"));
-  const auto again = rows_.Get(stored, /*loaded=*/true);
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_TRUE(again->loaded());
-  v1::Model unloaded = *again;
+
+  // Other bytes under the same name, size and time: only a file that is read again shows them.
+  const std::string path = models_.bf16() + "/config.json";
+  const auto time = std::filesystem::last_write_time(path);
+  const auto rewrite = [&](const std::string& from, const std::string& to) {
+    std::ifstream in(path);
+    std::string text((std::istreambuf_iterator<char>(in)), {});
+    ASSERT_NE(text.find(from), std::string::npos);
+    std::ofstream(path) << text.replace(text.find(from), from.size(), to);
+    std::filesystem::last_write_time(path, time);
+  };
+  const std::string layers = base::StrCat("\"num_hidden_layers\": ", first->architecture().num_layers());
+  rewrite(layers, "\"num_hidden_layers\": x");
+  const auto cached = rows_.Get(stored, /*loaded=*/true);
+  ASSERT_TRUE(cached.ok()) << cached.status();
+  EXPECT_TRUE(cached->loaded());
+  v1::Model unloaded = *cached;
   unloaded.set_loaded(false);
   EXPECT_EQ(unloaded.SerializeAsString(), first->SerializeAsString());
-  store::StoredModel other = stored;
-  other.manifest_digest[0] = 'b';
-  EXPECT_FALSE(rows_.Get(other, false).ok()) << "it is read, and there is no config.json";
-  other = stored;
-  other.created += absl::Seconds(1);
-  EXPECT_FALSE(rows_.Get(other, false).ok());
-  EXPECT_TRUE(rows_.Get(stored, false).ok()) << "an error is not kept";
+  for (const auto& change : {+[](store::StoredModel& m) { m.manifest_digest[0] = 'b'; },
+                             +[](store::StoredModel& m) { m.created += absl::Seconds(1); }}) {
+    store::StoredModel other = stored;
+    change(other);
+    EXPECT_FALSE(rows_.Get(other, false).ok()) << "its config.json is read";
+    EXPECT_TRUE(rows_.Get(stored, false).ok()) << "an error is not cached";
+  }
+  std::filesystem::last_write_time(path, time + std::chrono::seconds(1));
+  EXPECT_FALSE(rows_.Get(stored, false).ok());
+  rewrite("\"num_hidden_layers\": x", layers);
+  EXPECT_TRUE(rows_.Get(stored, false).ok());
+  std::filesystem::remove(path);
+  EXPECT_FALSE(rows_.Get(stored, false).ok());
+}
+
+TEST_F(ModelRowsTest, DropsRowsOfDeletedModels) {
+  std::vector<store::StoredModel> all;
+  for (const char* name : {"a", "b", "c", "d", "e"}) {
+    all.push_back(Stored(name));
+    ASSERT_TRUE(rows_.Get(all.back(), false).ok());
+  }
+  rows_.Keep(all);
+  EXPECT_EQ(rows_.size(), 5u);
+  all.erase(all.begin() + 3);
+  all.erase(all.begin());
+  all.push_back(Stored("f"));
+  rows_.Keep(all);
+  EXPECT_EQ(rows_.size(), 3u);
+  rows_.Keep({});
+  EXPECT_EQ(rows_.size(), 0u);
 }
 
 TEST_F(ModelRowsTest, RowsAreBounded) {

@@ -331,7 +331,7 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
-    /// Those of all tokens; larger ones than an i32 as the largest i32.
+    /// Ids of all tokens, ascending; an id above i32::MAX becomes i32::MAX.
     pub fn ids(&self) -> Vec<u8> {
         let known = |id: u32| id.min(i32::MAX as u32);
         let mut ids: Vec<u32> = self.inner.get_vocab(true).into_values().map(known).collect();
