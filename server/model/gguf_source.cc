@@ -102,7 +102,7 @@ class GgufSource : public WeightSource {
 
   std::int64_t ReadBytes(const TensorSpec& spec, DType dtype) const override {
     constexpr std::int64_t kFloatBytes = sizeof(float);
-    // Read() holds the tensor in f32, and beside it either a copy for UndoPermutation or the answer, which is no wider than that copy.
+    // Read() holds the tensor in f32 and one more array of at most that size: the copy for UndoPermutation, later the result.
     const std::int64_t width = kFloatBytes + (PermutedHeads(spec) > 0 ? kFloatBytes : kernels::SizeOf(dtype));
     return NumElements(spec.shape).value_or(0) * width;
   }

@@ -8,7 +8,6 @@
 #include "server/base/error.h"
 #include "server/base/sha256.h"
 #include "server/base/status_macros.h"
-#include "server/base/strings.h"
 #include "server/model/artifact_writer.h"
 #include "server/model/float_convert.h"
 #include "server/model/safetensors.h"

@@ -4,13 +4,12 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "server/base/json.h"
 #include "server/base/strings.h"
+#include "tests/server/model/files.h"
 #include "tests/server/model/small_models.h"
 
 namespace nibble::rpc {
@@ -19,8 +18,7 @@ namespace {
 class ModelRowsTest : public ::testing::Test {
  protected:
   store::StoredModel Stored(const std::string& name) {
-    std::ifstream in(models_.bf16() + "/nibble.json");
-    const std::string info((std::istreambuf_iterator<char>(in)), {});
+    const std::string info = model::ReadBytes(models_.bf16() + "/nibble.json");
     return {.name = name, .directory = models_.bf16(), .manifest_digest = std::string(64, 'a'), .bytes = 7,
             .created = absl::UnixEpoch(), .info = base::ParseJson(info).value()};
   }
@@ -41,10 +39,9 @@ TEST_F(ModelRowsTest, CachesRowUntilModelOrFileChanges) {
   const std::string path = models_.bf16() + "/config.json";
   const auto time = std::filesystem::last_write_time(path);
   const auto rewrite = [&](const std::string& from, const std::string& to) {
-    std::ifstream in(path);
-    std::string text((std::istreambuf_iterator<char>(in)), {});
+    std::string text = model::ReadBytes(path);
     ASSERT_NE(text.find(from), std::string::npos);
-    std::ofstream(path) << text.replace(text.find(from), from.size(), to);
+    model::WriteBytes(path, text.replace(text.find(from), from.size(), to));
     std::filesystem::last_write_time(path, time);
   };
   const std::string layers = base::StrCat("\"num_hidden_layers\": ", first->architecture().num_layers());
