@@ -22,8 +22,8 @@ namespace nibble {
 namespace {
 
 constexpr std::uint64_t kMaxProcFile = 1 << 16;
-// nibbled idle has 40 MiB; the database and stacks of threads take the rest.
-constexpr std::int64_t kProcessBytes = 96 << 20;
+// nibbled idle has 40 MiB; oneDNN's products take up to 48 MiB, the database and stacks of threads the rest.
+constexpr std::int64_t kProcessBytes = 144 << 20;
 // Of one token file that is being made: the text, its tokens with their places, and what tokenizers and templates take meanwhile. 119 to
 // 162 MiB were measured with 1 to 8 threads, and a token for each byte. Large rows take theirs of what models and trainers share.
 constexpr std::int64_t kTokenWriterBytes = 18 * static_cast<std::int64_t>(data::kTokeniseBytes);

@@ -15,6 +15,7 @@
 #include "server/base/files.h"
 #include "server/base/log.h"
 #include "server/base/log_writer.h"
+#include "server/base/process_memory.h"
 #include "server/base/strings.h"
 #include "server/build_info.h"
 
@@ -121,6 +122,8 @@ int main(int argc, char** argv) {
   if (options.trainer_path.empty()) options.trainer_path = TrainerBesideMe();
   SetOpenMp(options.threads, argv);
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) options.environment.emplace_back(*entry);
+
+  nibble::base::LimitArenas(std::max(4, AvailableCpus()));
 
   ::umask(027);  // trainers inherit it
   std::signal(SIGPIPE, SIG_IGN);

@@ -31,6 +31,11 @@ void ReturnFreeMemory() {
   ::malloc_trim(0);
 #endif
 }
+void LimitArenas([[maybe_unused]] int arenas) {
+#ifdef __GLIBC__
+  ::mallopt(M_ARENA_MAX, arenas);
+#endif
+}
 std::uint64_t VirtualBytes() { return StatusBytes("VmSize"); }
 
 }  // namespace nibble::base

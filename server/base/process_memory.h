@@ -10,5 +10,8 @@ std::uint64_t VirtualBytes();       // VmSize
 
 // Gives free memory of the allocator back to the system, which it keeps otherwise.
 void ReturnFreeMemory();
+// At most this many of the allocator's arenas, from which threads allocate; call it before any thread is started. glibc makes eight per
+// CPU, and free memory stays in each of them.
+void LimitArenas(int arenas);
 
 }  // namespace nibble::base

@@ -52,6 +52,13 @@ absl::StatusOr<v1::Model> ModelRows::Get(const store::StoredModel& stored, bool 
   return model;
 }
 
+void ModelRows::Warm(const std::vector<store::StoredModel>& all) {
+  for (const store::StoredModel& stored : all) {
+    if (size() == kMaxRows) return;
+    if (!stored.damaged) Get(stored, /*loaded=*/false).IgnoreError();  // a page names what is wrong with it
+  }
+}
+
 void ModelRows::Keep(const std::vector<store::StoredModel>& all) {
   base::MutexLock lock(mutex_);
   auto stored = all.begin();

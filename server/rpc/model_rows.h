@@ -22,6 +22,8 @@ class ModelRows {
   // Returns the model without the layers of its conversion. Reads the files again if the model is another one or if the name, size or
   // time of a file in its directory changed. Errors, which are not cached: those of ToProto.
   absl::StatusOr<v1::Model> Get(const store::StoredModel& stored, bool loaded);
+  // Reads the rows of the first kMaxRows of these, so that the first page after a start is as fast as the others.
+  void Warm(const std::vector<store::StoredModel>& all);
   // Drops the rows of models that are not among these, which are sorted by name.
   void Keep(const std::vector<store::StoredModel>& all);
   std::size_t size() const;

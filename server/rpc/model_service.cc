@@ -26,6 +26,11 @@ v1::Model Damaged(const store::StoredModel& stored) {
 
 }  // namespace
 
+ModelService::ModelService(Edge& edge, ModelLibrary& library, ModelLoads& loads, OperationTable& operations)
+    : edge_(edge), library_(library), loads_(loads), operations_(operations) {
+  rows_.Warm(library_.models().List());
+}
+
 grpc::ServerReadReactor<v1::UploadModelRequest>* ModelService::UploadModel(grpc::CallbackServerContext* context,
                                                                            v1::UploadModelResponse* response) {
   return UploadReactor<v1::UploadModelRequest>::Make(edge_, context, "nibble.v1.ModelService/UploadModel",

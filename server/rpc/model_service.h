@@ -11,8 +11,8 @@ namespace nibble::rpc {
 // Thread-safe.
 class ModelService : public v1::ModelService::CallbackService {
  public:
-  ModelService(Edge& edge, ModelLibrary& library, ModelLoads& loads, OperationTable& operations)
-      : edge_(edge), library_(library), loads_(loads), operations_(operations) {}
+  // Reads what a row of ListModels needs of every model: 0.1 ms a model.
+  ModelService(Edge& edge, ModelLibrary& library, ModelLoads& loads, OperationTable& operations);
 
   grpc::ServerReadReactor<v1::UploadModelRequest>* UploadModel(grpc::CallbackServerContext*,
                                                                v1::UploadModelResponse*) override;

@@ -84,6 +84,14 @@ TEST_F(ModelRowsTest, DropsRowsOfDeletedModels) {
   EXPECT_EQ(rows_.size(), 0u);
 }
 
+TEST_F(ModelRowsTest, WarmReadsAllRowsButThoseOfDamagedModels) {
+  std::vector<store::StoredModel> all = {Stored("a"), Stored("b"), Stored("c"), Stored("d")};
+  all[1].damaged = true;
+  all[2].info = base::Json();  // of no artifact
+  rows_.Warm(all);
+  EXPECT_EQ(rows_.size(), 2u);
+}
+
 TEST_F(ModelRowsTest, RowsAreBounded) {
   for (std::size_t i = 0; i <= ModelRows::kMaxRows; ++i) {
     ASSERT_TRUE(rows_.Get(Stored(base::StrCat("m-", i)), false).ok());
