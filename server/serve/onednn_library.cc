@@ -1,6 +1,8 @@
 #include "server/serve/onednn_library.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <dnnl.hpp>
 #include <list>
 #include <map>
@@ -25,9 +27,14 @@ dnnl::memory::data_type ToDnnl(DType dtype) {
 // Rows of w that are widened to f32 at a time.
 constexpr std::int64_t kWidenedRows = 256;
 
-// Products that are kept, each for one shape: its machine code takes 0.3 MiB, and making it 0.3 ms. A model has six shapes for each number
-// of rows, and prompts come in every length.
+// Products that are kept, each for one shape: its machine code takes 0.3 MiB, and making it 0.3 ms. A model has about six shapes for each
+// number of rows.
 constexpr std::size_t kMaxProducts = 128;
+
+// Prompts come in every length. More than 16 rows are multiplied in pieces of powers of two, so that there are 20 numbers of rows.
+std::int64_t PieceRows(std::int64_t rows) {
+  return rows <= 16 ? rows : std::min<std::int64_t>(256, static_cast<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(rows))));
+}
 
 class OneDnnLibrary : public kernels::DenseLibrary {
  public:
@@ -87,6 +94,18 @@ class OneDnnLibrary : public kernels::DenseLibrary {
   }
 
   absl::Status Multiply(const ConstMatrix& a, const ConstMatrix& b, const Matrix& y, bool accumulate) {
+    for (std::int64_t begin = 0; begin < a.rows;) {
+      const std::int64_t count = PieceRows(a.rows - begin);
+      Matrix part = y;
+      part.data = static_cast<char*>(y.data) + begin * y.stride * static_cast<std::int64_t>(SizeOf(y.dtype));
+      part.rows = count;
+      if (absl::Status status = MultiplyPiece(Rows(a, begin, count), b, part, accumulate); !status.ok()) return status;
+      begin += count;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status MultiplyPiece(const ConstMatrix& a, const ConstMatrix& b, const Matrix& y, bool accumulate) {
     try {
       const dnnl::memory::desc a_desc({a.rows, a.cols}, ToDnnl(a.dtype), {a.stride, 1});
       const dnnl::memory::desc b_desc({b.cols, b.rows}, ToDnnl(b.dtype), {1, b.stride});
